@@ -1,0 +1,31 @@
+//! The monotonic clock. Read by providers, timeouts and sampled waits, on any thread; never on a path that did not wait.
+
+use std::time::Duration;
+
+/// Nanoseconds of CLOCK_MONOTONIC: comparable between processes of one host, so that a reader of a stats page can tell ages.
+#[inline]
+pub fn now() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a timespec that outlives the call. CLOCK_MONOTONIC always exists, so the call cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Blocks the calling thread.
+pub fn sleep(time: Duration) {
+    std::thread::sleep(time);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advances_by_the_time_slept() {
+        let before = now();
+        sleep(Duration::from_millis(5));
+        let passed = now() - before;
+        assert!(passed >= 5_000_000, "{passed} ns");
+        assert!(passed < 60_000_000_000, "{passed} ns");
+    }
+}

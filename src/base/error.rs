@@ -1,0 +1,87 @@
+//! The library's one error type. Made by every module, on any thread, always off the hot path;
+//! turned into an `ncclResult_t` by `abi` alone.
+//!
+//! The kind says whose fault it is, because that is what a caller can act on and what the C status codes distinguish; the message
+//! names the operation, the value and the accepted range.
+
+use std::io;
+
+/// What every fallible function of the library returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failed operation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system or a NIC refused an operation (`ncclSystemError`).
+    #[error("{what}: {source}")]
+    System {
+        /// The operation that failed.
+        what: String,
+        /// The system's own word.
+        source: io::Error,
+    },
+    /// The caller broke the contract of the interface, or Railhead its own (`ncclInternalError`).
+    #[error("{0}")]
+    Internal(String),
+    /// A size, an argument or a setting that the user can mend (`ncclInvalidUsage`).
+    #[error("{0}")]
+    Usage(String),
+    /// The peer is gone, or sent what no correct peer sends (`ncclRemoteError`).
+    #[error("{0}")]
+    Remote(String),
+}
+
+impl Error {
+    /// A system error with the operation that met it.
+    pub fn system(what: impl Into<String>, source: io::Error) -> Self {
+        let mut what = what.into();
+        if source.raw_os_error() == Some(libc::EMFILE) {
+            what.push_str(&descriptor_limit());
+        }
+        Error::System { what, source }
+    }
+
+    /// The calling thread's `errno`, with the operation that set it.
+    pub fn last_os(what: impl Into<String>) -> Self {
+        Self::system(what, io::Error::last_os_error())
+    }
+
+    /// A broken contract.
+    pub fn internal(what: impl Into<String>) -> Self {
+        Error::Internal(what.into())
+    }
+
+    /// A mistake that the user can mend.
+    pub fn usage(what: impl Into<String>) -> Self {
+        Error::Usage(what.into())
+    }
+
+    /// A peer that is gone or misbehaves.
+    pub fn remote(what: impl Into<String>) -> Self {
+        Error::Remote(what.into())
+    }
+}
+
+/// What to do about the most common reason for EMFILE.
+#[cold]
+fn descriptor_limit() -> String {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is an rlimit that outlives the call.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
+        0 => format!(" (RLIMIT_NOFILE is {}: raise it with `ulimit -n`, to {} at most)", limit.rlim_cur, limit.rlim_max),
+        _ => " (RLIMIT_NOFILE is too low: raise it with `ulimit -n`)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_out_of_descriptors_says_what_to_do() {
+        let error = Error::system("socket", io::Error::from_raw_os_error(libc::EMFILE)).to_string();
+        assert!(error.contains("RLIMIT_NOFILE") && error.contains("ulimit -n"), "{error}");
+        let other = Error::system("socket", io::Error::from_raw_os_error(libc::ENOMEM)).to_string();
+        assert!(!other.contains("RLIMIT"), "{other}");
+    }
+}

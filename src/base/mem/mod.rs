@@ -1,0 +1,211 @@
+//! Memory that somebody else writes too: pages that a peer may reach, and segments shared with another process. Made and
+//! dropped at set-up, used on the thread that drives the comm.
+//!
+//! Rust allows no reference to memory that changes underneath, so none is handed out: code that needs single words uses the atomic
+//! accessors, which check bounds, and is safe; the fabric takes a raw pointer, checked for the whole range, for bulk copies.
+//! What is read is a copy: check it, then use it.
+
+mod pages;
+mod shm;
+
+pub use pages::Pages;
+pub(crate) use shm::memfd;
+pub use shm::{FILE_PREFIX, Shm, sweep};
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// A range of the caller's memory: the token that crosses from the C boundary to registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UserMemory {
+    addr: usize,
+    len: usize,
+}
+
+impl UserMemory {
+    /// Vouches for `len` bytes at `addr`.
+    ///
+    /// # Safety
+    /// The range must be readable and writable memory of this process, and stay so until every region registered over it was
+    /// dropped; while a region is registered, the peer may change it at any time.
+    pub unsafe fn new(addr: *mut u8, len: usize) -> Self {
+        UserMemory { addr: addr as usize, len }
+    }
+
+    /// First byte.
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the range holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Whole pages that `len` bytes need.
+pub(crate) fn page_round(len: usize) -> Option<usize> {
+    let page = page_size();
+    len.checked_add(page - 1).map(|n| n & !(page - 1))
+}
+
+/// The system's page size.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: sysconf takes no pointer.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // POSIX requires the name; 4096 is the smallest page of any Linux.
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// A mapping as the accessors see it.
+#[derive(Clone, Copy)]
+struct View {
+    base: *mut u8,
+    len: usize,
+}
+
+impl View {
+    /// # Panics
+    /// A range that is not inside: a mistake of our own, since an offset that a peer named must be checked before.
+    #[inline]
+    fn ptr(self, offset: usize, len: usize) -> *mut u8 {
+        assert!(len <= self.len && offset <= self.len - len, "{len} bytes at {offset} of {}", self.len);
+        // SAFETY: the offset is inside the mapping, or one past its end if `len` is 0.
+        unsafe { self.base.add(offset) }
+    }
+
+    #[inline]
+    fn word<T>(self, offset: usize) -> *mut T {
+        let ptr = self.ptr(offset, size_of::<T>()).cast::<T>();
+        assert!(ptr.is_aligned(), "word at {offset} is misaligned");
+        ptr
+    }
+
+    #[inline]
+    fn u32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: inside the mapping and aligned, by `word`; the mapping lives as long as the owner that `self` was borrowed from;
+        // whoever else writes there is covered by the type.
+        unsafe { AtomicU32::from_ptr(self.word(offset)) }
+    }
+
+    #[inline]
+    fn u64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as in `u32`.
+        unsafe { AtomicU64::from_ptr(self.word(offset)) }
+    }
+
+    #[inline]
+    fn u8(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: as in `u32`.
+        unsafe { AtomicU8::from_ptr(self.word(offset)) }
+    }
+
+    /// Bytes up to the first aligned word, whole words, bytes after them.
+    fn parts(self, offset: usize, len: usize) -> (usize, usize) {
+        let head = self.ptr(offset, len).align_offset(8).min(len);
+        (head, (len - head) / 8)
+    }
+
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        let (head, words) = self.parts(offset, out.len());
+        for (i, byte) in out[..head].iter_mut().enumerate() {
+            *byte = self.u8(offset + i).load(Ordering::Relaxed);
+        }
+        for word in 0..words {
+            let at = head + word * 8;
+            out[at..at + 8].copy_from_slice(&self.u64(offset + at).load(Ordering::Relaxed).to_ne_bytes());
+        }
+        for (i, byte) in out.iter_mut().enumerate().skip(head + words * 8) {
+            *byte = self.u8(offset + i).load(Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) {
+        let (head, words) = self.parts(offset, from.len());
+        for (i, byte) in from[..head].iter().enumerate() {
+            self.u8(offset + i).store(*byte, Ordering::Relaxed);
+        }
+        for (word, bytes) in from[head..].chunks_exact(8).enumerate() {
+            let mut value = [0; 8];
+            value.copy_from_slice(bytes);
+            self.u64(offset + head + word * 8).store(u64::from_ne_bytes(value), Ordering::Relaxed);
+        }
+        for (i, byte) in from.iter().enumerate().skip(head + words * 8) {
+            self.u8(offset + i).store(*byte, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The accessors of a type that has `view()`.
+macro_rules! accessors {
+    ($type:ty) => {
+        impl $type {
+            /// Loads the word at `offset`. Like all accessors, panics if that is not inside, or not aligned to the word's size: check
+            /// an offset that came from a peer first.
+            #[inline]
+            pub fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
+                self.view().u32(offset).load(order)
+            }
+
+            /// Loads the word at `offset`.
+            #[inline]
+            pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+                self.view().u64(offset).load(order)
+            }
+
+            /// Stores the word at `offset`.
+            #[inline]
+            pub fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+                self.view().u32(offset).store(value, order);
+            }
+
+            /// Stores the word at `offset`.
+            #[inline]
+            pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+                self.view().u64(offset).store(value, order);
+            }
+
+            /// Replaces the word at `offset` and returns what was there.
+            #[inline]
+            pub fn swap_u32(&self, offset: usize, value: u32, order: Ordering) -> u32 {
+                self.view().u32(offset).swap(value, order)
+            }
+
+            /// Replaces the word at `offset` if it is `current`; what was there, either way.
+            #[inline]
+            pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, u64> {
+                self.view().u64(offset).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+            }
+
+            /// Adds to the word at `offset`, wrapping, and returns what was there.
+            #[inline]
+            pub fn fetch_add_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
+                self.view().u64(offset).fetch_add(value, order)
+            }
+
+            /// Copies bytes out, each aligned word whole, in no order to anybody who writes meanwhile.
+            pub fn read(&self, offset: usize, out: &mut [u8]) {
+                self.view().read(offset, out);
+            }
+
+            /// Copies bytes in, each aligned word whole, in no order to anybody who reads meanwhile.
+            pub fn write(&self, offset: usize, from: &[u8]) {
+                self.view().write(offset, from);
+            }
+
+            /// Address of `len` bytes at `offset`, for code that copies in bulk. Valid while `self` lives; others may write there
+            /// at any time, so no reference may be made of it.
+            #[inline]
+            pub fn ptr(&self, offset: usize, len: usize) -> *mut u8 {
+                self.view().ptr(offset, len)
+            }
+        }
+    };
+}
+
+accessors!(Pages);
+accessors!(Shm);

@@ -1,0 +1,323 @@
+//! Counters and wait causes: written by the thread that drives a comm, read by anyone through the page of [`page`].
+//!
+//! A counter costs a load, an addition and a store, all relaxed; nothing here takes a lock, allocates or reads the clock while
+//! messages move. Records are taken when a comm is made and given back when its last handle is dropped. A full page, no page
+//! (RAILHEAD_STATS=0) and a failed one look alike to the caller: the counters then stand in private memory.
+
+pub mod page;
+mod place;
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::clock;
+use page::{COUNTERS, CommRecord, RailRecord};
+use place::{CommPlace, RailPlace};
+
+pub use place::{Hold, hold, set_enabled};
+
+/// What is counted per rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum RailCounter {
+    /// Bytes sent inside a descriptor.
+    TxInline,
+    /// Bytes sent by storing into memory that both ends map.
+    TxMapped,
+    /// Bytes sent by cross-memory attach.
+    TxCma,
+    /// Bytes sent through a bounce ring.
+    TxBounce,
+    /// Bytes sent over TCP.
+    TxTcp,
+    /// Bytes received inside a descriptor.
+    RxInline,
+    /// Bytes received in memory that both ends map.
+    RxMapped,
+    /// Bytes received by cross-memory attach.
+    RxCma,
+    /// Bytes received through a bounce ring.
+    RxBounce,
+    /// Bytes received over TCP.
+    RxTcp,
+    /// WRITEs posted.
+    Writes,
+    /// WRITE_WITH_IMMs posted.
+    WritesImm,
+    /// SENDs posted.
+    Sends,
+    /// READs posted.
+    Reads,
+    /// Receive requests posted.
+    Recvs,
+    /// Completions polled.
+    Completions,
+    /// Requests that met no receive request and waited.
+    RnrWaits,
+    /// Requests that failed.
+    Errors,
+    /// Cross-memory copies that the kernel refused.
+    CmaRefused,
+    /// System calls made to move data.
+    Syscalls,
+    /// Connections made anew.
+    Reconnects,
+}
+
+impl RailCounter {
+    /// Every counter, in the page's order.
+    pub const ALL: [RailCounter; 21] = [
+        RailCounter::TxInline,
+        RailCounter::TxMapped,
+        RailCounter::TxCma,
+        RailCounter::TxBounce,
+        RailCounter::TxTcp,
+        RailCounter::RxInline,
+        RailCounter::RxMapped,
+        RailCounter::RxCma,
+        RailCounter::RxBounce,
+        RailCounter::RxTcp,
+        RailCounter::Writes,
+        RailCounter::WritesImm,
+        RailCounter::Sends,
+        RailCounter::Reads,
+        RailCounter::Recvs,
+        RailCounter::Completions,
+        RailCounter::RnrWaits,
+        RailCounter::Errors,
+        RailCounter::CmaRefused,
+        RailCounter::Syscalls,
+        RailCounter::Reconnects,
+    ];
+}
+
+/// What is counted per comm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum CommCounter {
+    /// Requests given out.
+    Ops,
+    /// Requests completed.
+    Completions,
+    /// Bytes of completed requests.
+    Bytes,
+    /// Calls that could not take a request now.
+    NullPosts,
+    /// Requests that failed.
+    Errors,
+}
+
+/// What a comm waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum WaitCause {
+    /// Nothing.
+    None = 0,
+    /// A send waits: the peer has not posted the receive.
+    PeerNoReceive = 1,
+    /// A receive waits: the peer has sent nothing.
+    PeerNoSend = 2,
+    /// Posted work has not completed.
+    Fabric = 3,
+    /// The local caller has given nothing to do.
+    LocalIdle = 4,
+    /// The connection is being made.
+    Handshake = 5,
+    /// The peer's process is stopped.
+    PeerStopped = 6,
+    /// The peer is gone.
+    PeerGone = 7,
+}
+
+impl WaitCause {
+    /// Every cause, by number.
+    pub const ALL: [WaitCause; 8] = [
+        WaitCause::None,
+        WaitCause::PeerNoReceive,
+        WaitCause::PeerNoSend,
+        WaitCause::Fabric,
+        WaitCause::LocalIdle,
+        WaitCause::Handshake,
+        WaitCause::PeerStopped,
+        WaitCause::PeerGone,
+    ];
+}
+
+/// What kind of comm a record belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum CommKind {
+    /// A listener.
+    Listen = 1,
+    /// The sending end.
+    Send = 2,
+    /// The receiving end.
+    Recv = 3,
+}
+
+/// Idle polls per look at the clock.
+const SAMPLE_EVERY: u32 = 64;
+
+/// One rail's counters. Clones count into the same record; one thread at a time, or counts get lost.
+#[derive(Clone)]
+pub struct RailStats {
+    record: NonNull<RailRecord>,
+    /// Keeps `record` where it is.
+    _place: Arc<RailPlace>,
+}
+
+// SAFETY: the record is atomics alone, and the place that keeps it alive may be shared and dropped by any thread.
+unsafe impl Send for RailStats {}
+// SAFETY: as above; `add` from two threads may lose counts, which is no memory error.
+unsafe impl Sync for RailStats {}
+
+impl RailStats {
+    /// Counters that are in no page.
+    pub fn detached() -> Self {
+        Self::at(RailPlace::detached())
+    }
+
+    fn at(place: RailPlace) -> Self {
+        let place = Arc::new(place);
+        RailStats { record: place.record(), _place: place }
+    }
+
+    #[inline]
+    fn counter(&self, counter: RailCounter) -> &AtomicU64 {
+        // SAFETY: `_place` keeps the record in place and mapped; a record is atomics, which others may read meanwhile.
+        let record = unsafe { self.record.as_ref() };
+        &record.counters[counter as usize]
+    }
+
+    /// Counts. By the thread that drives the rail.
+    #[inline]
+    pub fn add(&self, counter: RailCounter, n: u64) {
+        bump(self.counter(counter), n);
+    }
+
+    /// The count so far.
+    #[inline]
+    pub fn get(&self, counter: RailCounter) -> u64 {
+        self.counter(counter).load(Ordering::Relaxed)
+    }
+}
+
+/// One comm's counters and wait state; `Send`, not `Sync`: whoever drives the comm has it.
+pub struct CommStats {
+    record: NonNull<CommRecord>,
+    rails: std::cell::RefCell<Vec<RailStats>>,
+    /// Polls that found nothing, of all time; only its remainder matters.
+    idle_polls: Cell<u32>,
+    /// When the clock was last read during the present wait; 0 while there is none.
+    sampled_at: Cell<u64>,
+    waiting: Cell<WaitCause>,
+    place: CommPlace,
+}
+
+// SAFETY: the record is atomics alone, and the place that keeps it alive may be dropped by any thread.
+unsafe impl Send for CommStats {}
+
+/// Takes a record for a comm on the device of that name.
+pub fn comm(kind: CommKind, dev_name: &str) -> CommStats {
+    let place = CommPlace::take(kind, dev_name);
+    CommStats {
+        record: place.record(),
+        rails: std::cell::RefCell::new(Vec::new()),
+        idle_polls: Cell::new(0),
+        sampled_at: Cell::new(0),
+        waiting: Cell::new(WaitCause::None),
+        place,
+    }
+}
+
+impl CommStats {
+    #[inline]
+    fn record(&self) -> &CommRecord {
+        // SAFETY: `place` keeps the record in place and mapped; a record is atomics, which others may read meanwhile.
+        unsafe { self.record.as_ref() }
+    }
+
+    /// The counters of the comm's rail number `index`, the same for the same number. At set-up: it allocates.
+    pub fn rail(&self, index: usize) -> RailStats {
+        let mut rails = self.rails.borrow_mut();
+        while rails.len() <= index {
+            let next = rails.len();
+            rails.push(RailStats::at(self.place.rail(next as u32)));
+        }
+        rails[index].clone()
+    }
+
+    /// Names the peer; `pid` 0 where it is not known.
+    pub fn set_peer(&self, peer: &str, pid: i32) {
+        self.record().describe(|record| record.set_peer(peer, pid));
+    }
+
+    /// Counts. By the thread that drives the comm.
+    #[inline]
+    pub fn add(&self, counter: CommCounter, n: u64) {
+        bump(&self.record().counters[counter as usize], n);
+    }
+
+    /// The count so far.
+    pub fn get(&self, counter: CommCounter) -> u64 {
+        self.record().counters[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds accounted to a cause so far.
+    pub fn waited(&self, cause: WaitCause) -> u64 {
+        self.record().wait_ns[cause as usize].load(Ordering::Relaxed)
+    }
+
+    /// Says why a poll found nothing. Every 64th time reads the clock, accounts what passed since the last such look to the cause, and
+    /// publishes cause and since-when. A wait shorter than that leaves no trace.
+    #[inline]
+    pub fn wait(&self, cause: WaitCause) {
+        let polls = self.idle_polls.get().wrapping_add(1);
+        self.idle_polls.set(polls);
+        if polls.is_multiple_of(SAMPLE_EVERY) {
+            self.sample(cause, clock::now());
+        }
+    }
+
+    #[cold]
+    fn sample(&self, cause: WaitCause, now: u64) {
+        let record = self.record();
+        let before = self.sampled_at.replace(now);
+        if before != 0 {
+            bump(&record.wait_ns[cause as usize], now.saturating_sub(before));
+        }
+        if self.waiting.replace(cause) != cause {
+            record.wait_since_ns.store(now, Ordering::Relaxed);
+            record.wait_cause.store(cause as u32, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends a wait: a poll found something.
+    #[inline]
+    pub fn clear_wait(&self) {
+        if self.sampled_at.get() != 0 {
+            self.sampled_at.set(0);
+            self.waiting.set(WaitCause::None);
+            self.record().wait_cause.store(WaitCause::None as u32, Ordering::Relaxed);
+        }
+    }
+
+    /// Publishes how many requests are outstanding.
+    #[inline]
+    pub fn set_outstanding(&self, requests: u32) {
+        self.record().outstanding.store(requests, Ordering::Relaxed);
+    }
+}
+
+/// One writer at a time, so no read-modify-write instruction is needed.
+#[inline]
+fn bump(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+const _: () = assert!(RailCounter::Reconnects as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,425 @@
+//! The stats page: its layout, and the reader. The owner writes through `stats`; any process that the kernel lets open it reads,
+//! without stopping anyone.
+//!
+//! A memfd named "railhead-stats", found through /proc/PID/fd. Everything is in host order. A comm or rail record is in use while its `kind` or
+//! `owner` is not 0. `seq` of a record is odd while what identifies it changes; counters may be read at any time. The reader trusts
+//! nothing in the page but its size, which the seals guarantee.
+
+use std::fs::{File, OpenOptions};
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{CommCounter, CommKind, RailCounter, WaitCause};
+use crate::base::error::{Error, Result};
+
+/// Name of the memfd.
+pub const MEMFD_NAME: &str = "railhead-stats";
+/// "RHSTATS\0", little-endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"RHSTATS\0");
+/// Changes with the layout.
+pub const VERSION: u32 = 1;
+/// Comm records in a page.
+pub const COMMS: usize = 1024;
+/// Rail records in a page.
+pub const RAILS: usize = 2048;
+/// Counters in a rail record, spare ones included.
+pub const COUNTERS: usize = 24;
+/// Bytes of a comm's device name, and of its peer's.
+pub const NAME_SIZE: usize = 64;
+
+/// First 4096 bytes.
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`], stored last.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// Owner's process id, in its own namespace.
+    pub pid: AtomicI32,
+    /// CLOCK_MONOTONIC, in ns, when the page was made.
+    pub started_ns: AtomicU64,
+    /// Bytes of the whole page.
+    pub size: AtomicU64,
+    /// [`COMMS`].
+    pub comms: AtomicU32,
+    /// [`RAILS`].
+    pub rails: AtomicU32,
+    /// Records that found no room.
+    pub overflowed: AtomicU64,
+    spare: [AtomicU64; 506],
+}
+
+/// One comm.
+#[repr(C, align(128))]
+pub struct CommRecord {
+    /// Odd while identity changes.
+    pub seq: AtomicU32,
+    /// [`CommKind`], or 0 for a free record.
+    pub kind: AtomicU32,
+    /// Number of the comm within the process, from 1, never used again.
+    pub id: AtomicU64,
+    /// Peer's process id, or 0.
+    pub peer_pid: AtomicI32,
+    /// Requests outstanding.
+    pub outstanding: AtomicU32,
+    /// [`WaitCause`].
+    pub wait_cause: AtomicU32,
+    spare0: AtomicU32,
+    /// CLOCK_MONOTONIC, in ns, at the first sample of the present wait.
+    pub wait_since_ns: AtomicU64,
+    /// When the comm was made.
+    pub made_ns: AtomicU64,
+    /// By [`CommCounter`].
+    pub counters: [AtomicU64; 8],
+    /// By [`WaitCause`].
+    pub wait_ns: [AtomicU64; 8],
+    /// Device, zero-terminated unless full.
+    pub device: [AtomicU8; NAME_SIZE],
+    /// Peer, likewise.
+    pub peer: [AtomicU8; NAME_SIZE],
+    spare: [AtomicU64; 10],
+}
+
+/// One rail of a comm.
+#[repr(C, align(128))]
+pub struct RailRecord {
+    /// Odd while identity changes.
+    pub seq: AtomicU32,
+    /// Which of the comm's rails.
+    pub index: AtomicU32,
+    /// `id` of the comm, or 0 for a free record.
+    pub owner: AtomicU64,
+    spare: [AtomicU64; 6],
+    /// By [`RailCounter`].
+    pub counters: [AtomicU64; COUNTERS],
+}
+
+/// The whole page.
+#[repr(C)]
+pub struct Layout {
+    /// What it is.
+    pub header: Header,
+    /// Comms.
+    pub comms: [CommRecord; COMMS],
+    /// Their rails.
+    pub rails: [RailRecord; RAILS],
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 4096 && offset_of!(Header, version) == 8 && offset_of!(Header, pid) == 12);
+    assert!(offset_of!(Header, started_ns) == 16 && offset_of!(Header, size) == 24 && offset_of!(Header, comms) == 32);
+    assert!(offset_of!(Header, rails) == 36 && offset_of!(Header, overflowed) == 40);
+    assert!(size_of::<CommRecord>() == 384 && offset_of!(CommRecord, kind) == 4 && offset_of!(CommRecord, id) == 8);
+    assert!(
+        offset_of!(CommRecord, peer_pid) == 16 && offset_of!(CommRecord, outstanding) == 20 && offset_of!(CommRecord, wait_cause) == 24
+    );
+    assert!(offset_of!(CommRecord, wait_since_ns) == 32 && offset_of!(CommRecord, made_ns) == 40 && offset_of!(CommRecord, counters) == 48);
+    assert!(offset_of!(CommRecord, wait_ns) == 112 && offset_of!(CommRecord, device) == 176 && offset_of!(CommRecord, peer) == 240);
+    assert!(size_of::<RailRecord>() == 256 && offset_of!(RailRecord, index) == 4 && offset_of!(RailRecord, owner) == 8);
+    assert!(offset_of!(RailRecord, counters) == 64);
+    assert!(offset_of!(Layout, comms) == 4096 && offset_of!(Layout, rails) == 4096 + COMMS * 384);
+    assert!(size_of::<Layout>() == 4096 + COMMS * 384 + RAILS * 256 && size_of::<Layout>().is_multiple_of(4096));
+};
+
+impl CommRecord {
+    /// Runs a change of identity between two steps of `seq`. By the owner.
+    pub(super) fn describe(&self, change: impl FnOnce(&Self)) {
+        seq_begin(&self.seq);
+        change(self);
+        seq_end(&self.seq);
+    }
+
+    pub(super) fn set_peer(&self, peer: &str, pid: i32) {
+        put_text(&self.peer, peer);
+        self.peer_pid.store(pid, Ordering::Relaxed);
+    }
+
+    /// Everything but `seq` and `kind` at its start.
+    pub(super) fn clear(&self) {
+        for word in self.counters.iter().chain(&self.wait_ns).chain([&self.id, &self.wait_since_ns, &self.made_ns]) {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.outstanding.store(0, Ordering::Relaxed);
+        self.wait_cause.store(0, Ordering::Relaxed);
+        self.set_peer("", 0);
+    }
+
+    pub(super) fn set_device(&self, device: &str) {
+        put_text(&self.device, device);
+    }
+
+    fn snapshot(&self, now: u64) -> Option<CommSnapshot> {
+        let read = || {
+            let kind = match self.kind.load(Ordering::Relaxed) {
+                1 => CommKind::Listen,
+                2 => CommKind::Send,
+                3 => CommKind::Recv,
+                _ => return None,
+            };
+            let cause = self.wait_cause.load(Ordering::Relaxed);
+            let wait = WaitCause::ALL.get(cause as usize).copied().unwrap_or(WaitCause::None);
+            let since = self.wait_since_ns.load(Ordering::Relaxed);
+            Some(CommSnapshot {
+                kind,
+                id: self.id.load(Ordering::Relaxed),
+                device: take_text(&self.device),
+                peer: take_text(&self.peer),
+                peer_pid: self.peer_pid.load(Ordering::Relaxed),
+                outstanding: self.outstanding.load(Ordering::Relaxed),
+                wait,
+                wait_age_ns: if wait == WaitCause::None { 0 } else { now.saturating_sub(since) },
+                counters: load_all(&self.counters),
+                wait_ns: load_all(&self.wait_ns),
+                rails: Vec::new(),
+            })
+        };
+        consistent(&self.seq, read)
+    }
+}
+
+impl RailRecord {
+    /// As [`CommRecord::describe`].
+    pub(super) fn describe(&self, change: impl FnOnce(&Self)) {
+        seq_begin(&self.seq);
+        change(self);
+        seq_end(&self.seq);
+    }
+
+    /// Counters at their start.
+    pub(super) fn clear(&self) {
+        for counter in &self.counters {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn snapshot(&self) -> Option<(u64, RailSnapshot)> {
+        let read = || match self.owner.load(Ordering::Relaxed) {
+            0 => None,
+            owner => Some((owner, RailSnapshot { index: self.index.load(Ordering::Relaxed), counters: load_all(&self.counters) })),
+        };
+        consistent(&self.seq, read)
+    }
+}
+
+fn seq_begin(seq: &AtomicU32) {
+    seq.store(seq.load(Ordering::Relaxed).wrapping_add(1) | 1, Ordering::Relaxed);
+    // No change may become visible before the odd number; pairs with the acquire fence in `consistent`.
+    fence(Ordering::Release);
+}
+
+fn seq_end(seq: &AtomicU32) {
+    // Pairs with the first load in `consistent`.
+    seq.store(seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+}
+
+/// What `read` returns while `seq` stands still. An owner that died, or lies, in the middle of a change has no such record.
+fn consistent<T>(seq: &AtomicU32, read: impl Fn() -> Option<T>) -> Option<T> {
+    for _ in 0..100 {
+        let before = seq.load(Ordering::Acquire);
+        if before.is_multiple_of(2) {
+            let value = read();
+            fence(Ordering::Acquire);
+            if seq.load(Ordering::Relaxed) == before {
+                return value;
+            }
+        }
+        std::thread::yield_now();
+    }
+    None
+}
+
+fn load_all<const N: usize>(words: &[AtomicU64; N]) -> [u64; N] {
+    std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
+}
+
+fn put_text(to: &[AtomicU8; NAME_SIZE], text: &str) {
+    let bytes = text.bytes().map(|b| if b == 0 { b'?' } else { b }).chain(std::iter::repeat(0));
+    for (slot, byte) in to.iter().zip(bytes) {
+        slot.store(byte, Ordering::Relaxed);
+    }
+}
+
+fn take_text(from: &[AtomicU8; NAME_SIZE]) -> String {
+    let bytes: Vec<u8> = from.iter().map(|b| b.load(Ordering::Relaxed)).take_while(|&b| b != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A process's page at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Owner's process id, in its own namespace.
+    pub pid: i32,
+    /// Nanoseconds since the page was made.
+    pub age_ns: u64,
+    /// Records that found no room.
+    pub overflowed: u64,
+    /// Comms, each with its rails.
+    pub comms: Vec<CommSnapshot>,
+}
+
+/// A comm at one moment.
+#[derive(Debug, Clone)]
+pub struct CommSnapshot {
+    /// Which end.
+    pub kind: CommKind,
+    /// Number within the process.
+    pub id: u64,
+    /// Device.
+    pub device: String,
+    /// Peer, as the owner knows it.
+    pub peer: String,
+    /// Peer's process id, or 0.
+    pub peer_pid: i32,
+    /// Requests outstanding.
+    pub outstanding: u32,
+    /// What it waits for.
+    pub wait: WaitCause,
+    /// Since when, in ns.
+    pub wait_age_ns: u64,
+    /// By [`CommCounter`].
+    pub counters: [u64; 8],
+    /// By [`WaitCause`].
+    pub wait_ns: [u64; 8],
+    /// Rails, by index.
+    pub rails: Vec<RailSnapshot>,
+}
+
+/// A rail at one moment.
+#[derive(Debug, Clone)]
+pub struct RailSnapshot {
+    /// Which of the comm's rails.
+    pub index: u32,
+    /// By [`RailCounter`].
+    pub counters: [u64; COUNTERS],
+}
+
+impl CommSnapshot {
+    /// One counter.
+    pub fn get(&self, counter: CommCounter) -> u64 {
+        self.counters[counter as usize]
+    }
+
+    /// Nanoseconds waited for one cause.
+    pub fn waited(&self, cause: WaitCause) -> u64 {
+        self.wait_ns[cause as usize]
+    }
+
+    /// One rail counter, summed over the rails.
+    pub fn rail_sum(&self, counter: RailCounter) -> u64 {
+        self.rails.iter().map(|rail| rail.get(counter)).fold(0, u64::wrapping_add)
+    }
+}
+
+impl RailSnapshot {
+    /// One counter.
+    pub fn get(&self, counter: RailCounter) -> u64 {
+        self.counters[counter as usize]
+    }
+}
+
+/// Somebody's page, mapped read-only.
+pub struct Page {
+    map: MmapRaw,
+    path: PathBuf,
+}
+
+impl Page {
+    /// Where it was found.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: the mapping has the layout's exact size, page alignment satisfies it, its length is sealed, and it consists of
+        // atomics, so whatever the owner stores meanwhile is a value.
+        unsafe { &*self.map.as_mut_ptr().cast::<Layout>() }
+    }
+
+    /// Copies everything that is in use.
+    pub fn snapshot(&self) -> Snapshot {
+        let layout = self.layout();
+        let now = crate::base::clock::now();
+        let mut comms: Vec<CommSnapshot> = layout.comms.iter().filter_map(|record| record.snapshot(now)).collect();
+        for (owner, rail) in layout.rails.iter().filter_map(RailRecord::snapshot) {
+            // A rail whose comm is just going, or was never there, belongs to nobody.
+            if let Some(comm) = comms.iter_mut().find(|comm| comm.id == owner) {
+                comm.rails.push(rail);
+            }
+        }
+        comms.iter_mut().for_each(|comm| comm.rails.sort_by_key(|rail| rail.index));
+        Snapshot {
+            pid: layout.header.pid.load(Ordering::Relaxed),
+            age_ns: now.saturating_sub(layout.header.started_ns.load(Ordering::Relaxed)),
+            overflowed: layout.header.overflowed.load(Ordering::Relaxed),
+            comms,
+        }
+    }
+}
+
+/// Maps the page at `path`, as found in some /proc/PID/fd.
+///
+/// Errors: what cannot be opened, is no page of this version, or could shrink while being read.
+pub fn attach(path: &Path) -> Result<Page> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|e| Error::system(format!("opening {}", path.display()), e))?;
+    let map = check(&file).map_err(|why| Error::usage(format!("{} is not a stats page: {why}", path.display())))?;
+    let page = Page { map, path: path.into() };
+    let header = &page.layout().header;
+    // Acquire pairs with the owner's Release store of the magic: the rest of the header is there.
+    if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION {
+        return Err(Error::usage(format!("{} is not a stats page of version {VERSION}", path.display())));
+    }
+    Ok(page)
+}
+
+fn check(file: &File) -> std::result::Result<MmapRaw, String> {
+    // SAFETY: the descriptor is open; the command takes no argument.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+        return Err("it can shrink".into());
+    }
+    let size = file.metadata().map_err(|e| e.to_string())?.len();
+    if size != size_of::<Layout>() as u64 {
+        return Err(format!("it has {size} bytes, expected {}", size_of::<Layout>()));
+    }
+    MmapOptions::new().len(size_of::<Layout>()).map_raw_read_only(file).map_err(|e| e.to_string())
+}
+
+/// The pages that the process owns: none or one, or one per loaded copy of the library. A page inherited through fork is not its own.
+pub fn find(pid: i32) -> Vec<Page> {
+    // A process that is gone, or not ours to look into, has no page for us.
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    let owners = ids(pid);
+    let mut seen = Vec::new();
+    let mut pages = Vec::new();
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let ours = std::fs::read_link(&path).is_ok_and(|target| target.as_os_str() == format!("/memfd:{MEMFD_NAME} (deleted)").as_str());
+        if !ours {
+            continue;
+        }
+        use std::os::unix::fs::MetadataExt;
+        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        let Ok(page) = attach(&path) else { continue };
+        if !seen.contains(&meta.ino()) && owners.contains(&page.layout().header.pid.load(Ordering::Relaxed)) {
+            seen.push(meta.ino());
+            pages.push(page);
+        }
+    }
+    pages
+}
+
+/// What the process calls itself in the namespaces that it is in.
+fn ids(pid: i32) -> Vec<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let inner = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    inner.split_whitespace().filter_map(|id| id.parse().ok()).chain([pid]).collect()
+}

@@ -1,0 +1,3 @@
+//! Railhead: an NCCL network plugin, and the small RDMA library it is made of.
+
+pub mod base;
