@@ -1,0 +1,289 @@
+//! RC queue pairs, memory regions and completion queues behind one interface, whoever provides them.
+//!
+//! `net` (and every other layer above) sees only the types of this file and of [`types`]; which provider stands behind a
+//! [`Device`] is decided when the devices are listed. Dispatch is a `match` on an enum, so that the hot path has no indirect call.
+//!
+//! # The contract
+//!
+//! * A queue pair is connected by exchanging opaque [`Endpoint`]s, in any order, over any channel. `connect` returns at once;
+//!   what is posted before the peer answers waits, as on a NIC.
+//! * Reliable and in order per queue pair. A WRITE completes once the responder has accepted it in order. WRITE consumes no
+//!   receive request; WRITE_WITH_IMM consumes one and ignores its memory. No receive posted: the requester waits (RNR) up to its
+//!   `rnr_retry`. A wrong remote key, range or access is `RemAccessErr` and takes both queue pairs to ERROR. In ERROR everything outstanding
+//!   completes with `WrFlushErr`. A dead peer is `RetryExcErr` on the oldest request. Zero-length requests are legal.
+//! * Ordered publish: of a WRITE of at most 64 bytes whose end is 8-aligned, the last 8 bytes become visible (Release) after the
+//!   rest. This is what makes a flag at the end of a slot trustworthy.
+//! * `poll` returns a completion only after every acknowledgement owed for earlier work was handed to the kernel or to shared
+//!   memory: a caller that stops polling after its last completion holds nobody up.
+//! * A [`CompletionQueue`] owns its queue pairs, and one thread at a time drives it with all of them. Different queues are independent.
+//!   Registration is independent of all of them and may happen on any thread.
+//! * A queue created with notification is armed, **then** drained, then waited for on the device's one file descriptor.
+//!
+//! The conformance suite, `tests/conformance.rs`, tests each clause on each provider.
+
+pub mod soft;
+pub mod types;
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::base::config::Config;
+use crate::base::error::Result;
+use crate::base::stats::RailStats;
+
+pub use types::*;
+
+/// A device that queue pairs can be made on. Cheap to clone.
+#[derive(Clone)]
+pub enum Device {
+    /// The embedded software fabric.
+    Soft(soft::Device),
+}
+
+/// Lists the usable devices, in an order that is the same on every start: by PCI path, then name.
+///
+/// Errors: a setting that names no interface of this machine.
+pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
+    Ok(soft::devices(config)?.into_iter().map(Device::Soft).collect())
+}
+
+/// Allocates `len` zeroed, page-aligned bytes that a peer on the same host can map: the soft fabric then moves them without a system
+/// call. Ordinary memory to every other provider. Freed with [`free`].
+///
+/// Errors: 0 bytes; no memory or descriptor left.
+pub fn alloc(len: usize) -> Result<*mut u8> {
+    soft::memory::alloc(len)
+}
+
+/// Frees what [`alloc`] returned. A region registered over it keeps the memory mapped until it is deregistered.
+///
+/// Errors: an address that is no allocation's first byte.
+pub fn free(memory: *mut u8) -> Result<()> {
+    soft::memory::free(memory)
+}
+
+impl Device {
+    /// Properties.
+    pub fn info(&self) -> &DeviceInfo {
+        match self {
+            Device::Soft(device) => device.info(),
+        }
+    }
+
+    /// Opens the device's domain. All openers share it, so a region serves every queue pair of the device.
+    pub fn open(&self) -> Result<Domain> {
+        match self {
+            Device::Soft(device) => Ok(Domain::Soft(device.open()?)),
+        }
+    }
+}
+
+/// A device's context and protection domain. Cheap to clone.
+#[derive(Clone)]
+pub enum Domain {
+    /// The embedded software fabric.
+    Soft(soft::Domain),
+}
+
+impl Domain {
+    /// Registers memory. Any thread, also while others post and poll.
+    ///
+    /// Errors: an empty range; one that wraps around the address space; too many regions.
+    pub fn register(&self, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
+        match self {
+            Domain::Soft(domain) => Ok(MemoryRegion::Soft(domain.register(memory, access)?)),
+        }
+    }
+
+    /// Makes a completion queue; `notify` for one that can be armed.
+    pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
+        match self {
+            Domain::Soft(domain) => Ok(CompletionQueue::Soft(domain.create_cq(notify)?)),
+        }
+    }
+
+    /// The device's one descriptor to block on: readable when an armed queue has something, until that queue is polled.
+    pub fn notification_fd(&self) -> Result<RawFd> {
+        match self {
+            Domain::Soft(domain) => domain.notification_fd(),
+        }
+    }
+}
+
+/// Registered memory. Dropping it deregisters: it returns once nothing is being copied into or out of the range, and nothing will be.
+pub enum MemoryRegion {
+    /// The embedded software fabric.
+    Soft(soft::MemoryRegion),
+}
+
+impl MemoryRegion {
+    /// Key for local use.
+    pub fn lkey(&self) -> u32 {
+        match self {
+            MemoryRegion::Soft(region) => region.lkey(),
+        }
+    }
+
+    /// Key for the peer.
+    pub fn rkey(&self) -> u32 {
+        match self {
+            MemoryRegion::Soft(region) => region.rkey(),
+        }
+    }
+
+    /// The range.
+    pub fn memory(&self) -> UserMemory {
+        match self {
+            MemoryRegion::Soft(region) => region.memory(),
+        }
+    }
+}
+
+/// Names a queue pair within its completion queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpId(pub(crate) u32);
+
+/// A completion queue and the queue pairs that complete into it. `Send`, not `Sync`: one thread at a time.
+pub enum CompletionQueue {
+    /// The embedded software fabric.
+    Soft(soft::CompletionQueue),
+}
+
+impl CompletionQueue {
+    /// Makes a queue pair in INIT. `stats` is where it counts what it moves.
+    ///
+    /// Errors: caps out of range; no descriptor or memory left.
+    pub fn create_qp(&mut self, caps: &QpCaps, stats: RailStats) -> Result<QpId> {
+        match self {
+            CompletionQueue::Soft(cq) => cq.create_qp(caps, stats),
+        }
+    }
+
+    /// The queue pair that `create_qp` named.
+    ///
+    /// # Panics
+    /// Never for an id of this queue that was not destroyed.
+    #[inline]
+    pub fn qp(&mut self, id: QpId) -> QueuePair<'_> {
+        match self {
+            CompletionQueue::Soft(cq) => QueuePair::Soft(cq.qp(id)),
+        }
+    }
+
+    /// Destroys a queue pair. Nothing of the caller's memory is touched afterwards. Its completions not yet polled are gone.
+    pub fn destroy_qp(&mut self, id: QpId) {
+        match self {
+            CompletionQueue::Soft(cq) => cq.destroy_qp(id),
+        }
+    }
+
+    /// Makes progress and takes completions, at most `out.len()`; returns how many. Completions of one queue pair come in order.
+    #[inline]
+    pub fn poll(&mut self, out: &mut [Completion]) -> usize {
+        match self {
+            CompletionQueue::Soft(cq) => cq.poll(out),
+        }
+    }
+
+    /// Asks for one notification on the device's descriptor for anything that arrives from now on. Drain the queue afterwards: what
+    /// was already there raises none.
+    ///
+    /// Errors: a queue created without notification.
+    pub fn arm(&mut self) -> Result<()> {
+        match self {
+            CompletionQueue::Soft(cq) => cq.arm(),
+        }
+    }
+}
+
+/// A queue pair, borrowed from its completion queue.
+pub enum QueuePair<'a> {
+    /// The embedded software fabric.
+    Soft(&'a mut soft::QueuePair),
+}
+
+impl QueuePair<'_> {
+    /// Where this queue pair can be reached. Carries a secret: only for the peer's eyes.
+    pub fn endpoint(&self) -> Endpoint {
+        match self {
+            QueuePair::Soft(qp) => qp.endpoint(),
+        }
+    }
+
+    /// Takes the queue pair to RTS towards `remote`. Returns at once.
+    ///
+    /// Errors: an endpoint that no provider of this kind makes; a queue pair that is not in INIT.
+    pub fn connect(&mut self, remote: &Endpoint) -> Result<()> {
+        match self {
+            QueuePair::Soft(qp) => qp.connect(remote),
+        }
+    }
+
+    /// State.
+    #[inline]
+    pub fn state(&self) -> QpState {
+        match self {
+            QueuePair::Soft(qp) => qp.state(),
+        }
+    }
+
+    /// Whether the peer's end has answered: from then on what is posted goes out at once. Always true where the hardware answers.
+    #[inline]
+    pub fn met(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.met(),
+        }
+    }
+
+    /// Number of the queue pair, in its completions.
+    #[inline]
+    pub fn qp_num(&self) -> u32 {
+        match self {
+            QueuePair::Soft(qp) => qp.qp_num(),
+        }
+    }
+
+    /// Bytes that a request may carry inline.
+    pub fn max_inline(&self) -> usize {
+        match self {
+            QueuePair::Soft(_) => soft::MAX_INLINE,
+        }
+    }
+
+    /// Posts requests in order: all of them, or none.
+    #[inline]
+    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_send(requests),
+        }
+    }
+
+    /// Posts one receive request. Legal from INIT on.
+    #[inline]
+    pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_recv(request),
+        }
+    }
+
+    /// Takes the queue pair to ERROR: what is outstanding is flushed, and the peer will learn.
+    pub fn set_error(&mut self) {
+        match self {
+            QueuePair::Soft(qp) => qp.set_error(),
+        }
+    }
+
+    /// Why the queue pair is in ERROR, in words for a log.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            QueuePair::Soft(qp) => qp.error(),
+        }
+    }
+
+    /// The peer's process id, where the provider has proven it.
+    pub fn peer_pid(&self) -> Option<i32> {
+        match self {
+            QueuePair::Soft(qp) => qp.peer_pid(),
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! How two soft queue pairs meet: one dials, both prove that they know the other's token, and together they choose the wire. A state
+//! machine that never blocks, stepped by the thread that drives the queue pair.
+//!
+//! The lower token dials. It tries the acceptor's abstract unix socket first: if that answers and belongs to the same user, both are on
+//! one host and a segment is passed over it. Otherwise it dials TCP, and if the kernels seem to be the same it offers a
+//! segment by a name in /dev/shm; what the acceptor can open, both use. What neither can share goes over TCP.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use socket2::{Socket, TcpKeepalive};
+
+use super::dial::{self, Probe};
+use super::endpoint::{Address, HELLO_SIZE, Offer, REPLY_SIZE, Reply};
+use super::hub::{Arrival, LetterBox, peer_of};
+use super::queue::Fault;
+use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
+use super::tcp::TcpWire;
+use crate::base::config::{Config, SoftWire};
+use crate::base::error::Error;
+use crate::base::log::{self, log_info};
+use crate::base::mem::Shm;
+use crate::base::stage::{self, Stage};
+use crate::base::{self, clock};
+use crate::fabric::types::WcStatus;
+
+/// How long a refused or unreachable address is dialed again, and how often.
+const RETRY_NS: u64 = 5_000_000_000;
+const RETRY_PAUSE_NS: u64 = 50_000_000;
+
+/// What came of the meeting.
+pub enum Met {
+    /// Shared memory.
+    Shm(Box<ShmWire>),
+    /// TCP.
+    Tcp(Box<TcpWire>),
+}
+
+/// What one side brings to the meeting.
+pub struct Party {
+    /// Settings.
+    pub config: Arc<Config>,
+    /// This side, as its endpoint says.
+    pub local: Address,
+    /// The other side.
+    pub remote: Address,
+    /// Where streams from the other side arrive.
+    pub letters: Arc<LetterBox>,
+    /// Whether this side wants doorbells.
+    pub notify: bool,
+    /// Slots of the send queue.
+    pub send_slots: usize,
+    /// Traffic class of what this side sends.
+    pub traffic_class: Option<u8>,
+}
+
+/// A meeting under way.
+pub struct Bringup {
+    party: Party,
+    stage: Step,
+    /// When dialing began to fail; 0 while it does not.
+    failing_since: u64,
+    retry_at: u64,
+    /// Whether the unix socket was tried and is out of the question.
+    unix_failed: bool,
+    /// Acceptor: whether there is still somebody to wait for.
+    probe: Probe,
+}
+
+enum Step {
+    /// Dialer: nothing is open.
+    Dial,
+    /// Dialer: the TCP stream is being connected.
+    Connecting(Socket),
+    /// Dialer: the greeting is out.
+    Reply(Box<Asked>),
+    /// Dialer: data streams are being connected, the first of them is stream number `.1.len()`.
+    Streams(OwnedFd, Vec<OwnedFd>, u8, Option<Socket>),
+    /// Acceptor: waits for the first stream.
+    Listen,
+    /// Acceptor: waits for data streams.
+    Gather(OwnedFd, Vec<Option<OwnedFd>>),
+    /// Over.
+    Done,
+}
+
+struct Asked {
+    socket: OwnedFd,
+    unix: bool,
+    hello: [u8; HELLO_SIZE],
+    segment: Option<Segment>,
+    /// The segment's name in /dev/shm goes when this does.
+    bytes: [u8; REPLY_SIZE],
+    have: usize,
+}
+
+impl Bringup {
+    /// Begins.
+    pub fn new(party: Party) -> Result<Self, Fault> {
+        let (mine, theirs) = (party.local.wire, party.remote.wire);
+        if matches!((mine, theirs), (SoftWire::Shm, SoftWire::Tcp) | (SoftWire::Tcp, SoftWire::Shm)) {
+            return Err(unreachable(format!("one side allows only {mine:?}, the other only {theirs:?} (RAILHEAD_SOFT_WIRE)")));
+        }
+        let dials = party.local.token < party.remote.token;
+        let stage = if dials { Step::Dial } else { Step::Listen };
+        Ok(Bringup { party, stage, failing_since: 0, retry_at: 0, unix_failed: false, probe: Probe::default() })
+    }
+
+    /// The stream that a sleeper must watch, and for what.
+    pub fn watch(&self) -> Option<(RawFd, u32)> {
+        let (input, output) = (libc::EPOLLIN as u32, libc::EPOLLOUT as u32);
+        match &self.stage {
+            Step::Connecting(socket) | Step::Streams(_, _, _, Some(socket)) => Some((socket.as_raw_fd(), output)),
+            Step::Reply(asked) => Some((asked.socket.as_raw_fd(), input)),
+            Step::Gather(control, _) => Some((control.as_raw_fd(), libc::EPOLLRDHUP as u32)),
+            _ => None,
+        }
+    }
+
+    /// Goes as far as it can without waiting.
+    pub fn step(&mut self) -> Result<Option<Met>, Fault> {
+        loop {
+            let stage = std::mem::replace(&mut self.stage, Step::Done);
+            let before = std::mem::discriminant(&stage);
+            let met = match stage {
+                Step::Dial => self.dial()?,
+                Step::Connecting(socket) => self.connecting(socket)?,
+                Step::Reply(asked) => self.reply(asked)?,
+                Step::Streams(control, streams, wanted, pending) => self.streams(control, streams, wanted, pending)?,
+                Step::Listen => self.listen()?,
+                Step::Gather(control, streams) => self.gather(control, streams)?,
+                Step::Done => None,
+            };
+            if met.is_some() {
+                stage::reach(Stage::WireUp);
+                return Ok(met);
+            }
+            if std::mem::discriminant(&self.stage) == before {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn shm_allowed(&self) -> bool {
+        self.party.local.wire != SoftWire::Tcp && self.party.remote.wire != SoftWire::Tcp
+    }
+
+    fn tcp_allowed(&self) -> bool {
+        self.party.local.wire != SoftWire::Shm && self.party.remote.wire != SoftWire::Shm
+    }
+
+    fn dial(&mut self) -> Result<Option<Met>, Fault> {
+        self.stage = Step::Dial;
+        if self.retry_at != 0 && clock::now() < self.retry_at {
+            return Ok(None);
+        }
+        if self.shm_allowed() && !self.unix_failed {
+            match dial::unix(&self.party.remote.instance) {
+                Ok(socket) => {
+                    stage::reach(Stage::WireDialed);
+                    return self.ask(socket, true);
+                }
+                // The backlog is full: its owner is alive and will get to it.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(_) => self.unix_failed = true,
+            }
+        }
+        match dial::tcp(&self.party.local, &self.party.remote) {
+            Ok(socket) => self.stage = Step::Connecting(socket),
+            Err(e) => self.failed(e)?,
+        }
+        Ok(None)
+    }
+
+    /// Waits a little and dials again, as long as that makes sense.
+    fn failed(&mut self, e: io::Error) -> Result<(), Fault> {
+        let now = clock::now();
+        if self.failing_since == 0 {
+            self.failing_since = now;
+        }
+        if now - self.failing_since > RETRY_NS {
+            return Err(unreachable(format!("cannot reach the peer's soft fabric at {}: {e}", self.party.remote.addr)));
+        }
+        self.retry_at = now + RETRY_PAUSE_NS;
+        self.stage = Step::Dial;
+        Ok(())
+    }
+
+    fn connecting(&mut self, socket: Socket) -> Result<Option<Met>, Fault> {
+        match dial::connected(&socket) {
+            Ok(false) => self.stage = Step::Connecting(socket),
+            Ok(true) => {
+                stage::reach(Stage::WireDialed);
+                return self.ask(socket.into(), false);
+            }
+            Err(e) => self.failed(e)?,
+        }
+        Ok(None)
+    }
+
+    /// Sends the greeting with the best offer that this stream allows.
+    fn ask(&mut self, socket: OwnedFd, unix: bool) -> Result<Option<Met>, Fault> {
+        let mut segment = None;
+        let mut offer = Offer::Tcp;
+        if unix || (self.shm_allowed() && self.party.local.kernel == self.party.remote.kernel) {
+            match self.make_segment(unix) {
+                Ok((made, how)) => {
+                    segment = Some(made);
+                    offer = how;
+                }
+                Err(e) => log_info!(log::NET, "no shared memory towards {}: {e}", self.party.remote.addr),
+            }
+        }
+        if segment.is_none() && unix {
+            self.unix_failed = true;
+            self.stage = Step::Dial;
+            return Ok(None);
+        }
+        if segment.is_none() && !self.tcp_allowed() {
+            return Err(unreachable("shared memory with the peer is not possible, and RAILHEAD_SOFT_WIRE=shm allows nothing else"));
+        }
+        let memory = segment.as_ref().filter(|_| unix).map(Segment::fd);
+        let hello = match dial::greet(&socket, &self.party.local, &self.party.remote, offer, memory) {
+            Ok(hello) => hello,
+            Err(e) => return self.failed(e).map(|()| None),
+        };
+        stage::reach(Stage::WireHelloSent);
+        self.stage = Step::Reply(Box::new(Asked { socket, unix, hello, segment, bytes: [0; REPLY_SIZE], have: 0 }));
+        Ok(None)
+    }
+
+    fn make_segment(&self, unix: bool) -> base::error::Result<(Segment, Offer)> {
+        let bounce = (u64::from(self.party.config.shm_bounce_kib) * 1024).next_power_of_two();
+        let len = Segment::len_for(bounce)?;
+        let shm = if unix { Shm::create("railhead-wire", len)? } else { Shm::create_file(len)? };
+        let offer = match shm.name() {
+            Some(name) => Offer::Named(len as u64, name.to_string()),
+            None => Offer::Passed(len as u64),
+        };
+        let segment = Segment::create(shm, bounce)?;
+        segment.introduce(self.party.notify);
+        Ok((segment, offer))
+    }
+
+    fn reply(&mut self, mut asked: Box<Asked>) -> Result<Option<Met>, Fault> {
+        match recv_with_fd(&asked.socket, &mut asked.bytes[asked.have..]) {
+            Ok((0, _)) => return self.failed(io::ErrorKind::ConnectionReset.into()).map(|()| None),
+            Ok((n, _)) => asked.have += n,
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(e) => return self.failed(e).map(|()| None),
+        }
+        if asked.have < REPLY_SIZE {
+            self.stage = Step::Reply(asked);
+            return Ok(None);
+        }
+        let Asked { socket, unix, hello, segment, bytes, .. } = *asked;
+        match (Reply::decode(&bytes, &self.party.local.token, &hello), segment) {
+            (Some(Reply::Shm), Some(segment)) => Ok(Some(self.share(segment, socket, unix))),
+            (Some(Reply::Tcp(streams)), _) if !unix && self.tcp_allowed() => {
+                self.tune(&socket);
+                self.stage = Step::Streams(socket, Vec::new(), streams.min(self.party.local.streams), None);
+                Ok(None)
+            }
+            (Some(Reply::Refused), _) if unix => {
+                self.unix_failed = true;
+                self.stage = Step::Dial;
+                Ok(None)
+            }
+            (Some(_), _) => Err(unreachable("the peer refused every wire that this side offered (RAILHEAD_SOFT_WIRE at either side)")),
+            (None, _) => self.failed(io::Error::other("the answer does not prove that it is the peer's")).map(|()| None),
+        }
+    }
+
+    fn share(&self, mut segment: Segment, socket: OwnedFd, unix: bool) -> Met {
+        segment.unlink();
+        segment.prove_peer(if unix { peer_of(&socket) } else { None }, self.party.config.cma);
+        Met::Shm(Box::new(ShmWire::new(segment, socket, unix, self.party.send_slots)))
+    }
+
+    fn streams(&mut self, control: OwnedFd, mut streams: Vec<OwnedFd>, wanted: u8, pending: Option<Socket>) -> Result<Option<Met>, Fault> {
+        if streams.len() == usize::from(wanted) {
+            return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams)))));
+        }
+        let failed = |e: io::Error| unreachable(format!("cannot open data stream {} to {}: {e}", streams.len(), self.party.remote.addr));
+        let Some(socket) = pending else {
+            let socket = dial::tcp(&self.party.local, &self.party.remote).map_err(failed)?;
+            self.stage = Step::Streams(control, streams, wanted, Some(socket));
+            return self.step();
+        };
+        if !dial::connected(&socket).map_err(failed)? {
+            self.stage = Step::Streams(control, streams, wanted, Some(socket));
+            return Ok(None);
+        }
+        let socket = OwnedFd::from(socket);
+        let offer = Offer::Data(streams.len() as u8);
+        dial::greet(&socket, &self.party.local, &self.party.remote, offer, None).map_err(failed)?;
+        self.tune(&socket);
+        streams.push(socket);
+        self.stage = Step::Streams(control, streams, wanted, None);
+        self.step()
+    }
+
+    fn listen(&mut self) -> Result<Option<Met>, Fault> {
+        self.stage = Step::Listen;
+        let Some(arrival) = self.party.letters.take() else {
+            let gone = |e| unreachable(format!("the peer's queue pair is gone: {e}"));
+            return self.probe.look(&self.party.local, &self.party.remote).map(|()| None).map_err(gone);
+        };
+        if arrival.hello.from != self.party.remote.qpn || matches!(arrival.hello.offer, Offer::Data(_) | Offer::Probe) {
+            return Ok(None);
+        }
+        let answer = |reply: Reply| {
+            let bytes = reply.encode(&self.party.remote.token, &arrival.raw);
+            matches!(send_with_fd(&arrival.socket, &bytes, None), Ok(REPLY_SIZE))
+        };
+        let offered = self.open_offered(&arrival).unwrap_or_else(|e| {
+            log_info!(log::NET, "no shared memory from {}: {e}", self.party.remote.addr);
+            None
+        });
+        if let Some(segment) = offered {
+            segment.introduce(self.party.notify);
+            if answer(Reply::Shm) {
+                return Ok(Some(self.share(segment, arrival.socket, arrival.unix)));
+            }
+        } else if self.tcp_allowed() && !arrival.unix {
+            let streams = self.party.local.streams.min(self.party.remote.streams);
+            if answer(Reply::Tcp(streams)) {
+                self.tune(&arrival.socket);
+                self.stage = Step::Gather(arrival.socket, (0..streams).map(|_| None).collect());
+            }
+        } else {
+            answer(Reply::Refused);
+        }
+        Ok(None)
+    }
+
+    /// Opens the segment that a greeting offers, if it offers one and this side may.
+    fn open_offered(&self, arrival: &Arrival) -> base::error::Result<Option<Segment>> {
+        if !self.shm_allowed() {
+            return Ok(None);
+        }
+        let too_long = || Error::remote("the peer offered a segment longer than the address space");
+        let shm = match &arrival.hello.offer {
+            Offer::Passed(len) => {
+                if arrival.pid.is_none() {
+                    return Err(Error::remote("the peer is another user's process"));
+                }
+                let memory = arrival.memory.as_ref().ok_or_else(|| Error::remote("no descriptor came with the greeting"))?;
+                let memory = memory.try_clone().map_err(|e| Error::system("dup", e))?;
+                Shm::attach(memory, usize::try_from(*len).map_err(|_| too_long())?)?
+            }
+            Offer::Named(len, name) => Shm::open_file(name, usize::try_from(*len).map_err(|_| too_long())?)?,
+            Offer::Tcp | Offer::Data(_) | Offer::Probe => return Ok(None),
+        };
+        Segment::attach(shm).map(Some)
+    }
+
+    fn gather(&mut self, control: OwnedFd, mut streams: Vec<Option<OwnedFd>>) -> Result<Option<Met>, Fault> {
+        while let Some(arrival) = self.party.letters.take() {
+            if let Offer::Data(i) = arrival.hello.offer
+                && arrival.hello.from == self.party.remote.qpn
+                && let Some(place @ None) = streams.get_mut(usize::from(i))
+            {
+                self.tune(&arrival.socket);
+                *place = Some(arrival.socket);
+            }
+        }
+        if streams.iter().any(Option::is_none) && dial::closed(&control) {
+            return Err(unreachable("the peer went away before its data streams had come"));
+        }
+        if streams.iter().all(Option::is_some) {
+            return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams.into_iter().flatten().collect())))));
+        }
+        self.stage = Step::Gather(control, streams);
+        Ok(None)
+    }
+
+    /// Sets what can be set on a connected TCP stream; nothing of it is vital.
+    fn tune(&self, socket: &OwnedFd) {
+        let config = &self.party.config;
+        let socket = socket2::SockRef::from(socket);
+        let _ = socket.set_tcp_nodelay(true);
+        let near = self.party.local.kernel == self.party.remote.kernel;
+        match config.tcp_congestion.as_str() {
+            // The default may pace loopback (bbr halves its rate); reno may be chosen without privilege.
+            "auto" if near => drop(socket.set_tcp_congestion(b"reno")),
+            "auto" | "system" => {}
+            name => {
+                if let Err(e) = socket.set_tcp_congestion(name.as_bytes()) {
+                    log_info!(log::NET, "RAILHEAD_TCP_CONGESTION={name}: {e}; the system's default stays");
+                }
+            }
+        }
+        if config.tcp_buffer_kib > 0 {
+            let _ = socket.set_send_buffer_size(config.tcp_buffer_kib as usize * 1024);
+            let _ = socket.set_recv_buffer_size(config.tcp_buffer_kib as usize * 1024);
+        }
+        if config.tcp_user_timeout_s > 0 {
+            let timeout = std::time::Duration::from_secs(u64::from(config.tcp_user_timeout_s));
+            let _ = socket.set_tcp_user_timeout(Some(timeout));
+            let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(timeout / 2).with_interval(timeout / 8));
+        }
+        if let Some(class) = self.party.traffic_class.map(u32::from) {
+            let _ = if self.party.remote.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };
+        }
+    }
+}
+
+#[cold]
+fn unreachable(why: impl Into<String>) -> Fault {
+    Fault::oldest(WcStatus::RetryExcErr, why)
+}

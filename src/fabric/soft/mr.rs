@@ -1,0 +1,297 @@
+//! The soft fabric's memory regions: one table for the process, from a key to a range and what may be done to it.
+//!
+//! Regions come and go on any thread (`regMr` on NCCL's service thread) while the threads that drive queue pairs look keys up for
+//! every request. A look-up takes no lock: it pins the entry, and deregistration waits until nobody has it pinned, so that after it
+//! nothing of the library touches the caller's memory.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::base::error::{Error, Result};
+use crate::base::fork::PerProcess;
+use crate::base::mem::Shm;
+use crate::fabric::soft::memory;
+use crate::fabric::types::{Access, UserMemory, WcStatus};
+
+/// A key is an index in its low bits and a generation above, so that a stale key is refused until the generation comes round.
+const INDEX_BITS: u32 = 20;
+const CHUNK_BITS: u32 = 10;
+const CHUNK: usize = 1 << CHUNK_BITS;
+const CHUNKS: usize = 1 << (INDEX_BITS - CHUNK_BITS);
+/// Regions at most, over all devices of the process.
+pub const MAX_REGIONS: usize = CHUNK * CHUNKS;
+
+/// The table index that a key names.
+pub fn key_index(key: u32) -> usize {
+    (key & ((1 << INDEX_BITS) - 1)) as usize
+}
+
+/// One region. `key` is 0 while the entry is free; the other fields change only then, with nobody pinning.
+#[repr(align(64))]
+#[derive(Default)]
+struct Entry {
+    key: AtomicU32,
+    access: AtomicU32,
+    addr: AtomicU64,
+    len: AtomicU64,
+    /// Generation of the key, kept while the entry is free.
+    generation: AtomicU32,
+    /// Copies under way.
+    users: AtomicU32,
+    /// Id of the library's own allocation that holds the range; 0 for none.
+    segment: AtomicU32,
+    /// Where in that allocation the range begins.
+    segment_offset: AtomicU64,
+}
+
+struct Table {
+    chunks: [OnceLock<Box<[Entry; CHUNK]>>; CHUNKS],
+    /// Indices that were given back. A forked child never reuses its parent's: a copy may have been under way when it forked.
+    free: PerProcess<Vec<u32>>,
+    /// Indices below it were handed out at least once.
+    fresh: AtomicU32,
+}
+
+static TABLE: Table = Table { chunks: [const { OnceLock::new() }; CHUNKS], free: PerProcess::new(), fresh: AtomicU32::new(0) };
+
+impl Table {
+    fn entry(&'static self, index: u32) -> Option<&'static Entry> {
+        self.chunks.get(index as usize >> CHUNK_BITS)?.get()?.get(index as usize & (CHUNK - 1))
+    }
+
+    /// The entry of an index below [`MAX_REGIONS`], made if need be.
+    fn make(&'static self, index: u32) -> Option<&'static Entry> {
+        let chunk = self.chunks.get(index as usize >> CHUNK_BITS)?;
+        chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Entry::default()))).get(index as usize & (CHUNK - 1))
+    }
+}
+
+/// A registered region; dropping it deregisters.
+pub struct MemoryRegion {
+    entry: &'static Entry,
+    index: u32,
+    key: u32,
+    memory: UserMemory,
+    /// Keeps the library's own memory mapped even if the user frees it too early.
+    _allocation: Option<Arc<Shm>>,
+}
+
+/// Registers `memory`. Any thread.
+///
+/// Errors: an empty range, one that wraps, or [`MAX_REGIONS`] regions already.
+pub fn register(memory: UserMemory, access: Access) -> Result<MemoryRegion> {
+    if memory.is_empty() || memory.addr() == 0 {
+        return Err(Error::usage(format!(
+            "cannot register {} bytes at {:#x}: needs at least 1 byte at a non-null address",
+            memory.len(),
+            memory.addr()
+        )));
+    }
+    if memory.addr().checked_add(memory.len()).is_none() {
+        return Err(Error::usage(format!(
+            "cannot register {} bytes at {:#x}: the range leaves the address space",
+            memory.len(),
+            memory.addr()
+        )));
+    }
+    let fresh = || TABLE.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| ((n as usize) < MAX_REGIONS).then_some(n + 1)).ok();
+    let index = TABLE
+        .free
+        .with(Vec::pop)
+        .or_else(fresh)
+        .ok_or_else(|| Error::usage(format!("{MAX_REGIONS} memory regions are registered already, the most there can be")))?;
+    let entry = TABLE.make(index).ok_or_else(|| Error::internal("memory region index out of range"))?;
+    // Generation 0 is skipped so that no key is 0.
+    let generation = (entry.generation.load(Ordering::Relaxed) + 1) & (u32::MAX >> INDEX_BITS);
+    let generation = if generation == 0 { 1 } else { generation };
+    entry.generation.store(generation, Ordering::Relaxed);
+    entry.addr.store(memory.addr() as u64, Ordering::Relaxed);
+    entry.len.store(memory.len() as u64, Ordering::Relaxed);
+    entry.access.store(access.bits(), Ordering::Relaxed);
+    let allocation = memory::find(memory.addr(), memory.len());
+    let (segment, offset) = allocation.as_ref().map_or((0, 0), |a| (a.id, memory.addr() - a.addr));
+    entry.segment.store(segment, Ordering::Relaxed);
+    entry.segment_offset.store(offset as u64, Ordering::Relaxed);
+    let key = generation << INDEX_BITS | index;
+    // Pairs with the load in `pin`: who sees the key sees the range.
+    entry.key.store(key, Ordering::Release);
+    Ok(MemoryRegion { entry, index, key, memory, _allocation: allocation.map(|a| a.shm) })
+}
+
+impl MemoryRegion {
+    /// Key for local use.
+    pub fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    /// Key for the peer.
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    /// The range.
+    pub fn memory(&self) -> UserMemory {
+        self.memory
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // Store and load are SeqCst, as are the increment and the re-check in `pin`: of a pin and a deregistration that meet, at
+        // least one sees the other.
+        self.entry.key.store(0, Ordering::SeqCst);
+        super::shm::revoke(self.key);
+        let backoff = crossbeam_utils::Backoff::new();
+        while self.entry.users.load(Ordering::SeqCst) != 0 {
+            backoff.snooze();
+        }
+        TABLE.free.with(|free| free.push(self.index));
+    }
+}
+
+/// A checked range that stays registered while this value lives. Hold it for one bounded copy only: deregistration waits.
+pub struct Pin {
+    entry: &'static Entry,
+    addr: usize,
+    len: usize,
+}
+
+impl Pin {
+    /// First byte of the checked range; valid for `len` bytes while the pin lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.addr as *mut u8
+    }
+
+    /// Bytes of the checked range.
+    #[allow(clippy::len_without_is_empty)] // A pin is never empty.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The library's own allocation that holds the range, and where in it the range begins.
+    pub fn allocation(&self) -> Option<(u32, u64)> {
+        let segment = self.entry.segment.load(Ordering::Relaxed);
+        let start = self.entry.addr.load(Ordering::Relaxed);
+        (segment != 0).then(|| (segment, self.entry.segment_offset.load(Ordering::Relaxed) + (self.addr as u64 - start)))
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // Release: the copies made under the pin happen before the deregistration that sees it gone.
+        self.entry.users.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Why a key was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// No such region.
+    Key,
+    /// Outside the region.
+    Bounds,
+    /// Not allowed in the region.
+    Access,
+}
+
+impl Refused {
+    /// How the requester's own queue pair reports it.
+    pub fn local(self) -> WcStatus {
+        WcStatus::LocProtErr
+    }
+
+    /// How the peer reports it.
+    pub fn remote(self) -> WcStatus {
+        WcStatus::RemAccessErr
+    }
+}
+
+/// Checks `len` bytes at `addr` against the region of `key` and keeps it registered. `len` must not be 0: such requests touch no
+/// memory and need no key.
+#[inline]
+pub fn pin(key: u32, addr: u64, len: usize, need: Access) -> std::result::Result<Pin, Refused> {
+    let entry = TABLE.entry(key_index(key) as u32).ok_or(Refused::Key)?;
+    entry.users.fetch_add(1, Ordering::SeqCst);
+    let pin = Pin { entry, addr: addr as usize, len };
+    // Pairs with the store in `register`; SeqCst for the sake of `MemoryRegion::drop`.
+    if key == 0 || entry.key.load(Ordering::SeqCst) != key {
+        return Err(Refused::Key);
+    }
+    let start = entry.addr.load(Ordering::Relaxed);
+    let size = entry.len.load(Ordering::Relaxed);
+    let offset = addr.checked_sub(start).ok_or(Refused::Bounds)?;
+    if offset > size || len as u64 > size - offset {
+        return Err(Refused::Bounds);
+    }
+    if entry.access.load(Ordering::Relaxed) & need.bits() != need.bits() {
+        return Err(Refused::Access);
+    }
+    Ok(pin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(bytes: &mut [u8], access: Access) -> MemoryRegion {
+        // SAFETY: the tests keep `bytes` alive and unaliased longer than the region.
+        register(unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) }, access).unwrap()
+    }
+
+    #[test]
+    fn a_range_is_checked_at_both_ends() {
+        let mut bytes = vec![0u8; 100];
+        let mr = region(&mut bytes, Access::REMOTE_WRITE);
+        let start = bytes.as_ptr() as u64;
+        let at = |addr, len| pin(mr.rkey(), addr, len, Access::REMOTE_WRITE).map(|p| p.len());
+        assert_eq!(at(start, 100), Ok(100));
+        assert_eq!(at(start + 99, 1), Ok(1));
+        assert_eq!(at(start + 99, 2), Err(Refused::Bounds));
+        assert_eq!(at(start - 1, 2), Err(Refused::Bounds));
+        assert_eq!(at(start + 101, 1), Err(Refused::Bounds));
+        assert_eq!(at(u64::MAX, usize::MAX), Err(Refused::Bounds));
+        assert_eq!(pin(mr.rkey(), start, 1, Access::REMOTE_READ).map(|p| p.len()), Err(Refused::Access));
+    }
+
+    #[test]
+    fn a_key_dies_with_its_region() {
+        let mut bytes = vec![0u8; 8];
+        let mr = region(&mut bytes, Access::LOCAL_WRITE);
+        let key = mr.lkey();
+        drop(mr);
+        let start = bytes.as_ptr() as u64;
+        assert_eq!(pin(key, start, 8, Access::empty()).map(|p| p.len()), Err(Refused::Key));
+        let again = region(&mut bytes, Access::LOCAL_WRITE);
+        assert_ne!(again.lkey(), key);
+        assert_eq!(pin(0, start, 8, Access::empty()).map(|p| p.len()), Err(Refused::Key));
+    }
+
+    #[test]
+    fn deregistration_waits_for_copies_under_way() {
+        let mut bytes = vec![0u8; 8];
+        let mr = region(&mut bytes, Access::LOCAL_WRITE);
+        let held = pin(mr.lkey(), bytes.as_ptr() as u64, 8, Access::LOCAL_WRITE).unwrap();
+        let key = mr.lkey();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            drop(mr);
+            sender.send(()).unwrap();
+        });
+        while pin(key, bytes.as_ptr() as u64, 8, Access::LOCAL_WRITE).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(receiver.try_recv().is_err(), "deregistration returned under a pin");
+        drop(held);
+        receiver.recv().unwrap();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn impossible_ranges_are_refused() {
+        // SAFETY: never registered, so never touched.
+        let bad = |addr: usize, len| register(unsafe { UserMemory::new(addr as *mut u8, len) }, Access::empty());
+        assert!(matches!(bad(0x1000, 0), Err(Error::Usage(_))));
+        assert!(matches!(bad(0, 8), Err(Error::Usage(_))));
+        assert!(matches!(bad(usize::MAX - 3, 8), Err(Error::Usage(_))));
+    }
+}

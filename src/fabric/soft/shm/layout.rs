@@ -1,0 +1,214 @@
+//! The segment that the two ends of a queue pair share: what lies where, and who writes it.
+//!
+//! A segment has two lanes, one per requester; side 0 is the one that dialed, and lane 0 carries its requests. Every word is written by
+//! one side only, and the other side believes none of it: positions are masked or compared before they are used, so a hostile peer
+//! can spoil its own data and nothing else.
+//!
+//! ```text
+//! 0      Control: magic, geometry, Side[2], Lane[2]                       one page
+//! 4096   lane 0: descriptors | fill stream | response stream | bounce ring
+//! ...    lane 1: the same
+//! ```
+
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::base::error::{Error, Result};
+
+/// First word of every segment: "RHSHM" and the layout's version.
+pub const MAGIC: u64 = 0x0001_4d48_5348_5200;
+
+/// Descriptors per lane.
+pub const DESCS: u64 = 1024;
+/// Bytes of the fill stream and of the response stream of a lane.
+pub const STREAM: u64 = 64 * 1024;
+/// Bytes of the control page.
+const CONTROL: usize = 4096;
+
+/// What one side says about itself.
+#[repr(C, align(64))]
+pub struct Side {
+    /// Process id in its own namespace; a hint where the kernel vouches for none.
+    pub pid: AtomicU64,
+    /// Where in its private memory its cookie lies.
+    pub cookie_addr: AtomicU64,
+    /// The cookie: reading the same 16 bytes there proves that the pid is right and that its memory may be read.
+    pub cookie: [AtomicU64; 2],
+    /// 1 once the side has closed: nothing of it may be relied on any more.
+    pub closed: AtomicU32,
+    /// 1 if the side wants to be woken through the control socket when it sleeps.
+    pub notify: AtomicU32,
+    /// 1 while the side sleeps or is about to.
+    pub sleeping: AtomicU32,
+    /// 1 once the side has proven that it can read the other's memory.
+    pub pulls: AtomicU32,
+}
+
+/// One requester's lane. The first line is written by the responder, the second by the requester.
+#[repr(C, align(64))]
+pub struct Lane {
+    /// Requests accepted.
+    pub accepted: AtomicU64,
+    /// Descriptors done with.
+    pub desc_head: AtomicU64,
+    /// Bounce ring bytes done with.
+    pub bounce_head: AtomicU64,
+    /// Status of the request after the accepted ones, once it was refused.
+    pub nak: AtomicU64,
+    /// 1 + the descriptor whose bytes the responder wants through the fill stream, because it cannot pull them; 0 for none.
+    pub fill_want: AtomicU64,
+    /// Offset of the first byte wanted.
+    pub fill_from: AtomicU64,
+    /// Fill stream bytes consumed.
+    pub fill_head: AtomicU64,
+    /// Response stream bytes produced.
+    pub resp_tail: AtomicU64,
+
+    /// Fill stream bytes produced.
+    pub fill_tail: AtomicU64,
+    /// Response stream bytes consumed.
+    pub resp_head: AtomicU64,
+    /// 1 once memory that a descriptor names was deregistered: what was pulled since is worthless.
+    pub revoked: AtomicU64,
+    _reserved: [AtomicU64; 5],
+}
+
+/// The control page.
+#[repr(C, align(64))]
+pub struct Control {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// Bytes of a bounce ring.
+    pub bounce: AtomicU64,
+    _reserved: [AtomicU64; 6],
+    /// The dialer, then the acceptor.
+    pub sides: [Side; 2],
+    /// The dialer's requests, then the acceptor's.
+    pub lanes: [Lane; 2],
+}
+
+/// A descriptor: one line, published by its last word.
+///
+/// | word | holds |
+/// |---|---|
+/// | 0 | op: u8, place: u8, flags: u16, len: u32 |
+/// | 1 | peer's memory |
+/// | 2 | rkey: u32, imm: u32 |
+/// | 3 | where the bytes are: bounce position, address, offset; or the first inline bytes |
+/// | 4 | bytes from here to the request's end, where it comes in pieces; memory segment id; or inline bytes |
+/// | 5, 6 | inline bytes |
+/// | 7 | 1 + the descriptor's number, stored last with Release |
+#[repr(C, align(64))]
+pub struct Desc {
+    /// The words.
+    pub words: [AtomicU64; 8],
+}
+
+/// Bytes that fit into a descriptor.
+pub const DESC_INLINE: usize = 32;
+
+const _: () = assert!(size_of::<Side>() == 64);
+const _: () = assert!(size_of::<Lane>() == 128 && offset_of!(Lane, resp_tail) == 56 && offset_of!(Lane, fill_tail) == 64);
+const _: () = assert!(size_of::<Desc>() == 64);
+const _: () = assert!(offset_of!(Control, sides) == 64 && offset_of!(Control, lanes) == 192 && size_of::<Control>() == 448);
+const _: () = assert!(size_of::<Control>() <= CONTROL);
+
+/// Offsets of everything in a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of a bounce ring, a power of two.
+    pub bounce: u64,
+}
+
+/// Smallest and largest bounce ring.
+const BOUNCE_RANGE: std::ops::RangeInclusive<u64> = 64 * 1024..=64 * 1024 * 1024;
+
+impl Geometry {
+    /// Checks a bounce ring's size, ours or a peer's.
+    pub fn new(bounce: u64) -> Result<Self> {
+        if !bounce.is_power_of_two() || !BOUNCE_RANGE.contains(&bounce) {
+            return Err(Error::usage(format!("bounce ring of {bounce} bytes: must be a power of two in {BOUNCE_RANGE:?}")));
+        }
+        Ok(Geometry { bounce })
+    }
+
+    fn lane_len(&self) -> usize {
+        DESCS as usize * size_of::<Desc>() + 2 * STREAM as usize + self.bounce as usize
+    }
+
+    /// Bytes of the segment.
+    pub fn len(&self) -> usize {
+        CONTROL + 2 * self.lane_len()
+    }
+
+    /// Offset of a lane's descriptors.
+    pub fn descs(&self, lane: usize) -> usize {
+        CONTROL + lane * self.lane_len()
+    }
+
+    /// Offset of a lane's fill stream.
+    pub fn fill(&self, lane: usize) -> usize {
+        self.descs(lane) + DESCS as usize * size_of::<Desc>()
+    }
+
+    /// Offset of a lane's response stream.
+    pub fn resp(&self, lane: usize) -> usize {
+        self.fill(lane) + STREAM as usize
+    }
+
+    /// Offset of a lane's bounce ring.
+    pub fn ring(&self, lane: usize) -> usize {
+        self.resp(lane) + STREAM as usize
+    }
+}
+
+/// What a descriptor asks for.
+pub mod op {
+    /// Into the memory of a receive request.
+    pub const SEND: u8 = 1;
+    /// Into the memory named by address and key.
+    pub const WRITE: u8 = 2;
+    /// From the memory named by address and key, through the response stream.
+    pub const READ: u8 = 3;
+}
+
+/// Where a descriptor's bytes are.
+pub mod place {
+    /// In the descriptor.
+    pub const INLINE: u8 = 0;
+    /// In the lane's bounce ring.
+    pub const BOUNCE: u8 = 1;
+    /// In the requester's private memory.
+    pub const PRIVATE: u8 = 2;
+    /// In memory that the requester's library allocated and the responder maps.
+    pub const MAPPED: u8 = 3;
+}
+
+/// Flags of a descriptor.
+pub mod flag {
+    /// The request ends with this descriptor.
+    pub const LAST: u16 = 1;
+    /// The request carries an immediate.
+    pub const IMM: u16 = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_follow_each_other_without_overlap() {
+        let g = Geometry::new(1 << 20).unwrap();
+        assert_eq!(g.descs(0), 4096);
+        assert!(g.descs(0) < g.fill(0) && g.fill(0) < g.resp(0) && g.resp(0) < g.ring(0));
+        assert_eq!(g.ring(0) + (1 << 20), g.descs(1));
+        assert_eq!(g.ring(1) + (1 << 20), g.len());
+    }
+
+    #[test]
+    fn odd_ring_sizes_are_refused() {
+        for bad in [0, 1, 65535, 65537, 32768, 1 << 27, u64::MAX] {
+            assert!(Geometry::new(bad).is_err(), "{bad}");
+        }
+    }
+}

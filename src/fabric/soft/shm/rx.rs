@@ -1,0 +1,399 @@
+//! The responder's half of a shared-memory queue pair: checks what the peer's descriptors ask for, moves the bytes, and accepts or
+//! refuses. Driven by the thread that drives the queue pair. Nothing read from the segment is believed.
+
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+
+use super::super::mr::Pin;
+use super::super::publish::publish;
+use super::super::queue::{Core, Fault};
+use super::layout::{DESC_INLINE, DESCS, Geometry, Lane, flag, op, place};
+use super::tx::round;
+use super::{Maps, Segment, stream};
+use crate::base::log::{self, log_info};
+use crate::base::stage::{self, Stage};
+use crate::base::stats::RailCounter;
+use crate::fabric::types::*;
+
+/// Descriptors handled before the caller gets its turn.
+const DESC_BUDGET: u32 = 64;
+/// Bytes moved before the caller gets its turn, and by one system call.
+const COPY_BUDGET: usize = 1024 * 1024;
+/// Longest WRITE that is published in order (DESIGN: a flow-control slot).
+const ORDERED_MAX: usize = 64;
+
+/// The responder's half.
+pub struct Rx {
+    lane: usize,
+    geometry: Geometry,
+    /// Descriptors done with.
+    head: u64,
+    /// Requests accepted.
+    accepted: u64,
+    /// Bytes of the descriptor at the head that are in place.
+    at: usize,
+    /// Bytes of the SEND under way that came in earlier descriptors.
+    send_at: u32,
+    /// And of the WRITE_WITH_IMM under way.
+    write_at: u32,
+    /// Whether the rest of the descriptor at the head comes through the fill stream.
+    filling: bool,
+}
+
+/// A descriptor, copied out of the segment.
+#[derive(Clone, Copy)]
+struct Request {
+    op: u8,
+    place: u8,
+    flags: u16,
+    len: u32,
+    addr: u64,
+    rkey: u32,
+    imm: u32,
+    payload: [u64; 4],
+}
+
+impl Request {
+    /// Bytes from here to the request's end: what is checked at once, so that a request that must be refused moves nothing.
+    fn rest(&self) -> usize {
+        let said = if self.place == place::BOUNCE { self.payload[1].min(u64::from(u32::MAX)) as usize } else { 0 };
+        said.max(self.len as usize)
+    }
+}
+
+/// What became of the descriptor at the head.
+enum Outcome {
+    /// It is in place.
+    Done,
+    /// More of it can be moved at the next turn.
+    Partly,
+    /// Nothing can be done for it just now.
+    Waits,
+}
+
+impl Rx {
+    /// A half that has seen nothing.
+    pub fn new(lane: usize, geometry: Geometry) -> Self {
+        Rx { lane, geometry, head: 0, accepted: 0, at: 0, send_at: 0, write_at: 0, filling: false }
+    }
+
+    /// Handles what the peer has published; true if anything moved.
+    #[inline]
+    pub fn receive(&mut self, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<bool, Fault> {
+        let mut moved = false;
+        let mut copied = 0;
+        for turn in 0..DESC_BUDGET {
+            let desc = segment.desc(self.lane, self.head);
+            // Pairs with the Release in `Tx::publish`.
+            if desc.words[7].load(Ordering::Acquire) != self.head + 1 {
+                break;
+            }
+            let word = |i: usize| desc.words.get(i).map_or(0, |w| w.load(Ordering::Relaxed));
+            let first = word(0);
+            let request = Request {
+                op: first as u8,
+                place: (first >> 8) as u8,
+                flags: (first >> 16) as u16,
+                len: (first >> 32) as u32,
+                addr: word(1),
+                rkey: word(2) as u32,
+                imm: (word(2) >> 32) as u32,
+                payload: [word(3), word(4), word(5), word(6)],
+            };
+            if request.place == place::MAPPED && turn > 0 && maps.find(request.payload[1], 0, 0).is_none() {
+                // The memory came with a record that is looked for before the next turn.
+                break;
+            }
+            let before = self.at;
+            let outcome = match request.op {
+                op::WRITE => self.write(&request, core, segment, maps),
+                op::SEND => self.send(&request, core, segment, maps),
+                op::READ => self.read(&request, core, segment),
+                other => {
+                    Err(self.refuse(segment, WcStatus::RemInvReqErr, format!("the peer published a descriptor of unknown kind {other}")))
+                }
+            }?;
+            match outcome {
+                Outcome::Done => {
+                    copied += (request.len as usize).saturating_sub(before);
+                    self.finish(&request, segment);
+                    moved = true;
+                }
+                Outcome::Partly => return Ok(true),
+                Outcome::Waits => {
+                    moved |= self.at != before;
+                    break;
+                }
+            }
+            if copied >= COPY_BUDGET {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Accepts the descriptor at the head.
+    #[inline]
+    fn finish(&mut self, request: &Request, segment: &Segment) {
+        let lane = segment.lane(self.lane);
+        self.head += 1;
+        self.at = 0;
+        self.filling = false;
+        if request.place == place::BOUNCE {
+            // Pairs with the Acquire in `Tx::reserve`.
+            lane.bounce_head.store(request.payload[0].wrapping_add(round(u64::from(request.len))), Ordering::Release);
+        }
+        // Pairs with the Acquire in `Tx::transmit`.
+        lane.desc_head.store(self.head, Ordering::Release);
+        if request.flags & flag::LAST != 0 {
+            self.accepted += 1;
+            // Pairs with the Acquire in `Tx::take_acceptance`.
+            lane.accepted.store(self.accepted, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
+        let completes = request.flags & (flag::LAST | flag::IMM) == flag::LAST | flag::IMM;
+        if completes && !core.recv_available() {
+            return self.not_ready(core, segment);
+        }
+        if request.len > 0 {
+            let left = request.rest().saturating_sub(self.at);
+            let addr = request.addr.wrapping_add(self.at as u64);
+            let pin = match core.pin_remote(request.rkey, addr, left, Access::REMOTE_WRITE) {
+                Ok(pin) => pin,
+                Err(status) => {
+                    return Err(self.refuse(
+                        segment,
+                        status,
+                        format!("the peer may not write {left} bytes at {addr:#x} with key {:#x}", request.rkey),
+                    ));
+                }
+            };
+            match self.fetch(request, core, segment, maps, &pin)? {
+                Outcome::Done => {}
+                unfinished => return Ok(unfinished),
+            }
+        }
+        if completes {
+            core.complete_recv(WcOpcode::RecvRdmaWithImm, self.write_at.saturating_add(request.len), Some(request.imm));
+            self.write_at = 0;
+        } else if request.flags & flag::IMM != 0 {
+            self.write_at = self.write_at.saturating_add(request.len);
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn send(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
+        let Some(recv) = core.peek_recv() else { return self.not_ready(core, segment) };
+        if self.send_at as usize + request.rest() > recv.sge.len as usize {
+            core.fail_recv(WcStatus::LocLenErr);
+            return Err(self.refuse(
+                segment,
+                WcStatus::RemInvReqErr,
+                format!("the peer sent more than the {} bytes of the receive request", recv.sge.len),
+            ));
+        }
+        if request.len > 0 {
+            let left = (request.len as usize).saturating_sub(self.at);
+            let addr = recv.sge.addr.wrapping_add(u64::from(self.send_at)).wrapping_add(self.at as u64);
+            // Nothing lands unless all of it may.
+            let rest = request.rest().saturating_sub(self.at);
+            let fits = if rest > left { core.pin_local(recv.sge.lkey, addr, rest, Access::LOCAL_WRITE).map(drop) } else { Ok(()) };
+            let pin = match fits.and_then(|()| core.pin_local(recv.sge.lkey, addr, left, Access::LOCAL_WRITE)) {
+                Ok(pin) => pin,
+                Err(status) => {
+                    core.fail_recv(status);
+                    return Err(self.refuse(
+                        segment,
+                        WcStatus::RemOpErr,
+                        "a receive request names memory that is not registered for writing",
+                    ));
+                }
+            };
+            match self.fetch(request, core, segment, maps, &pin)? {
+                Outcome::Done => {}
+                unfinished => return Ok(unfinished),
+            }
+        }
+        self.send_at += request.len;
+        if request.flags & flag::LAST != 0 {
+            let imm = (request.flags & flag::IMM != 0).then_some(request.imm);
+            core.complete_recv(WcOpcode::Recv, self.send_at, imm);
+            self.send_at = 0;
+        }
+        Ok(Outcome::Done)
+    }
+
+    #[cold]
+    fn read(&mut self, request: &Request, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+        let left = (request.len as usize).saturating_sub(self.at);
+        if left > 0 {
+            let addr = request.addr.wrapping_add(self.at as u64);
+            let pin = match core.pin_remote(request.rkey, addr, left, Access::REMOTE_READ) {
+                Ok(pin) => pin,
+                Err(status) => {
+                    return Err(self.refuse(
+                        segment,
+                        status,
+                        format!("the peer may not read {left} bytes at {addr:#x} with key {:#x}", request.rkey),
+                    ));
+                }
+            };
+            let lane = segment.lane(self.lane);
+            // SAFETY: the pin vouches for `left` bytes, the segment for the stream.
+            let n = unsafe { stream::write(segment.resp(self.lane), &lane.resp_tail, &lane.resp_head, pin.as_ptr(), left) };
+            self.at += n;
+            core.stats.add(RailCounter::TxBounce, n as u64);
+            if n < left {
+                return Ok(Outcome::Waits);
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Moves the bytes of the descriptor that are still missing to the beginning of `to`, which is at least as long.
+    #[inline]
+    fn fetch(&mut self, request: &Request, core: &Core, segment: &Segment, maps: &mut Maps, to: &Pin) -> Result<Outcome, Fault> {
+        let left = (request.len as usize).saturating_sub(self.at).min(to.len());
+        match request.place {
+            place::INLINE if left <= DESC_INLINE => {
+                let mut bytes = [0u8; DESC_INLINE];
+                for (to, from) in bytes.chunks_exact_mut(8).zip(request.payload) {
+                    to.copy_from_slice(&from.to_ne_bytes());
+                }
+                // SAFETY: the pin covers at least `left` bytes.
+                unsafe { publish(to.as_ptr(), &bytes[..left]) };
+                core.stats.add(RailCounter::RxInline, left as u64);
+            }
+            place::BOUNCE if left as u64 <= self.geometry.bounce - (request.payload[0] & (self.geometry.bounce - 1)) => {
+                let from = segment.ring(self.lane, request.payload[0], left);
+                if left <= ORDERED_MAX {
+                    let mut bytes = [0u8; ORDERED_MAX];
+                    // SAFETY: `from` is valid for `left` bytes by the guard, `bytes` by the test; the peer may be changing them, which
+                    // spoils the copy and nothing else.
+                    unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), left) };
+                    // SAFETY: the pin covers at least `left` bytes.
+                    unsafe { publish(to.as_ptr(), &bytes[..left]) };
+                } else {
+                    // SAFETY: as above; ring and user memory are different mappings.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to.as_ptr(), left) };
+                }
+                core.stats.add(RailCounter::RxBounce, left as u64);
+            }
+            place::PRIVATE if self.filling => return self.fill(core, segment, to, left),
+            place::PRIVATE => return self.pull(request, core, segment, to, left),
+            place::MAPPED => {
+                let offset = request.payload[0].wrapping_add(self.at as u64);
+                let n = left.min(COPY_BUDGET);
+                let Some(from) = maps.find(request.payload[1], offset, n) else {
+                    return Err(self.refuse(segment, WcStatus::RemInvReqErr, "the peer named memory that it did not pass"));
+                };
+                // SAFETY: `from` is valid for `n` bytes of a sealed mapping, the pin covers at least `left >= n` bytes; two mappings
+                // of one process can only overlap if a process writes to itself, where copying forwards or backwards is as good.
+                unsafe { std::ptr::copy(from, to.as_ptr(), n) };
+                core.stats.add(RailCounter::RxMapped, n as u64);
+                return self.advance(n, left, segment);
+            }
+            _ => {
+                return Err(self.refuse(
+                    segment,
+                    WcStatus::RemInvReqErr,
+                    format!("the peer published a descriptor with {left} bytes in place {}", request.place),
+                ));
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Reads from the peer's private memory.
+    fn pull(&mut self, request: &Request, core: &Core, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
+        let n = left.min(COPY_BUDGET);
+        let from = request.payload[0].wrapping_add(self.at as u64);
+        core.stats.add(RailCounter::Syscalls, 1);
+        // SAFETY: the pin covers at least `left >= n` bytes.
+        match unsafe { segment.read_peer(from, to.as_ptr(), n) } {
+            Ok(n) if n > 0 => {
+                core.stats.add(RailCounter::RxCma, n as u64);
+                self.advance(n, left, segment)
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Fault::oldest(WcStatus::RetryExcErr, "the peer process is gone")),
+            refused => {
+                let why = refused.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
+                log_info!(log::NET, "reading the peer's memory was refused ({why}); it goes through the bounce ring from now on");
+                core.stats.add(RailCounter::CmaRefused, 1);
+                let lane = segment.lane(self.lane);
+                lane.fill_from.store(self.at as u64, Ordering::Relaxed);
+                // Pairs with the Acquire in `Tx::begin_fill`.
+                lane.fill_want.store(self.head + 1, Ordering::Release);
+                self.filling = true;
+                Ok(Outcome::Waits)
+            }
+        }
+    }
+
+    /// Takes bytes that the peer copies for us because we cannot read its memory.
+    #[cold]
+    fn fill(&mut self, core: &Core, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
+        let lane: &Lane = segment.lane(self.lane);
+        // SAFETY: the pin covers at least `left` bytes, the segment vouches for the stream.
+        let n = unsafe { stream::read(segment.fill(self.lane), &lane.fill_tail, &lane.fill_head, to.as_ptr(), left) };
+        core.stats.add(RailCounter::RxBounce, n as u64);
+        if n == 0 {
+            return Ok(Outcome::Waits);
+        }
+        let outcome = self.advance(n, left, segment)?;
+        if n == left {
+            lane.fill_want.store(0, Ordering::Release);
+        }
+        Ok(outcome)
+    }
+
+    /// Counts `n` bytes that came out of memory which the peer may have taken back meanwhile.
+    #[inline]
+    fn advance(&mut self, n: usize, left: usize, segment: &Segment) -> Result<Outcome, Fault> {
+        // The look at the flags must not move before the copy. Pairs with the SeqCst store in `expose::revoke`, which precedes any reuse of the
+        // memory, as the one in `ShmWire::close` does.
+        fence(Ordering::SeqCst);
+        if segment.lane(self.lane).revoked.load(Ordering::SeqCst) != 0 {
+            return Err(Fault::oldest(WcStatus::WrFlushErr, "the peer deregistered memory that it was sending from"));
+        }
+        if segment.peer_closed() {
+            return Err(Fault::oldest(WcStatus::RetryExcErr, "the peer closed its queue pair while it was sending"));
+        }
+        self.at += n;
+        stage::reach(Stage::RecvHalf);
+        Ok(if n == left { Outcome::Done } else { Outcome::Partly })
+    }
+
+    #[cold]
+    fn not_ready(&mut self, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+        match core.receiver_not_ready() {
+            Ok(()) => Ok(Outcome::Waits),
+            Err(status) => Err(self.refuse(segment, status, "no receive request was posted in time")),
+        }
+    }
+
+    /// Refuses the descriptor at the head: the peer reports `status`, this side flushes.
+    #[cold]
+    fn refuse(&self, segment: &Segment, status: WcStatus, why: impl Into<String>) -> Fault {
+        // Pairs with the Acquire in `Tx::take_acceptance`.
+        segment.lane(self.lane).nak.store(super::status_code(status), Ordering::Release);
+        Fault::oldest(WcStatus::WrFlushErr, why)
+    }
+
+    /// Whether the descriptor at the head names memory that is not mapped yet.
+    pub fn wants_memory(&self, segment: &Segment, maps: &Maps) -> bool {
+        let desc = segment.desc(self.lane, self.head);
+        let first = desc.words[0].load(Ordering::Relaxed);
+        (first >> 8) as u8 == place::MAPPED && maps.find(desc.words[4].load(Ordering::Relaxed), 0, 0).is_none()
+    }
+
+    /// Whether a descriptor waits at the head.
+    pub fn pending(&self, segment: &Segment) -> bool {
+        segment.desc(self.lane, self.head).words[7].load(Ordering::Acquire) == self.head + 1
+    }
+}
+
+const _: () = assert!(DESC_INLINE == 4 * size_of::<u64>() && DESCS.is_power_of_two());

@@ -1,0 +1,173 @@
+//! A peer that writes whatever it likes into the segment spoils its own queue pair, and nothing else.
+
+use std::os::unix::net::UnixStream;
+
+use super::layout::{flag, op, place};
+use super::*;
+use crate::base::stats::RailStats;
+use crate::fabric::soft::mr;
+use crate::fabric::types::*;
+
+/// xorshift64*.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 33) % n
+    }
+
+    fn pick(&mut self, of: &[u64]) -> u64 {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    /// Near something that matters, or anything at all.
+    fn position(&mut self, near: u64) -> u64 {
+        match self.below(32) {
+            0 => self.next(),
+            1 => self.pick(&[0, 1, u64::MAX, u64::MAX - 1, 1 << 32, 1 << 63, 64 * 1024, 64 * 1024 - 1]),
+            _ => near.wrapping_add(self.below(130)).wrapping_sub(1),
+        }
+    }
+}
+
+const MEMORY: usize = 256 * 1024;
+const MARGIN: usize = 4096;
+
+fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) {
+    let lane = segment.lane(theirs);
+    match rng.below(8) {
+        0..=4 => {
+            let head = lane.desc_head.load(Ordering::Relaxed);
+            let desc = segment.desc(theirs, head);
+            let kind = if rng.below(64) == 0 { 255 } else { rng.pick(&[op::SEND, op::WRITE, op::WRITE, op::READ].map(u64::from)) };
+            let whence = rng.pick(&[place::BOUNCE, place::BOUNCE, place::PRIVATE, place::INLINE].map(u64::from));
+            let whence = if rng.below(32) == 0 { rng.pick(&[place::MAPPED, 9].map(u64::from)) } else { whence };
+            let flags = rng.below(4) & u64::from(flag::LAST | flag::IMM);
+            let fitting = whence == u64::from(place::INLINE) && rng.below(32) > 0;
+            let len = rng.pick(if fitting { &[0, 1, 8, 32] } else { &[0, 1, 33, 64, 65, 8192, 65_536, MEMORY as u64 - 129] });
+            let len = if rng.below(64) == 0 { u64::from(u32::MAX) } else { len };
+            let key = memory[1 + usize::from(rng.below(64) == 0)];
+            let payload = if whence == 1 { rng.below(64) * 64 } else { rng.position(memory[0]) };
+            let words = [
+                kind | whence << 8 | flags << 16 | len << 32,
+                rng.position(memory[0]),
+                key | rng.next() << 32,
+                payload,
+                rng.position(len),
+                rng.next(),
+                rng.next(),
+                if rng.below(16) == 0 { rng.next() } else { head + 1 },
+            ];
+            for (to, from) in desc.words.iter().zip(words) {
+                to.store(from, Ordering::Relaxed);
+            }
+        }
+        5 => {
+            // What the peer says of our requests.
+            let ours = segment.lane(1 - theirs);
+            let accepted = ours.accepted.load(Ordering::Relaxed);
+            match rng.below(64) {
+                0 => ours.nak.store(rng.below(8), Ordering::Relaxed),
+                1 => ours.accepted.store(accepted + 1, Ordering::Relaxed),
+                5 => ours.desc_head.store(rng.position(accepted), Ordering::Relaxed),
+                6 => ours.bounce_head.store(rng.position(0), Ordering::Relaxed),
+                7 => ours.fill_want.store(rng.position(accepted), Ordering::Relaxed),
+                8 => ours.fill_from.store(rng.position(0), Ordering::Relaxed),
+                9 => ours.fill_head.store(rng.position(0), Ordering::Relaxed),
+                10 => ours.resp_tail.store(rng.position(0), Ordering::Relaxed),
+                11 => ours.accepted.store(rng.position(accepted), Ordering::Relaxed),
+                _ => {}
+            }
+        }
+        6 => match rng.below(5) {
+            0 => lane.fill_tail.store(rng.position(0), Ordering::Relaxed),
+            1 => lane.resp_head.store(rng.position(0), Ordering::Relaxed),
+            2 if rng.below(20) == 0 => lane.revoked.store(1, Ordering::Relaxed),
+            3 => segment.lane(1 - theirs).resp_head.store(rng.position(0), Ordering::Relaxed),
+            _ => segment.lane(1 - theirs).fill_tail.store(rng.position(0), Ordering::Relaxed),
+        },
+        _ => {
+            let side = segment.side(theirs);
+            match rng.below(6) {
+                0 if rng.below(20) == 0 => side.closed.store(1, Ordering::Relaxed),
+                1 => side.notify.store(rng.next() as u32, Ordering::Relaxed),
+                2 => side.sleeping.store(rng.next() as u32, Ordering::Relaxed),
+                3 => side.pulls.store(rng.below(3) as u32, Ordering::Relaxed),
+                4 => segment.control().bounce.store(rng.next(), Ordering::Relaxed),
+                _ => segment.side(1 - theirs).sleeping.store(1, Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+#[test]
+fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
+    let mut bytes = vec![0x5au8; MEMORY + 2 * MARGIN];
+    // SAFETY: the buffer outlives the region and is looked at only when nothing is in flight.
+    let memory = unsafe { UserMemory::new(bytes.as_mut_ptr().add(MARGIN), MEMORY) };
+    let region = mr::register(memory, Access::all()).unwrap();
+    let addr = memory.addr() as u64;
+    let (mut steps, mut faults) = (0u64, 0u64);
+    for seed in 1..=1500u64 {
+        let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let bounce = (64 * 1024) << rng.below(3);
+        let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(bounce).unwrap()).unwrap(), bounce).unwrap();
+        let fd = dialer.shm.fd().try_clone_to_owned().unwrap();
+        let mut acceptor = Segment::attach(Shm::attach(fd, dialer.shm.len()).unwrap()).unwrap();
+        dialer.introduce(true);
+        acceptor.introduce(true);
+        let cma = rng.below(2) == 0;
+        dialer.prove_peer(Some(std::process::id() as i32), cma);
+        acceptor.prove_peer(Some(std::process::id() as i32), cma);
+        let (victim, attacker) = if seed % 2 == 0 { (dialer, acceptor) } else { (acceptor, dialer) };
+        let (a, b) = UnixStream::pair().unwrap();
+        let caps = QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() };
+        let mut core = Core::new(&caps, RailStats::detached(), 1, 0);
+        core.ready(if rng.below(2) == 0 { 7 } else { 0 });
+        let mut wire = ShmWire::new(victim, a.into(), true, 16);
+        let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 8];
+        for _ in 0..400 {
+            steps += 1;
+            for _ in 0..rng.below(4) {
+                let stray = rng.next() & 0xffff_ffff;
+                scribble(&mut rng, &attacker, attacker.me, &[addr, u64::from(region.rkey()), stray]);
+            }
+            let len = rng.pick(&[0, 1, 32, 33, 64, 8192, 8193, 65_537, MEMORY as u64]) as u32;
+            let sge = Sge { addr, len, lkey: region.lkey() };
+            let roomy = Sge { len: if rng.below(32) == 0 { len } else { MEMORY as u32 }, ..sge };
+            let _ = core.post_recv(&RecvRequest { wr_id: 1, sge: roomy });
+            let opcode = [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read][rng.below(5) as usize];
+            let request = SendRequest {
+                wr_id: 2,
+                opcode,
+                payload: Payload::Sge(sge),
+                remote_addr: addr,
+                rkey: 1,
+                imm: 3,
+                signaled: rng.below(2) == 0,
+            };
+            let _ = core.post_send(&[request]);
+            if rng.below(8) == 0 {
+                wire.arm();
+            }
+            let result = if rng.below(8) == 0 { wire.kick(&mut core) } else { wire.progress(&mut core).map(drop) };
+            core.harvest(&mut out);
+            if let Err(fault) = result {
+                core.fail(fault);
+                faults += 1;
+                break;
+            }
+        }
+        wire.close();
+        drop(b);
+        assert!(bytes[..MARGIN].iter().chain(&bytes[MARGIN + MEMORY..]).all(|b| *b == 0x5a), "seed {seed} wrote outside");
+    }
+    assert!(steps > 6000 && faults > 500, "{steps} steps, {faults} faults: this tested little");
+}

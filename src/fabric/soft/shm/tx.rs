@@ -1,0 +1,409 @@
+//! The requester's half of a shared-memory queue pair: turns send requests into descriptors, takes acceptances back, and serves bytes
+//! that the responder could not pull. Driven by the thread that drives the queue pair.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::memory;
+use super::super::queue::{Core, Fault, Wqe};
+use super::control::ControlSocket;
+use super::expose::Exposed;
+use super::layout::{DESC_INLINE, DESCS, Desc, Geometry, Lane, flag, op, place};
+use super::{Segment, stream};
+use crate::base::stage::{self, Stage};
+use crate::base::stats::RailCounter;
+use crate::fabric::types::*;
+
+/// Up to this many bytes a copy through the bounce ring is cheaper than a system call at the other side (`process_vm_readv`).
+const BOUNCE_MAX: u32 = 8192;
+/// Bytes of a bounce ring that one descriptor takes at most: both sides copy at the same time, a piece apart. Of a small ring at most a
+/// quarter, so that a piece finds room wherever the ring ends.
+const BOUNCE_CHUNK: u32 = 64 * 1024;
+/// Bytes copied into a bounce ring before the caller gets its turn.
+const COPY_BUDGET: u64 = 1024 * 1024;
+/// READs in flight at most, as on a NIC (max_rd_atomic is 16 on current ones).
+const READS: usize = 16;
+/// Allocations of ours that a peer maps at most; what lies in others is copied.
+pub const MAPPED_MAX: usize = 64;
+
+/// The requester's half.
+pub struct Tx {
+    lane: usize,
+    geometry: Geometry,
+    /// Descriptors published.
+    tail: u64,
+    /// Bounce bytes handed out.
+    bounce_tail: u64,
+    /// What was last seen of the responder's positions; they may be further.
+    desc_head: u64,
+    bounce_head: u64,
+    /// Which request each descriptor in flight belongs to, and which of its bytes it begins with.
+    owner: Box<[(u64, u32)]>,
+    /// Bytes of the request being sent that were published.
+    at: u32,
+    /// READs whose response has not come whole, and how much of the oldest's has.
+    reads: VecDeque<u64>,
+    read_at: u32,
+    /// Whether the responder can pull from private memory; sinks to false at its first refusal.
+    pulls: bool,
+    /// The transfer being served through the fill stream: request, next byte, end.
+    fill: Option<(u64, u32, u32)>,
+    /// The last value of `fill_want` that was acted upon.
+    filled: u64,
+    exposed: Arc<Exposed>,
+    passed: Vec<u32>,
+}
+
+impl Tx {
+    /// A half with nothing in flight. `slots` is the send queue's.
+    pub fn new(lane: usize, geometry: Geometry, exposed: Arc<Exposed>) -> Self {
+        Tx {
+            lane,
+            geometry,
+            tail: 0,
+            bounce_tail: 0,
+            desc_head: 0,
+            bounce_head: 0,
+            owner: vec![(0, 0); DESCS as usize].into_boxed_slice(),
+            at: 0,
+            reads: VecDeque::with_capacity(READS),
+            read_at: 0,
+            pulls: true,
+            fill: None,
+            filled: 0,
+            exposed,
+            passed: Vec::with_capacity(MAPPED_MAX),
+        }
+    }
+
+    /// No deregistration needs to warn this queue pair's peer any more.
+    pub fn retire(&self) {
+        self.exposed.retire();
+    }
+
+    /// Publishes what fits; true if anything was.
+    #[inline]
+    pub fn transmit(&mut self, core: &mut Core, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
+        let mut moved = false;
+        let mut budget = COPY_BUDGET;
+        while core.sq.pending() {
+            if self.tail - self.desc_head >= DESCS {
+                // Pairs with the Release in `Rx`: the responder is done with the descriptors below it.
+                self.desc_head = segment.lane(self.lane).desc_head.load(Ordering::Acquire).min(self.tail);
+                if self.tail - self.desc_head >= DESCS {
+                    break;
+                }
+            }
+            let request = core.sq.sent;
+            let wqe = *core.sq.get(request);
+            let published = if wqe.opcode == Opcode::Read {
+                self.publish_read(core, &wqe, request, segment)
+            } else if wqe.len as usize <= DESC_INLINE {
+                self.publish_inline(core, &wqe, request, segment)?
+            } else if wqe.inline || wqe.len <= BOUNCE_MAX {
+                self.publish_bounce(core, &wqe, request, segment)?
+            } else if self.at == 0 && self.peer_reads(&wqe, core, segment, control)? {
+                self.publish_in_place(core, &wqe, request, segment)?
+            } else if budget == 0 {
+                break;
+            } else {
+                budget = budget.saturating_sub(u64::from(BOUNCE_CHUNK));
+                self.publish_bounce(core, &wqe, request, segment)?
+            };
+            if !published {
+                break;
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Takes over what the responder has accepted, refused, answered or asked for.
+    #[inline]
+    pub fn take_acceptance(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+        let lane = segment.lane(self.lane);
+        // Pairs with the Release in `Rx`: what was written for the accepted requests, responses included, is visible.
+        let accepted = lane.accepted.load(Ordering::Acquire);
+        let mut moved = false;
+        if !self.reads.is_empty() {
+            moved |= self.take_response(core, segment)?;
+        }
+        // A READ is complete only when its bytes are here.
+        let upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
+        if upto != core.sq.acked {
+            let from = core.sq.acked;
+            core.acknowledge(upto)?;
+            self.exposed.remove(from, upto);
+            moved = true;
+        }
+        if lane.fill_want.load(Ordering::Acquire) != self.filled {
+            self.begin_fill(core, lane)?;
+        }
+        if self.fill.is_some() {
+            moved |= self.feed(core, segment)?;
+        }
+        let nak = lane.nak.load(Ordering::Acquire);
+        if nak != 0 {
+            // What was accepted before the refusal stays accepted.
+            let accepted = lane.accepted.load(Ordering::Acquire);
+            let upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
+            core.acknowledge(upto)?;
+            let status = super::status_from(nak);
+            return Err(Fault::oldest(status, format!("the peer refused a request: {status}")));
+        }
+        if lane.revoked.load(Ordering::Relaxed) != 0 {
+            return Err(Fault::oldest(WcStatus::LocProtErr, "memory was deregistered while the peer was reading it"));
+        }
+        Ok(moved)
+    }
+
+    fn publish_inline(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+        let mut bytes = [0u8; DESC_INLINE];
+        if wqe.inline {
+            let from = core.sq.inline_bytes(request);
+            if let Some(to) = bytes.get_mut(..from.len()) {
+                to.copy_from_slice(from);
+            }
+        } else if wqe.len > 0 {
+            let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+            // SAFETY: the pin vouches for `len` bytes, at most DESC_INLINE by the caller's test.
+            unsafe { std::ptr::copy_nonoverlapping(pin.as_ptr(), bytes.as_mut_ptr(), pin.len()) };
+        }
+        let words = std::array::from_fn(|i| {
+            let mut word = [0u8; 8];
+            word.copy_from_slice(&bytes[8 * i..8 * i + 8]);
+            u64::from_ne_bytes(word)
+        });
+        core.stats.add(RailCounter::TxInline, u64::from(wqe.len));
+        self.publish(segment, wqe, request, place::INLINE, 0, wqe.len, words);
+        core.sq.sent += 1;
+        Ok(true)
+    }
+
+    fn publish_bounce(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+        let len = (wqe.len - self.at).min(BOUNCE_CHUNK.min((self.geometry.bounce / 4) as u32));
+        let Some(position) = self.reserve(u64::from(len), segment) else { return Ok(false) };
+        let to = segment.ring(self.lane, position, len as usize);
+        if wqe.inline {
+            let from = core.sq.inline_bytes(request);
+            // SAFETY: `to` is valid for `len` bytes, which is the length of `from`: inline requests are one piece.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len().min(len as usize)) };
+        } else {
+            // The whole rest is checked, so that a request that cannot be completed moves nothing.
+            let left = (wqe.len - self.at) as usize;
+            let pin = core.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left, Access::empty()).map_err(local_fault)?;
+            // SAFETY: the pin vouches for `left >= len` bytes and `to` is valid for `len`; user memory and ring are different mappings.
+            unsafe { std::ptr::copy_nonoverlapping(pin.as_ptr(), to, len as usize) };
+        }
+        self.bounce_tail = position + round(u64::from(len));
+        core.stats.add(RailCounter::TxBounce, u64::from(len));
+        self.publish(segment, wqe, request, place::BOUNCE, self.at, len, [position, u64::from(wqe.len - self.at), 0, 0]);
+        self.at += len;
+        if self.at == wqe.len {
+            self.at = 0;
+            core.sq.sent += 1;
+        } else {
+            stage::reach(Stage::SendHalf);
+        }
+        Ok(true)
+    }
+
+    /// Whether the peer can read the request's bytes where they are. Passes it the memory to map, the first time.
+    fn peer_reads(&mut self, wqe: &Wqe, core: &Core, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
+        let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+        if let Some((id, _)) = pin.allocation()
+            && self.pass(id, control)?
+        {
+            return Ok(true);
+        }
+        Ok(self.pulls && segment.peer_pulls())
+    }
+
+    /// Whether the peer has, or now gets, our allocation `id`.
+    fn pass(&mut self, id: u32, control: &ControlSocket) -> Result<bool, Fault> {
+        if self.passed.contains(&id) {
+            return Ok(true);
+        }
+        if !control.passes_descriptors() || self.passed.len() == MAPPED_MAX {
+            return Ok(false);
+        }
+        let Some(allocation) = memory::by_id(id) else { return Ok(false) };
+        let passed = control
+            .pass_memory(id, allocation.shm.len() as u64, allocation.shm.fd().as_raw_fd())
+            .map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?;
+        if passed {
+            self.passed.push(id);
+        }
+        Ok(passed)
+    }
+
+    fn publish_in_place(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+        self.exposed.add(request, wqe.lkey);
+        // Checked after it was exposed: a deregistration that this check does not see, sees the exposure.
+        let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+        match pin.allocation() {
+            Some((id, offset)) if self.passed.contains(&id) => {
+                core.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
+                self.publish(segment, wqe, request, place::MAPPED, 0, wqe.len, [offset, u64::from(id), 0, 0]);
+            }
+            _ => {
+                core.stats.add(RailCounter::TxCma, u64::from(wqe.len));
+                self.publish(segment, wqe, request, place::PRIVATE, 0, wqe.len, [wqe.addr, 0, 0, 0]);
+            }
+        }
+        core.sq.sent += 1;
+        Ok(true)
+    }
+
+    fn publish_read(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> bool {
+        if self.reads.len() == READS {
+            return false;
+        }
+        self.reads.push_back(request);
+        self.publish(segment, wqe, request, place::INLINE, 0, wqe.len, [0; 4]);
+        core.sq.sent += 1;
+        true
+    }
+
+    /// Writes a descriptor for `len` bytes of the request from `at` on.
+    #[allow(clippy::too_many_arguments)] // They are the descriptor.
+    #[inline]
+    fn publish(&mut self, segment: &Segment, wqe: &Wqe, request: u64, place: u8, at: u32, len: u32, payload: [u64; 4]) {
+        let op = match wqe.opcode {
+            Opcode::Send | Opcode::SendWithImm => op::SEND,
+            Opcode::Write | Opcode::WriteWithImm => op::WRITE,
+            Opcode::Read => op::READ,
+        };
+        let mut flags = 0;
+        if at + len == wqe.len {
+            flags |= flag::LAST;
+        }
+        if matches!(wqe.opcode, Opcode::SendWithImm | Opcode::WriteWithImm) {
+            flags |= flag::IMM;
+        }
+        let desc: &Desc = segment.desc(self.lane, self.tail);
+        let words = [
+            u64::from(op) | u64::from(place) << 8 | u64::from(flags) << 16 | u64::from(len) << 32,
+            wqe.remote_addr.wrapping_add(u64::from(at)),
+            u64::from(wqe.rkey) | u64::from(wqe.imm) << 32,
+            payload[0],
+            payload[1],
+            payload[2],
+            payload[3],
+        ];
+        for (to, from) in desc.words.iter().zip(words) {
+            to.store(from, Ordering::Relaxed);
+        }
+        // Pairs with the Acquire in `Rx::receive`: the descriptor and its bounced bytes are visible before its number.
+        desc.words[7].store(self.tail + 1, Ordering::Release);
+        if let Some(owner) = self.owner.get_mut((self.tail % DESCS) as usize) {
+            *owner = (request, at);
+        }
+        self.tail += 1;
+    }
+
+    /// Room for `len` contiguous bytes in the bounce ring, or none yet. Nothing is taken until `bounce_tail` moves.
+    fn reserve(&mut self, len: u64, segment: &Segment) -> Option<u64> {
+        let size = self.geometry.bounce;
+        let offset = self.bounce_tail & (size - 1);
+        let position = if offset + round(len) > size { self.bounce_tail + (size - offset) } else { self.bounce_tail };
+        if position + round(len) - self.bounce_head > size {
+            // Pairs with the Release in `Rx`: the responder is done with the bytes below it.
+            self.bounce_head = segment.lane(self.lane).bounce_head.load(Ordering::Acquire).min(self.bounce_tail);
+            if position + round(len) - self.bounce_head > size {
+                return None;
+            }
+        }
+        Some(position)
+    }
+
+    /// Moves what came of the oldest READ's response into place.
+    #[cold]
+    fn take_response(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+        let lane = segment.lane(self.lane);
+        let mut moved = false;
+        while let Some(&read) = self.reads.front() {
+            let wqe = *core.sq.get(read);
+            let left = wqe.len - self.read_at;
+            if left > 0 {
+                let addr = wqe.addr + u64::from(self.read_at);
+                let pin = core
+                    .pin_local(wqe.lkey, addr, left as usize, Access::LOCAL_WRITE)
+                    .map_err(|status| Fault::oldest(status, "the local memory of a READ is not registered for writing"))?;
+                // SAFETY: the pin vouches for `left` bytes, the segment for the stream.
+                let n = unsafe { stream::read(segment.resp(self.lane), &lane.resp_tail, &lane.resp_head, pin.as_ptr(), pin.len()) };
+                self.read_at += n as u32;
+                moved |= n > 0;
+                if self.read_at < wqe.len {
+                    break;
+                }
+            } else if lane.accepted.load(Ordering::Acquire) <= read {
+                break;
+            }
+            core.stats.add(RailCounter::RxBounce, u64::from(wqe.len));
+            self.reads.pop_front();
+            self.read_at = 0;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// The responder cannot pull a transfer: finds out which, and gives up on pulling for good.
+    #[cold]
+    fn begin_fill(&mut self, core: &Core, lane: &Lane) -> Result<(), Fault> {
+        let want = lane.fill_want.load(Ordering::Acquire);
+        self.filled = want;
+        if want == 0 {
+            return Ok(());
+        }
+        self.pulls = false;
+        core.stats.add(RailCounter::CmaRefused, 1);
+        let nonsense =
+            || Fault::oldest(WcStatus::GeneralErr, format!("the peer asked for the bytes of descriptor {want}, which is not in flight"));
+        let desc = want - 1;
+        if desc >= self.tail || self.tail - desc > DESCS {
+            return Err(nonsense());
+        }
+        let (request, at) = *self.owner.get((desc % DESCS) as usize).ok_or_else(nonsense)?;
+        if request < core.sq.acked || request >= core.sq.sent {
+            return Err(nonsense());
+        }
+        let wqe = core.sq.get(request);
+        let from = lane.fill_from.load(Ordering::Relaxed);
+        if wqe.inline || wqe.opcode == Opcode::Read || from > u64::from(wqe.len - at) {
+            return Err(nonsense());
+        }
+        self.fill = Some((request, at + from as u32, wqe.len));
+        Ok(())
+    }
+
+    #[cold]
+    fn feed(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+        let Some((request, at, end)) = self.fill else { return Ok(false) };
+        if request < core.sq.acked || at == end {
+            self.fill = None;
+            return Ok(false);
+        }
+        let wqe = *core.sq.get(request);
+        let lane = segment.lane(self.lane);
+        let pin = core
+            .pin_local(wqe.lkey, wqe.addr + u64::from(at), (end - at) as usize, Access::empty())
+            .map_err(|status| Fault::oldest(status, "memory was deregistered while it was being sent"))?;
+        // SAFETY: the pin vouches for the rest of the request, the segment for the stream.
+        let n = unsafe { stream::write(segment.fill(self.lane), &lane.fill_tail, &lane.fill_head, pin.as_ptr(), pin.len()) };
+        core.stats.add(RailCounter::TxBounce, n as u64);
+        self.fill = Some((request, at + n as u32, end));
+        Ok(n > 0)
+    }
+}
+
+/// What a bounced piece takes of the ring: whole lines.
+pub fn round(len: u64) -> u64 {
+    len.next_multiple_of(64)
+}
+
+fn local_fault(status: WcStatus) -> Fault {
+    Fault::sending(status, "a send request names local memory that is not registered")
+}

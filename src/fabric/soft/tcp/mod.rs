@@ -1,0 +1,320 @@
+//! The TCP wire of one queue pair: a control stream, full duplex, and up to 16 data streams for long requests. Driven by the thread that
+//! drives the queue pair, through [`TcpWire::progress`] and [`TcpWire::kick`]; nothing here blocks or, once made, allocates.
+//!
+//! * [`codec`]: the format. * [`receiver`]: what is made of the peer's frames. * [`sender`]: frames for the peer. * [`streams`]: the data
+//!   streams. This file joins them to the sockets.
+//!
+//! Reading never waits for writing: whatever comes is applied, or at worst left in its socket until the data streams, which are read
+//! too, have completed the request before it. So two sides with full send buffers always get each other going again.
+
+pub mod codec;
+mod frame;
+pub mod receiver;
+mod ring;
+mod sender;
+mod streams;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use crate::base::clock;
+use crate::base::stats::RailCounter;
+use crate::fabric::types::*;
+
+use super::queue::{Core, Fault};
+use receiver::Receiver;
+use sender::Sender;
+use streams::Streams;
+use sys::{Backoff, Io};
+
+/// Data streams at most.
+pub const MAX_STREAMS: usize = 16;
+/// Bytes that one call moves in each direction, roughly, before the caller gets its turn.
+const BUDGET: usize = 2 << 20;
+/// What is received at once beyond a payload that goes straight into place.
+const STAGING: usize = 64 << 10;
+/// After the control stream has ended: how long the data streams may take to end too, in ns. They were closed together, but travel apart.
+const LAST_WORDS: u64 = 2_000_000_000;
+/// Bytes read away at once when closing.
+const DRAIN: usize = 1 << 20;
+
+/// The wire.
+pub struct TcpWire {
+    control: OwnedFd,
+    streams: Streams,
+    receiver: Receiver,
+    sender: Sender,
+    /// Received, not yet applied: `staging[start..end]`.
+    staging: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The control stream will bring nothing more, since when and why.
+    ended: Option<(u64, String)>,
+    /// Some stream takes or brings nothing more, since when and why.
+    broken: Option<(u64, String)>,
+    /// The control stream waits for the peer to read.
+    blocked: bool,
+    /// There was more to send than one call may.
+    more: bool,
+    receiving: Backoff,
+    sending: Backoff,
+}
+
+impl TcpWire {
+    /// Over connected, nonblocking streams; at most [`MAX_STREAMS`] of `data`. Allocates all it ever needs.
+    pub fn new(control: OwnedFd, data: Vec<OwnedFd>) -> TcpWire {
+        TcpWire {
+            control,
+            streams: Streams::new(data),
+            receiver: Receiver::new(),
+            sender: Sender::new(),
+            staging: vec![0; STAGING].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            ended: None,
+            broken: None,
+            blocked: false,
+            more: false,
+            receiving: Backoff::default(),
+            sending: Backoff::default(),
+        }
+    }
+
+    /// Receives and applies what is there, sends what can be sent; true if anything moved. Calls that keep finding nothing make a
+    /// system call ever more rarely: see [`TcpWire::wake`].
+    ///
+    /// Errors: what ends the queue pair, once everything that came before it was applied.
+    #[inline]
+    pub fn progress(&mut self, core: &mut Core) -> Result<bool, Fault> {
+        let mut moved = false;
+        if self.ended.is_some() || self.receiver.streamed().is_some() || self.receiving.due() {
+            moved = self.receive(core)?;
+        }
+        self.receiver.waits(core);
+        self.receiver.base(core);
+        if self.broken.is_none() && (!self.blocked || self.sending.due()) {
+            moved |= self.transmit(core)?;
+        }
+        if self.ended.is_some() || self.broken.is_some() || self.sender.nak_sent() {
+            self.last_words()?;
+        }
+        Ok(moved)
+    }
+
+    /// Sends what can be sent now: right after requests were posted.
+    ///
+    /// Errors: what ends the queue pair.
+    #[inline]
+    pub fn kick(&mut self, core: &mut Core) -> Result<(), Fault> {
+        self.receiving.reset();
+        if !self.blocked && self.broken.is_none() {
+            self.transmit(core)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the next [`TcpWire::progress`] look at the sockets whatever it found before: when one is known or suspected to be ready.
+    pub fn wake(&mut self) {
+        self.receiving.reset();
+        self.sending.reset();
+    }
+
+    /// Whether the kernel has taken every acknowledgement and READ response that the peer is owed.
+    #[inline]
+    pub fn flushed(&self) -> bool {
+        self.sender.flushed(&self.receiver) || self.broken.is_some()
+    }
+
+    /// Whether a stream being writable is news: something waits to be sent.
+    pub fn wants_write(&self, _core: &Core) -> bool {
+        self.blocked || self.more || self.streams.blocked()
+    }
+
+    /// Tells the peer that its next request is refused, as far as that is possible at once: before the queue pair is closed for a
+    /// reason of its own.
+    #[cold]
+    pub fn nak(&mut self, status: WcStatus) {
+        if self.broken.is_none() {
+            self.sender.send_last(self.control.as_raw_fd(), &self.receiver, Some(status));
+        }
+    }
+
+    /// Every descriptor, to wait on.
+    pub fn fds(&self) -> impl Iterator<Item = RawFd> {
+        std::iter::once(&self.control).chain(self.streams.fds()).map(AsRawFd::as_raw_fd)
+    }
+
+    /// Ends the streams towards the peer and reads away what has come. The descriptors are to be kept until the peer has ended its
+    /// side too (reading away whatever comes), or for as long as the caller cares: closing them earlier may destroy what is under way.
+    pub fn close(mut self) -> Vec<OwnedFd> {
+        if self.broken.is_none() {
+            // Of requests whose acknowledgement nobody waited for, but which should not end as failed.
+            self.sender.send_last(self.control.as_raw_fd(), &self.receiver, None);
+        }
+        let fds: Vec<OwnedFd> = std::iter::once(self.control).chain(self.streams.into_fds()).collect();
+        for fd in &fds {
+            drain(fd, &mut self.staging);
+            // An error means that the connection is gone already.
+            let _ = socket2::SockRef::from(fd).shutdown(Shutdown::Write);
+        }
+        fds
+    }
+
+    #[inline]
+    fn receive(&mut self, core: &mut Core) -> Result<bool, Fault> {
+        let mut moved = false;
+        let mut budget = BUDGET;
+        loop {
+            if self.receiver.streamed().is_some() {
+                let turn = self.streams.receive(core, &mut self.receiver)?;
+                moved |= turn.moved;
+                self.broke(turn.broken);
+            }
+            self.apply(core)?;
+            if self.receiver.held() || self.ended.is_some() || budget == 0 {
+                return Ok(moved);
+            }
+            let Some(n) = self.recv(core)? else { return Ok(moved) };
+            moved = true;
+            self.apply(core)?;
+            if n.short {
+                // The socket was empty a moment ago; it can wait for the next call.
+                return Ok(moved);
+            }
+            budget = budget.saturating_sub(n.bytes);
+        }
+    }
+
+    /// Feeds what is staged to the receiver, as far as it takes it.
+    #[inline]
+    fn apply(&mut self, core: &mut Core) -> Result<(), Fault> {
+        if self.start != self.end || self.receiver.held() {
+            let staged = self.staging.get(self.start..self.end).unwrap_or(&[]);
+            self.start += self.receiver.feed(core, staged)?;
+        }
+        Ok(())
+    }
+
+    /// One system call on the control stream; `staging` is empty. None if nothing came.
+    #[inline]
+    fn recv(&mut self, core: &mut Core) -> Result<Option<Received>, Fault> {
+        let target = self.receiver.target(core)?;
+        let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
+        let mut direct = 0;
+        if let Some((pin, n)) = &target {
+            direct = *n;
+            iov[0] = libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: direct };
+        }
+        iov[1] = libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: self.staging.len() };
+        core.stats.add(RailCounter::Syscalls, 1);
+        // SAFETY: the first element is pinned until after the call, the second is ours.
+        let io = unsafe { sys::recv(self.control.as_raw_fd(), &mut iov) };
+        drop(target);
+        match io {
+            Io::Moved(n) => {
+                self.receiving.reset();
+                let placed = n.min(direct);
+                (self.start, self.end) = (0, n - placed);
+                if placed > 0 {
+                    self.receiver.placed(core, placed)?;
+                }
+                return Ok(Some(Received { bytes: n, short: n < direct + self.staging.len() }));
+            }
+            Io::Blocked => self.receiving.miss(),
+            Io::Closed => self.end_control("the peer closed the connection".to_string()),
+            Io::Failed(error) => self.end_control(error.to_string()),
+            Io::BadMemory => self.receiver.unwritable(core)?,
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn transmit(&mut self, core: &mut Core) -> Result<bool, Fault> {
+        let mut moved = false;
+        let mut budget = BUDGET;
+        while budget > 0 {
+            self.sender.fill(core, &mut self.receiver, self.streams.len())?;
+            let Some(io) = self.sender.send(self.control.as_raw_fd(), core, &mut self.receiver)? else {
+                self.blocked = false;
+                break;
+            };
+            match io {
+                Io::Moved(n) => {
+                    moved = true;
+                    self.blocked = false;
+                    self.sending.reset();
+                    budget = budget.saturating_sub(n);
+                }
+                Io::Failed(error) => {
+                    self.broke(Some(error.to_string()));
+                    return Ok(true);
+                }
+                _ => {
+                    self.blocked = true;
+                    self.sending.miss();
+                    break;
+                }
+            }
+        }
+        if self.streams.len() > 0 {
+            let base = self.receiver.base(core);
+            let turn = self.streams.transmit(core, base, &mut self.sender.window)?;
+            moved |= turn.moved;
+            self.broke(turn.broken);
+        }
+        self.more = budget == 0;
+        Ok(moved)
+    }
+
+    #[cold]
+    fn end_control(&mut self, why: String) {
+        self.ended = Some((clock::now(), why));
+    }
+
+    #[inline]
+    fn broke(&mut self, why: Option<String>) {
+        if let (Some(why), None) = (why, &self.broken) {
+            self.broken = Some((clock::now(), why));
+        }
+    }
+
+    /// Ends the queue pair if the wire has ended and everything that came before was applied.
+    #[cold]
+    fn last_words(&mut self) -> Result<(), Fault> {
+        if self.sender.nak_sent() {
+            let why = self.receiver.refusal().map_or_else(String::new, |(_, why)| why.clone());
+            return Err(Fault::oldest(WcStatus::WrFlushErr, why));
+        }
+        let Some((since, why)) = self.ended.as_ref().or(self.broken.as_ref()) else { return Ok(()) };
+        let drained = self.ended.is_some() || self.receiver.held() || self.receiving.idle();
+        let hopes = self.receiver.streamed().is_some() && !self.streams.all_ended() && clock::now().saturating_sub(*since) < LAST_WORDS;
+        if !drained || hopes {
+            return Ok(());
+        }
+        let cut = if self.receiver.between_frames() { "" } else { " in the middle of a request" };
+        Err(Fault::oldest(WcStatus::RetryExcErr, format!("lost the peer{cut}: {why}")))
+    }
+}
+
+/// What a call brought.
+struct Received {
+    bytes: usize,
+    /// Less than there was room for.
+    short: bool,
+}
+
+/// Reads away what is there, up to a bound: a socket closed with unread bytes resets its connection.
+fn drain(fd: &OwnedFd, scratch: &mut [u8]) {
+    let mut left = DRAIN;
+    while left > 0 {
+        let mut iov = [libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: scratch.len() }];
+        // SAFETY: the element is `scratch`.
+        match unsafe { sys::recv(fd.as_raw_fd(), &mut iov) } {
+            Io::Moved(n) => left = left.saturating_sub(n),
+            _ => return,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The data streams of a queue pair: long requests cut into segments, each given to whichever stream takes it. Driven by the thread
+//! that drives the queue pair.
+//!
+//! The receiving half reads a stream only while its next segment belongs to the request at the head of the control stream, so that
+//! requests are placed strictly in order. That cannot lock up: each stream carries its segments in the order of the requests.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::base::stats::RailCounter;
+use crate::fabric::types::*;
+
+use super::super::queue::{Core, Fault, MAX_LEN};
+use super::codec::{SEGMENT_HEADER_SIZE, SEGMENT_MIN, SegmentHeader};
+use super::receiver::Receiver;
+use super::sender::Window;
+use super::sys::{self, Backoff, Io};
+
+/// Bytes that one stream moves before the others get their turn.
+const BUDGET: usize = 1 << 20;
+/// Segments that a request can have.
+const MAX_SEGMENTS: usize = (MAX_LEN / SEGMENT_MIN) as usize;
+
+/// A segment being sent.
+#[derive(Debug, Clone, Copy)]
+struct Outgoing {
+    request: u64,
+    header: [u8; SEGMENT_HEADER_SIZE],
+    offset: u32,
+    len: u32,
+    /// Bytes gone, header included.
+    done: usize,
+}
+
+/// A segment being received.
+#[derive(Debug, Clone, Copy)]
+struct Incoming {
+    header: SegmentHeader,
+    /// Checked against its request.
+    admitted: bool,
+    /// Bytes here, header not included.
+    done: u32,
+}
+
+struct Stream {
+    fd: OwnedFd,
+    outgoing: Option<Outgoing>,
+    blocked: bool,
+    incoming: Option<Incoming>,
+    header: [u8; SEGMENT_HEADER_SIZE],
+    header_len: usize,
+    /// Why nothing more comes.
+    ended: Option<String>,
+    backoff: Backoff,
+}
+
+/// The data streams.
+pub struct Streams {
+    streams: Vec<Stream>,
+    /// The request of which `seen` tells the segments that have begun to come.
+    seen_of: Option<u64>,
+    seen: Box<[u64]>,
+    /// Which stream gets the first chance.
+    turn: usize,
+}
+
+/// What a turn of all streams did.
+pub struct Turn {
+    /// Something moved.
+    pub moved: bool,
+    /// The stream is broken, and why.
+    pub broken: Option<String>,
+}
+
+impl Streams {
+    /// Over nonblocking, connected streams.
+    pub fn new(fds: Vec<OwnedFd>) -> Self {
+        let stream = |fd| Stream {
+            fd,
+            outgoing: None,
+            blocked: false,
+            incoming: None,
+            header: [0; SEGMENT_HEADER_SIZE],
+            header_len: 0,
+            ended: None,
+            backoff: Backoff::default(),
+        };
+        let seen = if fds.is_empty() { 0 } else { MAX_SEGMENTS / 64 };
+        Streams { streams: fds.into_iter().map(stream).collect(), seen_of: None, seen: vec![0; seen].into_boxed_slice(), turn: 0 }
+    }
+
+    /// How many.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Descriptors.
+    pub fn fds(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.streams.iter().map(|stream| &stream.fd)
+    }
+
+    /// Descriptors, to be closed by the caller.
+    pub fn into_fds(self) -> impl Iterator<Item = OwnedFd> {
+        self.streams.into_iter().map(|stream| stream.fd)
+    }
+
+    /// Whether a stream waits for the peer to read.
+    pub fn blocked(&self) -> bool {
+        self.streams.iter().any(|stream| stream.blocked)
+    }
+
+    /// Whether no stream can bring anything more.
+    pub fn all_ended(&self) -> bool {
+        self.streams.iter().all(|stream| stream.ended.is_some())
+    }
+
+    /// Sends what the streams take. The next segment goes to the first stream that takes at least a byte of it.
+    pub fn transmit(&mut self, core: &mut Core, base: u64, window: &mut Window) -> Result<Turn, Fault> {
+        let mut turn = Turn { moved: false, broken: None };
+        let count = self.streams.len();
+        for i in 0..count {
+            let at = (self.turn + i) % count;
+            let Some(stream) = self.streams.get_mut(at) else { break };
+            let mut budget = BUDGET;
+            while budget > 0 && turn.broken.is_none() {
+                let fresh = stream.outgoing.is_none();
+                let Some(segment) = stream.outgoing.or_else(|| next(core, base, window)) else { break };
+                if stream.blocked && !stream.backoff.due() {
+                    break;
+                }
+                match stream.send(core, &segment)? {
+                    Io::Moved(n) => {
+                        turn.moved = true;
+                        stream.blocked = false;
+                        stream.backoff.reset();
+                        budget = budget.saturating_sub(n);
+                        if fresh {
+                            give(window, segment.len, core);
+                        }
+                        let done = segment.done + n;
+                        stream.outgoing = Some(Outgoing { done, ..segment });
+                        if done == SEGMENT_HEADER_SIZE + segment.len as usize {
+                            stream.outgoing = None;
+                            core.stats.add(RailCounter::TxTcp, u64::from(segment.len));
+                            window.piece_done(core, segment.request);
+                        }
+                    }
+                    Io::Failed(error) => turn.broken = Some(error.to_string()),
+                    Io::BadMemory => return Err(Fault::sending(WcStatus::LocProtErr, "registered memory cannot be read")),
+                    Io::Blocked | Io::Closed => {
+                        stream.blocked = true;
+                        stream.backoff.miss();
+                        break;
+                    }
+                }
+            }
+        }
+        self.turn = if count > 0 { (self.turn + 1) % count } else { 0 };
+        Ok(turn)
+    }
+
+    /// Receives what belongs to the request at the head, until it is complete or nothing more is there.
+    pub fn receive(&mut self, core: &mut Core, receiver: &mut Receiver) -> Result<Turn, Fault> {
+        let mut turn = Turn { moved: false, broken: None };
+        for at in 0..self.streams.len() {
+            let mut budget = BUDGET;
+            while budget > 0 {
+                let Some((index, total, segment)) = receiver.streamed() else { return Ok(turn) };
+                if self.seen_of != Some(index) {
+                    self.seen_of = Some(index);
+                    self.seen.fill(0);
+                }
+                let Some(stream) = self.streams.get_mut(at) else { break };
+                if stream.ended.is_some() || !stream.admit(index, total, segment, &mut self.seen)? {
+                    break;
+                }
+                match stream.recv(core, receiver)? {
+                    Some(Io::Moved(n)) => {
+                        turn.moved = true;
+                        budget = budget.saturating_sub(n);
+                    }
+                    Some(Io::Closed) => stream.ended = Some("the peer closed a data stream".to_string()),
+                    Some(Io::Failed(error)) => stream.ended = Some(error.to_string()),
+                    Some(Io::BadMemory) => receiver.unwritable(core)?,
+                    Some(Io::Blocked) => break,
+                    None => return Ok(turn),
+                }
+            }
+        }
+        turn.broken = self.streams.iter().find_map(|stream| stream.ended.clone());
+        Ok(turn)
+    }
+}
+
+/// The next segment that no stream has yet.
+fn next(core: &Core, base: u64, window: &Window) -> Option<Outgoing> {
+    let job = window.streamed.front()?;
+    let len = (core.sq.get(job.request).len - job.given).min(job.segment);
+    let header = SegmentHeader { index: job.request - base, offset: job.given, len };
+    Some(Outgoing { request: job.request, header: header.encode(), offset: job.given, len, done: 0 })
+}
+
+/// A stream took the segment that [`next`] showed.
+fn give(window: &mut Window, len: u32, core: &Core) {
+    if let Some(job) = window.streamed.front_mut() {
+        job.given += len;
+        if job.given == core.sq.get(job.request).len {
+            window.streamed.pop();
+        }
+    }
+}
+
+impl Stream {
+    fn send(&self, core: &mut Core, segment: &Outgoing) -> Result<Io, Fault> {
+        let wqe = *core.sq.get(segment.request);
+        let own = segment.header.get(segment.done..).unwrap_or(&[]);
+        let into = segment.done.saturating_sub(SEGMENT_HEADER_SIZE);
+        let addr = wqe.addr.wrapping_add(u64::from(segment.offset) + into as u64);
+        let pin = core
+            .pin_local(wqe.lkey, addr, segment.len as usize - into, Access::empty())
+            .map_err(|status| Fault::sending(status, "memory was deregistered while it was being sent"))?;
+        let mut iov = [
+            libc::iovec { iov_base: own.as_ptr().cast_mut().cast(), iov_len: own.len() },
+            libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: pin.len() },
+        ];
+        core.stats.add(RailCounter::Syscalls, 1);
+        // SAFETY: the first element is in `segment`, the second pinned until after the call.
+        Ok(unsafe { sys::send(self.fd.as_raw_fd(), &mut iov) })
+    }
+
+    /// Whether the stream's next bytes may be read for request `index`: a header, or payload of a segment that fits the request.
+    fn admit(&mut self, index: u64, total: u32, segment: u32, seen: &mut [u64]) -> Result<bool, Fault> {
+        let Some(incoming) = &mut self.incoming else { return Ok(true) };
+        if incoming.admitted || incoming.header.index > index {
+            return Ok(incoming.header.index == index);
+        }
+        let SegmentHeader { index: of, offset, len } = incoming.header;
+        let number = (offset / segment) as usize;
+        let fits = of == index && offset < total && offset % segment == 0 && len == (total - offset).min(segment);
+        match seen.get_mut(number / 64) {
+            Some(word) if fits && *word & (1 << (number % 64)) == 0 => *word |= 1 << (number % 64),
+            _ => {
+                let why = format!("the peer sent a segment that its request does not have: {len} bytes at {offset} of request {of}");
+                return Err(Fault::oldest(WcStatus::GeneralErr, why));
+            }
+        }
+        incoming.admitted = true;
+        Ok(true)
+    }
+
+    /// One system call: the rest of an admitted segment and the next header. None if the request was refused.
+    fn recv(&mut self, core: &mut Core, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
+        let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
+        let mut pin = None;
+        if let Some(incoming) = &self.incoming {
+            let Some(place) = receiver.segment_place(core, incoming.header.offset + incoming.done, incoming.header.len - incoming.done)
+            else {
+                return Ok(None);
+            };
+            iov[0] = libc::iovec { iov_base: place.as_ptr().cast(), iov_len: place.len() };
+            pin = Some(place);
+        }
+        if let Some(header) = self.header.get_mut(self.header_len..) {
+            iov[1] = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
+        }
+        core.stats.add(RailCounter::Syscalls, 1);
+        // SAFETY: the first element is pinned until after the call, the second is in `self`.
+        let io = unsafe { sys::recv(self.fd.as_raw_fd(), &mut iov) };
+        drop(pin);
+        if let Io::Moved(n) = io {
+            let mut headers = n;
+            if let Some(incoming) = &mut self.incoming {
+                let payload = n.min((incoming.header.len - incoming.done) as usize);
+                headers -= payload;
+                incoming.done += payload as u32;
+                if incoming.done == incoming.header.len {
+                    self.incoming = None;
+                }
+                receiver.segment_placed(core, payload)?;
+            }
+            self.header_len += headers;
+            if self.header_len == SEGMENT_HEADER_SIZE {
+                self.header_len = 0;
+                let header = SegmentHeader::decode(&self.header);
+                self.incoming = Some(Incoming { header, admitted: false, done: 0 });
+            }
+        }
+        Ok(Some(io))
+    }
+}

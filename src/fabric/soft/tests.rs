@@ -1,0 +1,308 @@
+//! The soft fabric end to end within one process: two queue pairs of one device, over each wire.
+
+use std::sync::Arc;
+
+use super::endpoint::Address;
+use super::qp::Link;
+use super::*;
+use crate::base::stats::RailCounter;
+
+/// Two connected queue pairs, each with its queue.
+struct Pair {
+    cqs: [CompletionQueue; 2],
+    qps: [QpId; 2],
+    stats: [RailStats; 2],
+}
+
+fn pair(config: Config) -> Pair {
+    pair_with(config, QpCaps::default())
+}
+
+fn pair_with(config: Config, caps: QpCaps) -> Pair {
+    let config = Arc::new(Config { socket_ifname: "lo".into(), ..config });
+    let device = devices(&config).unwrap().remove(0);
+    let domain = device.open().unwrap();
+    let stats = [RailStats::detached(), RailStats::detached()];
+    let mut cqs = [domain.create_cq(false).unwrap(), domain.create_cq(false).unwrap()];
+    let qps = [0, 1].map(|i: usize| cqs[i].create_qp(&caps, stats[i].clone()).unwrap());
+    let ends = [cqs[0].qp(qps[0]).endpoint(), cqs[1].qp(qps[1]).endpoint()];
+    cqs[0].qp(qps[0]).connect(&ends[1]).unwrap();
+    cqs[1].qp(qps[1]).connect(&ends[0]).unwrap();
+    Pair { cqs, qps, stats }
+}
+
+impl Pair {
+    /// Polls both sides until side `want` has a completion.
+    fn next(&mut self, want: usize) -> Completion {
+        let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }];
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while std::time::Instant::now() < end {
+            let mut found = false;
+            for side in [want, 1 - want] {
+                if side == want {
+                    found = self.cqs[side].poll(&mut out) == 1;
+                    if found {
+                        break;
+                    }
+                } else {
+                    self.cqs[side].poll(&mut []);
+                }
+            }
+            if found {
+                return out[0];
+            }
+        }
+        let errors = [0, 1].map(|i: usize| self.cqs[i].qp(self.qps[i]).error().map(str::to_string));
+        panic!("no completion; errors: {errors:?}");
+    }
+}
+
+fn register(bytes: &mut [u8]) -> MemoryRegion {
+    // SAFETY: the tests keep the bytes alive, and look at them only when nothing is in flight.
+    let memory = unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) };
+    mr::register(memory, Access::all()).unwrap()
+}
+
+fn moves_every_size(config: Config, via: &[RailCounter]) {
+    let mut pair = pair(config);
+    let mut from = vec![0u8; 3 << 20];
+    let mut to = vec![0u8; 3 << 20];
+    let (send, recv) = (register(&mut from), register(&mut to));
+    for (n, len) in [0usize, 1, 8, 31, 32, 33, 64, 100, 4096, 8192, 8193, 65_537, 1 << 20, 3 << 20].into_iter().enumerate() {
+        for (i, byte) in from[..len].iter_mut().enumerate() {
+            *byte = (i * 7 + n) as u8;
+        }
+        to.fill(0xee);
+        pair.cqs[1].qp(pair.qps[1]).post_recv(&RecvRequest { wr_id: 5, ..RecvRequest::default() }).unwrap();
+        let sge = Sge { addr: from.as_ptr() as u64, len: len as u32, lkey: send.lkey() };
+        let request = SendRequest {
+            wr_id: 9,
+            opcode: Opcode::WriteWithImm,
+            payload: Payload::Sge(sge),
+            remote_addr: to.as_ptr() as u64,
+            rkey: recv.rkey(),
+            imm: n as u32,
+            signaled: true,
+        };
+        pair.cqs[0].qp(pair.qps[0]).post_send(&[request]).unwrap();
+        let got = pair.next(1);
+        assert_eq!((got.wr_id, got.status, got.imm), (5, WcStatus::Success, Some(n as u32)), "{len} bytes");
+        assert_eq!(got.byte_len as usize, len);
+        let done = pair.next(0);
+        assert_eq!((done.wr_id, done.status), (9, WcStatus::Success), "{len} bytes");
+        assert_eq!(to[..len], from[..len], "{len} bytes");
+        assert!(to[len..].iter().all(|b| *b == 0xee), "{len} bytes spilled");
+        // And back, by a READ.
+        let mut back = vec![0u8; len.max(1)];
+        let local = register(&mut back);
+        let request = SendRequest {
+            wr_id: 11,
+            opcode: Opcode::Read,
+            payload: Payload::Sge(Sge { addr: back.as_ptr() as u64, len: len as u32, lkey: local.lkey() }),
+            remote_addr: to.as_ptr() as u64,
+            rkey: recv.rkey(),
+            imm: 0,
+            signaled: true,
+        };
+        pair.cqs[0].qp(pair.qps[0]).post_send(&[request]).unwrap();
+        let read = pair.next(0);
+        assert_eq!((read.wr_id, read.status, read.byte_len as usize), (11, WcStatus::Success, len));
+        assert_eq!(back[..len], to[..len], "READ of {len} bytes");
+    }
+    for counter in via {
+        assert!(pair.stats[1].get(*counter) > 0, "nothing moved by {counter:?}");
+    }
+}
+
+#[test]
+fn shared_memory_moves_every_size() {
+    moves_every_size(Config::default(), &[RailCounter::RxInline, RailCounter::RxBounce, RailCounter::RxCma]);
+}
+
+#[test]
+fn the_bounce_ring_moves_every_size() {
+    moves_every_size(Config { cma: false, ..Config::default() }, &[RailCounter::RxInline, RailCounter::RxBounce]);
+}
+
+#[test]
+fn tcp_moves_every_size() {
+    moves_every_size(Config { soft_wire: crate::base::config::SoftWire::Tcp, ..Config::default() }, &[RailCounter::RxTcp]);
+}
+
+#[test]
+fn tcp_with_data_streams_moves_every_size() {
+    let config = Config { soft_wire: crate::base::config::SoftWire::Tcp, tcp_streams: 3, ..Config::default() };
+    moves_every_size(config, &[RailCounter::RxTcp]);
+}
+
+#[test]
+fn the_traffic_class_is_on_every_stream() {
+    let config = Config { soft_wire: crate::base::config::SoftWire::Tcp, tcp_streams: 2, ..Config::default() };
+    let mut pair = pair_with(config, QpCaps { traffic_class: Some(0x68), ..QpCaps::default() });
+    let met = |pair: &mut Pair| {
+        for cq in &mut pair.cqs {
+            cq.poll(&mut []);
+        }
+        (0..2).all(|i| pair.cqs[i].qp(pair.qps[i]).met())
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !met(&mut pair) {
+        assert!(std::time::Instant::now() < end);
+    }
+    for i in 0..2 {
+        let Link::Tcp(wire) = &pair.cqs[i].qp(pair.qps[i]).link else { panic!("not on TCP") };
+        let fds: Vec<RawFd> = wire.fds().collect();
+        assert_eq!(fds.len(), 3);
+        for fd in fds {
+            // SAFETY: the wire keeps the descriptor open meanwhile.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+            assert_eq!(socket2::SockRef::from(&fd).tos_v4().unwrap(), 0x68);
+        }
+    }
+}
+
+const TCP: crate::base::config::SoftWire = crate::base::config::SoftWire::Tcp;
+
+/// Queue pair 0 is the one that dials; neither is connected.
+fn strangers(config: Config, notify: bool) -> (Domain, CompletionQueue, [QpId; 2], [Address; 2]) {
+    let config = Arc::new(Config { socket_ifname: "lo".into(), ..config });
+    let domain = devices(&config).unwrap().remove(0).open().unwrap();
+    let mut cq = domain.create_cq(notify).unwrap();
+    let mut qps = [0, 1].map(|_| cq.create_qp(&QpCaps::default(), RailStats::detached()).unwrap());
+    let mut ends = qps.map(|qp| Address::decode(&cq.qp(qp).endpoint()).unwrap());
+    if ends[0].token > ends[1].token {
+        qps.swap(0, 1);
+        ends.swap(0, 1);
+    }
+    (domain, cq, qps, ends)
+}
+
+fn dialed(from: &Address, to: &Address) -> OwnedFd {
+    let socket = dial::tcp(from, to).unwrap();
+    while !dial::connected(&socket).unwrap() {
+        std::thread::yield_now();
+    }
+    socket.into()
+}
+
+#[track_caller]
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !holds() {
+        assert!(std::time::Instant::now() < end, "never: {what}");
+    }
+}
+
+fn readable(fd: RawFd, ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live pollfd.
+    unsafe { libc::poll(&mut poll, 1, ms) == 1 }
+}
+
+fn drain(cq: &mut CompletionQueue) {
+    cq.arm().unwrap();
+    let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 4];
+    while cq.poll(&mut out) > 0 {}
+}
+
+#[test]
+fn a_burst_of_ranks_does_not_push_itself_out() {
+    let config = Arc::new(Config { socket_ifname: "lo".into(), soft_wire: TCP, tcp_streams: 8, max_half_open: 2, ..Config::default() });
+    let domain = devices(&config).unwrap().remove(0).open().unwrap();
+    let mut cqs = [0, 1].map(|_| domain.create_cq(false).unwrap());
+    let pairs: Vec<_> =
+        (0..8).map(|_| [0, 1].map(|i: usize| cqs[i].create_qp(&QpCaps::default(), RailStats::detached()).unwrap())).collect();
+    for pair in &pairs {
+        let ends = [0, 1].map(|i: usize| cqs[i].qp(pair[i]).endpoint());
+        cqs[0].qp(pair[0]).connect(&ends[1]).unwrap();
+        cqs[1].qp(pair[1]).connect(&ends[0]).unwrap();
+    }
+    eventually("all pairs meet", || {
+        for cq in &mut cqs {
+            for _ in 0..300 {
+                cq.poll(&mut []);
+            }
+        }
+        pairs.iter().all(|pair| {
+            [0, 1].into_iter().all(|i: usize| {
+                let qp = cqs[i].qp(pair[i]);
+                assert_eq!(qp.error(), None);
+                qp.met()
+            })
+        })
+    });
+}
+
+#[test]
+fn a_dialer_that_dies_before_its_data_streams_is_noticed() {
+    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, tcp_streams: 2, ..Config::default() }, false);
+    cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+    let control = dialed(&ends[0], &ends[1]);
+    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    eventually("an answer", || {
+        cq.poll(&mut []);
+        readable(control.as_raw_fd(), 0)
+    });
+    drop(control);
+    eventually("ERROR", || {
+        cq.poll(&mut []);
+        cq.qp(qps[1]).state() == QpState::Error
+    });
+}
+
+#[test]
+fn a_queue_pair_in_error_keeps_no_dialer_waiting() {
+    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, false);
+    let control = dialed(&ends[0], &ends[1]);
+    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    // A third one serves the hub: by now the greeting is in the box of a queue pair that will never look.
+    let third = cq.create_qp(&QpCaps::default(), RailStats::detached()).unwrap();
+    cq.qp(third).connect(&ends[0].encode()).unwrap();
+    for _ in 0..100 {
+        cq.poll(&mut []);
+    }
+    cq.qp(qps[1]).set_error();
+    eventually("the end of the stream", || dial::closed(&control));
+}
+
+#[test]
+fn a_greeting_that_comes_late_wakes_a_sleeper() {
+    let (domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, true);
+    let fd = domain.notification_fd().unwrap();
+    cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+    drain(&mut cq);
+    let control = dialed(&ends[0], &ends[1]);
+    assert!(readable(fd, 2000), "a stream woke nobody");
+    drain(&mut cq);
+    assert!(!readable(fd, 20), "nothing to do, and yet awake");
+    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    assert!(readable(fd, 2000), "a greeting woke nobody");
+    drain(&mut cq);
+    assert!(cq.qp(qps[1]).met());
+}
+
+#[test]
+fn strangers_and_probes_do_not_keep_sleepers_awake() {
+    let (domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, true);
+    let fd = domain.notification_fd().unwrap();
+    cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+    drain(&mut cq);
+    let probe = dialed(&ends[1], &ends[0]);
+    dial::greet(&probe, &ends[1], &ends[0], endpoint::Offer::Probe, None).unwrap();
+    assert!(readable(fd, 2000));
+    // The wake-up of a stream may come twice, once with its greeting.
+    (0..3).for_each(|_| drain(&mut cq));
+    assert!(!readable(fd, 20), "a probe keeps everybody awake");
+    cq.qp(qps[0]).connect(&ends[1].encode()).unwrap();
+    eventually("both have met", || {
+        drain(&mut cq);
+        cq.qp(qps[0]).met() && cq.qp(qps[1]).met()
+    });
+    drain(&mut cq);
+    for _ in 0..3 {
+        drop(dialed(&ends[1], &ends[0]));
+    }
+    assert!(readable(fd, 2000));
+    drain(&mut cq);
+    assert!(!readable(fd, 20), "a stranger keeps everybody awake");
+}
