@@ -1,0 +1,323 @@
+//! The connecting end of a handshake: a state machine that never waits, advanced by whatever call touches the comm: `connect`, or,
+//! where the comm was handed out early (v4), `isend` and `test`. And the table of connects in progress, which `connect` finds its way
+//! back to through the handle's cursor.
+
+use std::net::{SocketAddr, TcpStream};
+
+use crate::base::clock;
+use crate::base::error::{Error, Result};
+use crate::base::log::{self, log_info, log_warn};
+use crate::base::stage::{self, Stage};
+use crate::base::stats::{self, CommKind, CommStats, WaitCause};
+
+use super::cts_fifo::CtsFifo;
+use super::handle::Handle;
+use super::handshake::{Established, Setup, tune};
+use super::liveness::{Liveness, Peer};
+use super::rails::{RailDevice, Rails, Side};
+use super::wire::{self, FrameReader, FrameWriter, Kind, Params, Progress, WIRE_VERSION};
+
+/// Times that a listener may drop a connection before that is an error. It drops honest ones only when flooded by others, or when it
+/// closes; a wrong secret is dropped every time.
+const MAX_DROPS: u32 = 16;
+/// Pauses before dialing again: the first, and the longest that doubling leads to. About two seconds in all.
+const FIRST_PAUSE_NS: u64 = 1_000_000;
+const LAST_PAUSE_NS: u64 = 200_000_000;
+
+/// A connect in progress.
+pub struct Connector {
+    setup: Setup,
+    handle: Handle,
+    traffic_class: i32,
+    /// Handed on once established.
+    stats: Option<CommStats>,
+    step: Step,
+    /// Queue pairs and FIFO; the FIFO goes last.
+    ends: Option<(Rails, CtsFifo)>,
+    ours: Option<Params>,
+    h1: Vec<u8>,
+    drops: u32,
+    h1_sent: bool,
+}
+
+enum Step {
+    Pause { until: u64 },
+    Dial { stream: TcpStream },
+    SendH1 { stream: TcpStream, writer: FrameWriter },
+    AwaitH2 { stream: TcpStream, reader: FrameReader },
+    SendH3 { stream: TcpStream, writer: FrameWriter, theirs: Box<Params> },
+    Meet { established: Box<Established<CtsFifo>> },
+    Over,
+}
+
+impl Connector {
+    /// Prepares queue pairs and FIFO and begins to dial.
+    pub fn new(setup: Setup, handle: Handle, traffic_class: i32) -> Result<Connector> {
+        let stats = stats::comm(CommKind::Send, setup.device.name());
+        stats.set_peer(&format!("{}", handle.addr), 0);
+        let mut connector = Connector {
+            setup,
+            handle,
+            traffic_class,
+            stats: Some(stats),
+            step: Step::Over,
+            ends: None,
+            ours: None,
+            h1: Vec::new(),
+            drops: 0,
+            h1_sent: false,
+        };
+        connector.dial()?;
+        Ok(connector)
+    }
+
+    /// Whether it is the connect that `handle` names.
+    pub fn is_for(&self, dev: usize, handle: &Handle) -> bool {
+        let mine = &self.handle;
+        self.setup.device.index() == dev && mine.addr == handle.addr && mine.secret == handle.secret && mine.instance == handle.instance
+    }
+
+    /// Whether H1 was handed to the kernel at least once.
+    pub fn h1_sent(&self) -> bool {
+        self.h1_sent
+    }
+
+    /// Goes as far as it can without waiting. `None` means: call again.
+    ///
+    /// Errors: no listener there any more; a listener that refuses, or is not the one that made the handle.
+    pub fn drive(&mut self) -> Result<Option<Established<CtsFifo>>> {
+        loop {
+            let step = std::mem::replace(&mut self.step, Step::Over);
+            let (step, more) = match step {
+                Step::Pause { until } if clock::now() < until => (Step::Pause { until }, false),
+                Step::Pause { .. } => {
+                    self.dial()?;
+                    continue;
+                }
+                Step::Dial { stream } => self.dialing(stream)?,
+                Step::SendH1 { stream, writer } => self.send_h1(stream, writer),
+                Step::AwaitH2 { stream, reader } => self.await_h2(stream, reader)?,
+                Step::SendH3 { mut stream, mut writer, theirs } => match writer.push(&mut stream) {
+                    Progress::Done => {
+                        stage::reach(Stage::ConnectH3Sent);
+                        (Step::Meet { established: Box::new(self.establish(stream, *theirs)?) }, true)
+                    }
+                    Progress::Blocked => (Step::SendH3 { stream, writer, theirs }, false),
+                    Progress::Closed => (self.dropped("before the handshake was complete")?, true),
+                },
+                Step::Meet { mut established } => match established.meet().map_err(|e| Error::remote(format!("connect: {e}")))? {
+                    true => return Ok(Some(*established)),
+                    false => (Step::Meet { established }, false),
+                },
+                Step::Over => return Err(over()),
+            };
+            self.step = step;
+            if !more {
+                if let Some(stats) = &self.stats {
+                    stats.wait(WaitCause::Handshake);
+                }
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Fresh queue pairs each time: the listener may have connected to the old ones before it dropped us.
+    fn dial(&mut self) -> Result<()> {
+        self.ends = None;
+        let fifo = CtsFifo::new()?;
+        let qps = self.setup.config.qps_per_rail as usize;
+        let stats = self.stats.as_ref().ok_or_else(over)?;
+        let rails =
+            Rails::new(&rail_devices(&self.setup, stats, usize::MAX)?, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class)?;
+        self.ends = Some((rails, fifo));
+
+        let addr = self.handle.addr;
+        let failed = |e| Error::system(format!("connect to {addr}"), e);
+        let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None).map_err(failed)?;
+        let stream = TcpStream::from(socket);
+        tune(&stream, &self.setup.config)?;
+        match socket2::SockRef::from(&stream).connect(&addr.into()) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(e) => return Err(unreachable(addr, e)),
+        }
+        self.step = Step::Dial { stream };
+        Ok(())
+    }
+
+    fn dialing(&mut self, stream: TcpStream) -> Result<(Step, bool)> {
+        let addr = self.handle.addr;
+        let error = stream.take_error().map_err(|e| Error::system(format!("connect to {addr}"), e))?;
+        match error {
+            None => {}
+            Some(e) if e.kind() == std::io::ErrorKind::TimedOut => {
+                log_warn!(log::NET, "connect: {addr} does not answer ({e}); trying on");
+                return Ok((self.pause(), true));
+            }
+            Some(e) => return Err(unreachable(addr, e)),
+        }
+        if stream.peer_addr().is_err() {
+            return Ok((Step::Dial { stream }, false));
+        }
+        // Dialing a free port of this host's own may connect to itself (simultaneous open).
+        if stream.local_addr().ok() == Some(addr) {
+            return Err(unreachable(addr, std::io::ErrorKind::ConnectionRefused.into()));
+        }
+        stage::reach(Stage::ConnectDialed);
+        let Some((rails, fifo)) = &mut self.ends else { return Err(Error::internal("connect: no queue pairs")) };
+        let qps = self.setup.config.qps_per_rail as usize;
+        let ours = self.setup.params(rails, qps, fifo.pages().addr(), self.handle.instance, self.traffic_class)?;
+        self.h1 = wire::seal(Kind::Hello, WIRE_VERSION, &self.handle.secret, &[], &ours.encode());
+        self.ours = Some(ours);
+        Ok((Step::SendH1 { stream, writer: FrameWriter::new(self.h1.clone()) }, true))
+    }
+
+    fn send_h1(&mut self, mut stream: TcpStream, mut writer: FrameWriter) -> (Step, bool) {
+        match writer.push(&mut stream) {
+            Progress::Done => {
+                self.h1_sent = true;
+                stage::reach(Stage::ConnectH1Sent);
+                (Step::AwaitH2 { stream, reader: FrameReader::default() }, true)
+            }
+            Progress::Blocked => (Step::SendH1 { stream, writer }, false),
+            // A refusal may be on its way even so; and if not, that is where it is noticed.
+            Progress::Closed => (Step::AwaitH2 { stream, reader: FrameReader::default() }, true),
+        }
+    }
+
+    fn await_h2(&mut self, mut stream: TcpStream, mut reader: FrameReader) -> Result<(Step, bool)> {
+        let addr = self.handle.addr;
+        match reader.pull(&mut stream) {
+            Ok(Progress::Blocked) => return Ok((Step::AwaitH2 { stream, reader }, false)),
+            Ok(Progress::Closed) => return Ok((self.dropped("without an answer")?, true)),
+            Ok(Progress::Done) => {}
+            Err(e) => return Err(Error::remote(format!("connect: whoever listens at {addr} is not Railhead ({e})"))),
+        }
+        let frame = reader.take();
+        let (header, body) = wire::open(&frame, &self.handle.secret, &[&self.h1])
+            .map_err(|e| Error::remote(format!("connect: whoever listens at {addr} is not the listener that made this handle ({e})")))?;
+        match header.kind {
+            Kind::Reply => {}
+            Kind::Refuse => {
+                let reason = wire::decode_reason(body);
+                log_warn!(log::NET, "connect: {addr} refused: {reason}");
+                return Err(Error::usage(format!("connect: {addr} refused: {reason}")));
+            }
+            Kind::Hello | Kind::Confirm => return Err(Error::remote(format!("connect: {addr} answered with the wrong message"))),
+        }
+        self.setup.check(header.version, None).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
+        let theirs = Params::decode(body).map_err(|e| Error::remote(format!("connect: the answer of {addr} makes no sense ({e})")))?;
+        self.setup.check(header.version, Some(&theirs)).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
+        let ours = self.ours.as_ref().ok_or_else(|| Error::internal("connect: no parameters"))?;
+        if theirs.instance != self.handle.instance || theirs.rails > ours.rails || theirs.qps_per_rail > ours.qps_per_rail {
+            return Err(Error::remote(format!("connect: the answer of {addr} does not fit the question")));
+        }
+        stage::reach(Stage::ConnectH2Received);
+        let h3 = wire::seal(Kind::Confirm, WIRE_VERSION, &self.handle.secret, &[&self.h1, &frame], &[]);
+        Ok((Step::SendH3 { stream, writer: FrameWriter::new(h3), theirs: Box::new(theirs) }, true))
+    }
+
+    /// The listener closed the connection. That may be its right: try again.
+    fn dropped(&mut self, when: &str) -> Result<Step> {
+        self.drops += 1;
+        let addr = self.handle.addr;
+        if self.drops >= MAX_DROPS {
+            return Err(Error::remote(format!(
+                "connect: {addr} dropped the handshake {when}, {} times: the handle was damaged, or its listener is not the one it names",
+                self.drops
+            )));
+        }
+        log_info!(log::NET, "connect: {addr} dropped the handshake {when}; dialing again");
+        Ok(self.pause())
+    }
+
+    fn pause(&mut self) -> Step {
+        let pause = FIRST_PAUSE_NS.checked_shl(self.drops).map_or(LAST_PAUSE_NS, |ns| ns.min(LAST_PAUSE_NS));
+        Step::Pause { until: clock::now() + pause }
+    }
+
+    fn establish(&mut self, stream: TcpStream, theirs: Params) -> Result<Established<CtsFifo>> {
+        let (mut rails, fifo) = self.ends.take().ok_or_else(over)?;
+        let ours = self.ours.take().ok_or_else(over)?;
+        rails.shrink(usize::from(theirs.rails), usize::from(theirs.qps_per_rail));
+        rails.connect(&theirs.endpoints, theirs.memory, &theirs.rkeys)?;
+        let peer = Peer::new(&theirs, &ours, self.handle.addr);
+        let liveness = Liveness::new(stream, None, &peer, &self.setup.config);
+        let stats = self.stats.take().ok_or_else(over)?;
+        stats.set_peer(&peer.label, theirs.pid as i32);
+        log_info!(
+            log::NET,
+            "send comm on {} to {}: {} rail(s), {} queue pair(s) each, fabric {}",
+            self.setup.device.name(),
+            peer.label,
+            theirs.rails,
+            theirs.qps_per_rail,
+            theirs.fabric
+        );
+        Ok(Established { rails, memory: fifo, peer, liveness, stats })
+    }
+}
+
+fn over() -> Error {
+    Error::internal("connect: this attempt has ended")
+}
+
+/// The first `most` rails of the comm's device.
+pub fn rail_devices(setup: &Setup, stats: &CommStats, most: usize) -> Result<Vec<RailDevice>> {
+    let physical = setup.device.rails().iter().take(most).enumerate();
+    physical.map(|(i, device)| Ok(RailDevice { domain: device.domain()?.clone(), stats: stats.rail(i) })).collect()
+}
+
+fn unreachable(addr: SocketAddr, e: std::io::Error) -> Error {
+    use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable};
+    match e.kind() {
+        ConnectionRefused | ConnectionReset => {
+            Error::remote(format!("connect: nobody listens at {addr} any more: the peer died or closed its listener"))
+        }
+        HostUnreachable | NetworkUnreachable => {
+            Error::remote(format!("connect: {addr} cannot be reached ({e}); do the ranks' RAILHEAD_SOCKET_IFNAME name one network?"))
+        }
+        _ => Error::system(format!("connect to {addr}"), e),
+    }
+}
+
+/// The connects in progress of a [`super::Net`], by cursor: generation << 32 | index + 1.
+#[derive(Default)]
+pub struct PendingTable {
+    entries: Vec<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    generation: u32,
+    connector: Option<Box<Connector>>,
+}
+
+/// Connects that may be in progress at once; they are as many as one process has ranks' channels, so more is a leak.
+const MAX_PENDING: usize = 65536;
+
+impl PendingTable {
+    /// Takes the connect that the handle's cursor names, if it is one to the same listener from the same device.
+    pub fn take(&mut self, dev: usize, handle: &Handle) -> Option<Box<Connector>> {
+        let index = (handle.cursor as u32).checked_sub(1)? as usize;
+        let entry = self.entries.get_mut(index)?;
+        let mine = entry.generation == (handle.cursor >> 32) as u32 && entry.connector.as_ref().is_some_and(|c| c.is_for(dev, handle));
+        if mine { entry.connector.take() } else { None }
+    }
+
+    /// Keeps a connect and returns its new cursor.
+    pub fn put(&mut self, connector: Box<Connector>) -> Result<u64> {
+        let index = match self.entries.iter().position(|e| e.connector.is_none()) {
+            Some(index) => index,
+            None if self.entries.len() < MAX_PENDING => {
+                self.entries.push(Pending::default());
+                self.entries.len() - 1
+            }
+            None => return Err(Error::usage(format!("connect: {MAX_PENDING} connects are in progress already"))),
+        };
+        let entry = self.entries.get_mut(index).ok_or_else(|| Error::internal("connect: table index"))?;
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.connector = Some(connector);
+        Ok(u64::from(entry.generation) << 32 | (index as u64 + 1))
+    }
+}

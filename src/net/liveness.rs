@@ -1,0 +1,302 @@
+//! Whether the peer still lives. Asked by the thread that drives a comm, only on polls that found nothing, and then rarely.
+//!
+//! A comm fails on evidence alone: a completion that failed, or the end of the control connection (the handshake's, kept for this),
+//! or of the peer's process, with something outstanding. A peer that is slow or stopped is only reported, unless RAILHEAD_PEER_TIMEOUT_S
+//! says otherwise.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use crate::base::clock;
+use crate::base::config::Config;
+use crate::base::error::{Error, Result};
+use crate::base::fork;
+use crate::base::stats::WaitCause;
+
+use super::control::{CONTROL_SIZE, Control};
+use super::handshake::LateConfirm;
+use super::process::{Life, Process};
+use super::wire::Params;
+
+/// Idle polls per look at the clock.
+const CLOCK_EVERY: u32 = 64;
+/// Nanoseconds between two looks at the control connection and the peer's process.
+const CHECK_NS: u64 = 50_000_000;
+/// Nanoseconds that completions may still take after the control connection has ended: they travel on other connections, and what was
+/// sent before the end arrives, a retransmission or two later.
+const GRACE_NS: u64 = 2_000_000_000;
+
+/// Who the peer is.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// For messages: host, process, device, address.
+    pub label: String,
+    /// Its process id, if this process can see it under that number.
+    pub pid: Option<u32>,
+}
+
+impl Peer {
+    /// From the peer's parameters. Its pid means something here only in the same pid namespace of the same host.
+    pub fn new(params: &Params, ours: &Params, addr: std::net::SocketAddr) -> Peer {
+        let same = params.host_id == ours.host_id && params.pid_ns != 0 && params.pid_ns == ours.pid_ns;
+        let label = format!("{} pid {} ({} at {})", params.host, params.pid, params.device, addr.ip());
+        Peer { label, pid: same.then_some(params.pid) }
+    }
+}
+
+/// What a check found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing wrong.
+    Alive,
+    /// Nothing wrong, and looked at thoroughly: one poll in very many.
+    LookedAt,
+    /// Nothing outstanding can complete any more.
+    Gone(String),
+    /// The peer broke the protocol.
+    Nonsense(String),
+}
+
+/// The watch over one peer.
+pub struct Liveness {
+    stream: TcpStream,
+    /// H3, where the comm was handed out before it came.
+    late_confirm: Option<LateConfirm>,
+    frame: [u8; CONTROL_SIZE],
+    frame_len: usize,
+    /// The peer's process, if this one can see it.
+    process: Option<Process>,
+    /// Idle polls; only the remainder matters.
+    polls: u32,
+    checked_at: u64,
+    /// Since when nothing was found; 0 after something was.
+    idle_since: u64,
+    /// When the end of the connection or of the process was seen, and which.
+    ended: Option<(u64, &'static str)>,
+    /// The peer said that it closes.
+    bye: bool,
+    stopped: bool,
+    peer_timeout_ns: u64,
+    epoch: u64,
+}
+
+impl Liveness {
+    /// Watches `peer` over the handshake's connection.
+    pub fn new(stream: TcpStream, late_confirm: Option<LateConfirm>, peer: &Peer, config: &Config) -> Liveness {
+        Liveness {
+            stream,
+            late_confirm,
+            frame: [0; CONTROL_SIZE],
+            frame_len: 0,
+            process: peer.pid.and_then(Process::find),
+            polls: 0,
+            checked_at: 0,
+            idle_since: 0,
+            ended: None,
+            bye: false,
+            stopped: false,
+            peer_timeout_ns: u64::from(config.peer_timeout_s) * 1_000_000_000,
+            epoch: fork::epoch(),
+        }
+    }
+
+    /// Uses a process id that the fabric has proven.
+    pub fn set_pid(&mut self, pid: u32) {
+        if self.process.as_ref().is_none_or(|process| process.pid() != pid) {
+            self.process = Process::find(pid);
+        }
+    }
+
+    /// A poll found something.
+    #[inline]
+    pub fn busy(&mut self) {
+        self.idle_since = 0;
+    }
+
+    /// Whether the peer's process was stopped when last looked at.
+    #[inline]
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// A poll found nothing. Most of the time, this is all.
+    #[inline]
+    pub fn idle(&mut self) -> Verdict {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(CLOCK_EVERY) { self.look(clock::now()) } else { Verdict::Alive }
+    }
+
+    #[cold]
+    fn look(&mut self, now: u64) -> Verdict {
+        if self.idle_since == 0 {
+            self.idle_since = now;
+        }
+        if now.saturating_sub(self.checked_at) < CHECK_NS {
+            return Verdict::Alive;
+        }
+        self.checked_at = now;
+        match self.read_control() {
+            Ok(None) => {}
+            Ok(Some(why)) => self.ended = self.ended.or(Some((now, why))),
+            Err(nonsense) => return Verdict::Nonsense(nonsense),
+        }
+        self.look_at_process(now);
+        match self.ended {
+            Some((since, why)) if now.saturating_sub(since.max(self.idle_since)) >= GRACE_NS => return Verdict::Gone(self.describe(why)),
+            _ => {}
+        }
+        if self.peer_timeout_ns > 0 && now.saturating_sub(self.idle_since) >= self.peer_timeout_ns {
+            let seconds = self.peer_timeout_ns / 1_000_000_000;
+            let state = if self.stopped { "its process is stopped" } else { "it is slow or hangs" };
+            return Verdict::Gone(format!("no progress for {seconds} s (RAILHEAD_PEER_TIMEOUT_S): {state}"));
+        }
+        Verdict::LookedAt
+    }
+
+    /// What to say about a peer whose queue pairs fail: why, as far as known by now.
+    #[cold]
+    pub fn explain(&mut self) -> Option<String> {
+        if let Ok(Some(why)) = self.read_control() {
+            self.ended = self.ended.or(Some((clock::now(), why)));
+        }
+        self.look_at_process(clock::now());
+        self.ended.map(|(_, why)| self.describe(why))
+    }
+
+    fn describe(&self, why: &str) -> String {
+        if self.bye { "it closed its comm".into() } else { why.to_owned() }
+    }
+
+    fn look_at_process(&mut self, now: u64) {
+        let Some(process) = &self.process else { return };
+        let life = process.look();
+        self.stopped = life == Life::Stopped;
+        if life == Life::Dead {
+            self.ended = self.ended.or(Some((now, "its process died")));
+        }
+    }
+
+    /// Reads what the peer said. `Some` if the connection has ended, `Err` for nonsense.
+    fn read_control(&mut self) -> std::result::Result<Option<&'static str>, String> {
+        if self.ended.is_some() {
+            return Ok(None);
+        }
+        if let Some(confirm) = &mut self.late_confirm {
+            match confirm.read(&mut self.stream) {
+                Ok(true) => self.late_confirm = None,
+                Ok(false) => return Ok(None),
+                Err(super::handshake::ConfirmError::Closed) => {
+                    return Ok(Some("it closed the connection before the handshake was complete"));
+                }
+                Err(super::handshake::ConfirmError::Bad) => return Err("the last message of its handshake is wrong".into()),
+            }
+        }
+        loop {
+            let Some(rest) = self.frame.get_mut(self.frame_len..) else { return Err("control message overrun".into()) };
+            match self.stream.read(rest) {
+                Ok(0) => return Ok(Some("the control connection was closed: its process died or was closed")),
+                Ok(n) => self.frame_len += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+                    return Ok(Some("the control connection timed out: its host does not answer"));
+                }
+                Err(_) => return Ok(Some("the control connection was reset: its process died or its host is unreachable")),
+            }
+            if self.frame_len == CONTROL_SIZE {
+                self.frame_len = 0;
+                match Control::decode(&self.frame) {
+                    Some(Control::Bye) => self.bye = true,
+                    // Nobody sends these before replay exists.
+                    Some(other) => return Err(format!("unexpected control message {other:?}")),
+                    None => return Err("a control message that makes no sense".into()),
+                }
+            }
+        }
+    }
+
+    /// Tells the peer that this side closes on purpose. In a forked child the connection is the parent's.
+    pub fn say_bye(&mut self) {
+        if self.epoch == fork::epoch() {
+            // Best effort: it only makes the peer's message better.
+            let _ = self.stream.write(&Control::Bye.encode());
+        }
+    }
+}
+
+impl Liveness {
+    /// Ends the control connection because the comm has failed: a peer whose queue pairs cannot tell it learns all the same.
+    #[cold]
+    pub fn hang_up(&mut self) {
+        if self.epoch == fork::epoch() {
+            // It may have ended already.
+            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Liveness {
+    pub fn say_for_test(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+}
+
+/// Why a comm cannot go on.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Ours or the caller's mistake, rather than the peer's.
+    internal: bool,
+    text: String,
+}
+
+impl Failure {
+    /// The peer is gone or broke the protocol.
+    pub fn remote(text: String) -> Self {
+        Failure { internal: false, text }
+    }
+
+    /// A mistake on this side.
+    pub fn internal(text: String) -> Self {
+        Failure { internal: true, text }
+    }
+
+    /// To fail later calls as the first one failed.
+    pub fn from_error(error: &Error) -> Self {
+        Failure { internal: !matches!(error, Error::Remote(_)), text: error.to_string() }
+    }
+
+    /// The same with the comm and its state around it.
+    pub fn in_context(self, name: &str, state: &str) -> Self {
+        Failure { text: format!("{name}: {}; {state}", self.text), ..self }
+    }
+
+    /// Whether it is the peer's doing.
+    pub fn is_remote(&self) -> bool {
+        !self.internal
+    }
+
+    /// As an error, once per call that it makes fail.
+    #[cold]
+    pub fn error(&self) -> Error {
+        if self.internal { Error::internal(self.text.clone()) } else { Error::remote(self.text.clone()) }
+    }
+
+    /// The same as a result.
+    #[cold]
+    pub fn result<T>(&self) -> Result<T> {
+        Err(self.error())
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// The cause that the stats page shows: a stopped peer explains every other wait.
+#[inline]
+pub fn cause(normal: WaitCause, stopped: bool) -> WaitCause {
+    if stopped { WaitCause::PeerStopped } else { normal }
+}

@@ -1,0 +1,246 @@
+//! The plugin's semantics over a fabric: listen, connect, accept, send, receive, flush, registration. Version-free; `abi` alone calls it.
+//!
+//! The life of a message, and where to read on:
+//!
+//! 1. `irecv` ([`recv`]) writes an announcement into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
+//! 2. `isend` ([`send`]) finds it, cuts the message over the comm's lanes ([`rails`]) and WRITEs it into the announced memory; the last
+//!    WRITE of each stripe carries an immediate that names the slot.
+//! 3. `test` on either side polls, and gives the sizes once all stripes are accounted for ([`request`]).
+//!
+//! Before that, three authenticated messages made the comm: [`wire`] has their bytes, [`connect`] and [`accept`] the two ends' state
+//! machines, [`handle`] what is carried from listen to connect. [`liveness`] watches the peer, [`mr_cache`] the registered memory.
+#![forbid(unsafe_code)]
+
+mod accept;
+mod comm;
+mod connect;
+mod control;
+mod cts_fifo;
+mod device;
+mod flush;
+mod handle;
+mod handshake;
+mod listen;
+mod liveness;
+mod mr_cache;
+mod process;
+mod rails;
+mod recv;
+mod request;
+mod send;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::base::config::Config;
+use crate::base::error::{Error, Result};
+use crate::base::log::{self, log_info};
+use crate::base::stats;
+use crate::fabric::{self, Access, UserMemory};
+
+use connect::{Connector, PendingTable};
+use device::{NetDevice, Physical};
+use handle::Handle;
+use handshake::{Local, Setup};
+use mr_cache::MrTable;
+
+pub use device::Properties;
+pub use handle::HANDLE_SIZE;
+pub use listen::ListenComm;
+pub use mr_cache::{MemoryKind, MrHandle};
+pub use recv::{RecvBuffer, RecvComm};
+pub use request::{MAX_RECVS, MAX_REQUESTS, RequestId, Sizes};
+pub use send::SendComm;
+
+/// Longest message: maxP2pBytes. 1 GiB is what NCCL's shims for old plugins cut to (`MAX_NET_SIZE`).
+pub const MAX_MESSAGE: usize = 1 << 30;
+
+/// `NCCL_PTR_HOST`.
+pub const PTR_HOST: i32 = 1;
+
+/// When `connect` and `accept` give out a comm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Once the handshake is done; `None` before (v5 and later).
+    Full,
+    /// At once, waiting if need be: `connect` once its first message is sent, `accept` once its answer is (v4, where every rank
+    /// connects first and accepts second, and neither call is repeated).
+    Eager,
+}
+
+/// The process-wide state: made by the first init, dropped after the last finalize and the last comm.
+pub struct Net {
+    config: Arc<Config>,
+    local: Arc<Local>,
+    physical: Vec<Arc<Physical>>,
+    /// Physical ones first. Only grows.
+    devices: RwLock<Vec<Arc<NetDevice>>>,
+    mrs: MrTable,
+    pending: Mutex<PendingTable>,
+    _stats: stats::Hold,
+}
+
+impl Net {
+    /// Reads the environment and lists the devices.
+    ///
+    /// Errors: settings that leave no device.
+    pub fn open() -> Result<Arc<Net>> {
+        Net::with_config(Config::from_env())
+    }
+
+    /// The same with given settings.
+    pub fn with_config(config: Config) -> Result<Arc<Net>> {
+        stats::set_enabled(config.stats);
+        let config = Arc::new(config);
+        let physical: Vec<_> = fabric::devices(&config)?.into_iter().map(|device| Arc::new(Physical::new(device))).collect();
+        let devices =
+            physical.iter().enumerate().map(|(i, p)| NetDevice::physical(i, p.clone()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        for device in &devices {
+            log_info!(
+                log::NET,
+                "device {}: {} on fabric {}, {} Mbit/s, {}",
+                device.index(),
+                device.name(),
+                device.fabric(),
+                device.properties().speed_mbps,
+                device.addr()
+            );
+        }
+        Ok(Arc::new(Net {
+            config,
+            local: Arc::new(Local::new()),
+            mrs: MrTable::new(physical.len()),
+            physical,
+            devices: RwLock::new(devices),
+            pending: Mutex::default(),
+            _stats: stats::hold(),
+        }))
+    }
+
+    /// Devices, virtual ones included.
+    pub fn device_count(&self) -> usize {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// What NCCL is told of a device.
+    ///
+    /// Errors: no such device.
+    pub fn properties(&self, dev: usize) -> Result<Arc<Properties>> {
+        self.device(dev).map(|device| device.properties().clone())
+    }
+
+    /// Fuses devices into a new one, or finds the one that is their fusion, and returns its number.
+    ///
+    /// Errors: no such device; devices that may not be fused.
+    pub fn make_virtual(&self, devs: &[usize]) -> Result<usize> {
+        let parts = devs.iter().map(|&dev| self.device(dev)).collect::<Result<Vec<_>>>()?;
+        device::may_fuse(&parts, &self.config.force_merge)?;
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |device: &&Arc<NetDevice>| device.properties().vdevs == devs;
+        if let Some(same) = devices.iter().skip(self.physical.len()).find(is_it) {
+            return Ok(same.index());
+        }
+        let taken: Vec<&str> = devices.iter().map(|d| d.name()).collect();
+        let fused = NetDevice::fused(devices.len(), &parts, &taken)?;
+        log_info!(log::NET, "device {}: {} made of {devs:?}", fused.index(), fused.name());
+        devices.push(Arc::new(fused));
+        Ok(devices.len() - 1)
+    }
+
+    /// Listens on a device; any number of connections can be accepted from the comm.
+    ///
+    /// Errors: no such device; no port or descriptor left.
+    pub fn listen(self: &Arc<Self>, dev: usize) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
+        ListenComm::new(self, self.setup(dev)?)
+    }
+
+    /// Connects to the listener that made the handle. `Ready::Full` never waits and gives `None` for "call again with the same handle",
+    /// in which it notes where it is.
+    ///
+    /// Errors: not a handle; nobody listens there any more; a listener on another fabric or of another release.
+    pub fn connect(
+        self: &Arc<Self>,
+        dev: usize,
+        traffic_class: Option<i32>,
+        handle: &mut [u8; HANDLE_SIZE],
+        when: Ready,
+    ) -> Result<Option<SendComm>> {
+        let decoded = Handle::decode(handle)?;
+        let found = self.pending().take(dev, &decoded);
+        Handle::set_cursor(handle, 0);
+        let mut connector = match found {
+            Some(connector) => connector,
+            None => {
+                let traffic_class = match self.config.traffic_class {
+                    -1 => traffic_class.unwrap_or(-1),
+                    from_environment => from_environment,
+                };
+                Box::new(Connector::new(self.setup(dev)?, decoded, traffic_class)?)
+            }
+        };
+        if when == Ready::Eager {
+            return send::connect_eager(self.clone(), dev, connector).map(Some);
+        }
+        match connector.drive()? {
+            Some(established) => Ok(Some(SendComm::established(self.clone(), dev, established))),
+            None => {
+                let cursor = self.pending().put(connector)?;
+                Handle::set_cursor(handle, cursor);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Registers memory for every comm of the device. Any thread, also while others drive the device's comms.
+    ///
+    /// Errors: no such device; a kind of memory that the device cannot reach; a range that cannot be registered.
+    pub fn register(&self, dev: usize, memory: UserMemory, kind: MemoryKind) -> Result<MrHandle> {
+        let device = self.device(dev)?;
+        if kind != MemoryKind::Host && device.properties().ptr_support == PTR_HOST {
+            return Err(Error::usage(format!("regMr: {} reaches host memory only (ptrSupport NCCL_PTR_HOST)", device.name())));
+        }
+        self.register_kind(dev, memory, kind)
+    }
+
+    /// Registers host memory as if it were a device's: for tests of the flush, of which host memory has no need.
+    #[doc(hidden)]
+    pub fn register_as_device(&self, dev: usize, memory: UserMemory) -> Result<MrHandle> {
+        self.register_kind(dev, memory, MemoryKind::Device)
+    }
+
+    fn register_kind(&self, dev: usize, memory: UserMemory, kind: MemoryKind) -> Result<MrHandle> {
+        let device = self.device(dev)?;
+        let rails: &[usize] = &device.properties().vdevs;
+        self.mrs.register(dev, rails, memory, kind, |rail| {
+            let physical = self.physical.get(rail).ok_or_else(|| Error::internal(format!("regMr: no device {rail}")))?;
+            physical.domain()?.register(memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)
+        })
+    }
+
+    /// Gives a registration back. Any thread.
+    ///
+    /// Errors: a handle that is not known, or belongs to another device.
+    pub fn deregister(&self, dev: usize, mr: MrHandle) -> Result<()> {
+        self.mrs.deregister(dev, mr)
+    }
+
+    fn device(&self, dev: usize) -> Result<Arc<NetDevice>> {
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        devices.get(dev).cloned().ok_or_else(|| Error::internal(format!("no device {dev}; there are {}", devices.len())))
+    }
+
+    fn device_name(&self, dev: usize) -> String {
+        self.device(dev).map_or_else(|_| "?".into(), |device| device.name().to_owned())
+    }
+
+    fn setup(&self, dev: usize) -> Result<Setup> {
+        Ok(Setup { config: self.config.clone(), local: self.local.clone(), device: self.device(dev)? })
+    }
+
+    fn pending(&self) -> MutexGuard<'_, PendingTable> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

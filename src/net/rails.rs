@@ -1,0 +1,445 @@
+//! The queue pairs of one comm: how many on which rail, what fits into their send queues, and how a message is cut over them.
+//! Used by the thread that drives the comm.
+//!
+//! A *rail* is a physical device with a completion queue of its own; a *lane* is one queue pair. Lanes are numbered across rails
+//! first (lane `i` is on rail `i % rails`), so that neighbouring stripes travel on different rails.
+
+use crate::base::error::{Error, Result};
+use crate::base::stats::RailStats;
+use crate::fabric::{
+    Access, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, PostError, QpCaps, QpId, QpState, RecvRequest, SendRequest, Sge,
+    UserMemory, WcOpcode, WcStatus,
+};
+
+use super::cts_fifo::SLOT_SIZE;
+use super::request::{MAX_REQUESTS, RequestId};
+use super::wire::{MAX_QPS_PER_RAIL, MAX_RAILS};
+
+/// Lanes of a comm at most: a bit each in a stripe bitmap.
+pub const MAX_LANES: usize = MAX_RAILS * MAX_QPS_PER_RAIL;
+const _: () = assert!(MAX_LANES <= 64);
+
+/// Stripes begin at multiples of it, as NCCL's do: no two lanes write to one cache line, or to a pair that is fetched together.
+pub const STRIPE_ALIGN: usize = 128;
+
+/// Unsignaled requests in a row at most. Without a signaled one now and then, a send queue never drains.
+const SIGNAL_EVERY: u16 = 64;
+
+/// Completions taken from a queue at once.
+pub const BATCH: usize = 16;
+
+/// What a work request was for. It and the rest of a [`WrId`] come back in the completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WrKind {
+    /// A stripe of a message and the record before it; `id` is the send request.
+    Data,
+    /// Announced receives; `id` is the receive request.
+    Cts,
+    /// A pre-posted receive.
+    Recv,
+    /// The READ of a flush; `id` is the flush request.
+    Flush,
+}
+
+/// A decoded work request id: `kind:8 | lane:8 | retires:16 | id:32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrId {
+    /// What for.
+    pub kind: WrKind,
+    /// On which lane.
+    pub lane: u8,
+    /// Send queue entries that its completion frees: its own and those of the unsignaled ones before it.
+    pub retires: u16,
+    /// Which request.
+    pub id: RequestId,
+}
+
+impl WrId {
+    /// The 64 bits.
+    #[inline]
+    pub fn encode(self) -> u64 {
+        let kind = match self.kind {
+            WrKind::Data => 1u64,
+            WrKind::Cts => 2,
+            WrKind::Recv => 3,
+            WrKind::Flush => 4,
+        };
+        kind << 56 | u64::from(self.lane) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
+    }
+
+    /// `None` for what [`WrId::encode`] never made.
+    #[inline]
+    pub fn decode(wr_id: u64) -> Option<WrId> {
+        let kind = match wr_id >> 56 {
+            1 => WrKind::Data,
+            2 => WrKind::Cts,
+            3 => WrKind::Recv,
+            4 => WrKind::Flush,
+            _ => return None,
+        };
+        Some(WrId { kind, lane: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
+    }
+}
+
+/// One queue pair.
+struct Lane {
+    rail: u8,
+    qp: QpId,
+    /// Free entries of the send queue.
+    room: u32,
+    /// Requests posted since the last signaled one.
+    unsignaled: u16,
+}
+
+/// A physical device of a comm.
+pub struct RailDevice {
+    /// Its domain.
+    pub domain: Domain,
+    /// Where its queue pairs count.
+    pub stats: RailStats,
+}
+
+/// All queue pairs of a comm, and the regions over the comm's own memory. Dropped in this order: after the queue pairs are gone
+/// nothing touches the regions.
+pub struct Rails {
+    queues: Vec<CompletionQueue>,
+    lanes: Vec<Lane>,
+    own: Vec<MemoryRegion>,
+    /// The peer's key for its memory that this side writes: FIFO or records.
+    remote_keys: [u32; MAX_RAILS],
+    /// That memory.
+    remote_memory: u64,
+    /// Where the next message's first stripe goes.
+    next: usize,
+}
+
+/// Which end of a comm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It writes messages and records.
+    Send,
+    /// It announces, and pre-posts a receive for every message that may come.
+    Recv,
+}
+
+impl Rails {
+    /// Makes the queue pairs and registers `own` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's.
+    pub fn new(devices: &[RailDevice], qps_per_rail: usize, side: Side, own: UserMemory, traffic_class: i32) -> Result<Rails> {
+        let caps = QpCaps {
+            // A message takes two entries at most of a lane's queue, an announcement one.
+            send_depth: 2 * MAX_REQUESTS as u32,
+            recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
+            traffic_class: u8::try_from(traffic_class).ok(),
+            ..QpCaps::default()
+        };
+        let mut rails =
+            Rails { queues: Vec::new(), lanes: Vec::new(), own: Vec::new(), remote_keys: [0; MAX_RAILS], remote_memory: 0, next: 0 };
+        for device in devices {
+            rails.queues.push(device.domain.create_cq(false)?);
+            rails.own.push(device.domain.register(own, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
+        }
+        for _ in 0..qps_per_rail {
+            for (rail, (device, cq)) in devices.iter().zip(&mut rails.queues).enumerate() {
+                let qp = cq.create_qp(&caps, device.stats.clone())?;
+                if cq.qp(qp).max_inline() < SLOT_SIZE {
+                    return Err(Error::usage(format!(
+                        "the device takes {} bytes inline; announcements need {SLOT_SIZE}",
+                        cq.qp(qp).max_inline()
+                    )));
+                }
+                rails.lanes.push(Lane { rail: rail as u8, qp, room: caps.send_depth, unsignaled: 0 });
+            }
+        }
+        Ok(rails)
+    }
+
+    /// Rails in use.
+    pub fn rails(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Lanes in use.
+    #[inline]
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Keys of this side's own memory, for the peer.
+    pub fn own_keys(&self) -> Vec<u32> {
+        self.own.iter().map(MemoryRegion::rkey).collect()
+    }
+
+    /// Drops the regions over this side's own memory, so that the peer's WRITEs into it fail. For tests.
+    pub fn forget_own(&mut self) {
+        self.own.clear();
+    }
+
+    /// Endpoints rail by rail, as the handshake lists them.
+    pub fn endpoints(&mut self) -> Vec<Endpoint> {
+        let mut all = Vec::with_capacity(self.lanes.len());
+        for (rail, cq) in self.queues.iter_mut().enumerate() {
+            for lane in self.lanes.iter().filter(|lane| usize::from(lane.rail) == rail) {
+                all.push(cq.qp(lane.qp).endpoint());
+            }
+        }
+        all
+    }
+
+    /// Destroys the queue pairs that the peer has no counterpart for.
+    pub fn shrink(&mut self, rails: usize, qps_per_rail: usize) {
+        let mut seen = [0usize; MAX_RAILS];
+        let queues = &mut self.queues;
+        self.lanes.retain(|lane| {
+            let rail = usize::from(lane.rail);
+            let count = seen.get_mut(rail).map_or(usize::MAX, |n| {
+                *n += 1;
+                *n
+            });
+            let keep = rail < rails && count <= qps_per_rail;
+            if let (false, Some(cq)) = (keep, queues.get_mut(rail)) {
+                cq.destroy_qp(lane.qp);
+            }
+            keep
+        });
+        self.queues.truncate(rails);
+        self.own.truncate(rails);
+    }
+
+    /// Connects every lane to its counterpart; `endpoints` rail by rail. `memory` and `keys` are the peer's.
+    pub fn connect(&mut self, endpoints: &[Endpoint], memory: u64, keys: &[u32]) -> Result<()> {
+        let mut remote = endpoints.iter();
+        for (rail, cq) in self.queues.iter_mut().enumerate() {
+            for lane in self.lanes.iter().filter(|lane| usize::from(lane.rail) == rail) {
+                let endpoint = remote.next().ok_or_else(|| Error::remote("the peer named too few queue pairs"))?;
+                cq.qp(lane.qp).connect(endpoint)?;
+            }
+        }
+        self.remote_memory = memory;
+        for (place, key) in self.remote_keys.iter_mut().zip(keys) {
+            *place = *key;
+        }
+        Ok(())
+    }
+
+    /// The rail of a lane, and the peer's key there.
+    #[inline]
+    pub fn rail_of(&self, lane: usize) -> usize {
+        self.lanes.get(lane).map_or(0, |lane| usize::from(lane.rail))
+    }
+
+    /// The peer's memory at `offset`, and its key on the rail of `lane`.
+    #[inline]
+    pub fn remote(&self, lane: usize, offset: usize) -> (u64, u32) {
+        (self.remote_memory.wrapping_add(offset as u64), self.remote_keys.get(self.rail_of(lane)).copied().unwrap_or(0))
+    }
+
+    /// Free send queue entries of a lane.
+    #[inline]
+    pub fn room(&self, lane: usize) -> u32 {
+        self.lanes.get(lane).map_or(0, |lane| lane.room)
+    }
+
+    /// How a message of `len` bytes is cut, and the first of the lanes that it takes.
+    #[inline]
+    pub fn plan(&mut self, len: usize, split_min: usize) -> Plan {
+        let lanes = self.lanes.len();
+        let plan = Plan::new(len, lanes, split_min, self.next);
+        self.next = (self.next + plan.stripes) % lanes.max(1);
+        plan
+    }
+
+    /// Undoes the last `plan`: nothing of it was posted.
+    #[inline]
+    pub fn unplan(&mut self, plan: &Plan) {
+        self.next = plan.first;
+    }
+
+    /// Posts `requests` on a lane, all or none. Whoever calls has checked the room. `signal` for the last one to be signaled in any case;
+    /// the others never are. Their wr_ids are filled in here.
+    #[inline]
+    pub fn post_send(
+        &mut self,
+        lane: usize,
+        requests: &mut [SendRequest<'_>],
+        kind: WrKind,
+        id: RequestId,
+        signal: bool,
+    ) -> std::result::Result<(), PostError> {
+        let Some(it) = self.lanes.get_mut(lane) else { return Err(PostError::Invalid("no such lane")) };
+        let count = requests.len() as u16;
+        if u32::from(count) > it.room {
+            return Err(PostError::Full);
+        }
+        let retires = it.unsignaled + count;
+        let signaled = signal || retires >= SIGNAL_EVERY;
+        if let Some((last, others)) = requests.split_last_mut() {
+            for other in others {
+                other.wr_id = WrId { kind, lane: lane as u8, retires: 0, id }.encode();
+                other.signaled = false;
+            }
+            last.wr_id = WrId { kind, lane: lane as u8, retires, id }.encode();
+            last.signaled = signaled;
+        }
+        let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        cq.qp(it.qp).post_send(requests)?;
+        it.room -= u32::from(count);
+        it.unsignaled = if signaled { 0 } else { retires };
+        Ok(())
+    }
+
+    /// Pre-posts one receive on a lane. It takes immediates only, so it has no memory.
+    #[inline]
+    pub fn post_recv(&mut self, lane: usize) -> std::result::Result<(), PostError> {
+        let Some(it) = self.lanes.get(lane) else { return Err(PostError::Invalid("no such lane")) };
+        let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let wr_id = WrId { kind: WrKind::Recv, lane: lane as u8, retires: 0, id: RequestId(0) }.encode();
+        cq.qp(it.qp).post_recv(&RecvRequest { wr_id, sge: Sge::default() })
+    }
+
+    /// Takes completions of a rail.
+    #[inline]
+    pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> usize {
+        self.queues.get_mut(rail).map_or(0, |cq| cq.poll(out))
+    }
+
+    /// Frees the send queue entries that a completion retires.
+    #[inline]
+    pub fn retire(&mut self, wr: &WrId) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(wr.lane)) {
+            lane.room += u32::from(wr.retires);
+        }
+    }
+
+    /// Why a lane failed, in the fabric's words.
+    #[cold]
+    pub fn why(&mut self, lane: usize) -> Option<String> {
+        let it = self.lanes.get(lane)?;
+        let cq = self.queues.get_mut(usize::from(it.rail))?;
+        cq.qp(it.qp).error().map(str::to_owned)
+    }
+
+    /// A lane whose queue pair is in ERROR, and why: with nothing outstanding on it, no completion tells.
+    pub fn broken(&mut self) -> Option<String> {
+        let queues = &mut self.queues;
+        self.lanes.iter().find_map(|lane| {
+            let qp = queues.get_mut(usize::from(lane.rail))?.qp(lane.qp);
+            (qp.state() == QpState::Error).then(|| qp.error().unwrap_or("a queue pair failed").to_owned())
+        })
+    }
+
+    /// Takes everything to ERROR, so that the peer learns.
+    #[cold]
+    pub fn abort(&mut self) {
+        for lane in &self.lanes {
+            if let Some(cq) = self.queues.get_mut(usize::from(lane.rail)) {
+                cq.qp(lane.qp).set_error();
+            }
+        }
+    }
+
+    /// Lets the queue pairs meet their counterparts; true once all have.
+    ///
+    /// Errors: one that failed, in the fabric's words.
+    pub fn meet(&mut self) -> std::result::Result<bool, String> {
+        let mut all = true;
+        for cq in &mut self.queues {
+            // No room for completions: what may have arrived already stays for the comm.
+            cq.poll(&mut []);
+        }
+        for lane in &self.lanes {
+            let Some(cq) = self.queues.get_mut(usize::from(lane.rail)) else { continue };
+            let qp = cq.qp(lane.qp);
+            if qp.state() == QpState::Error {
+                return Err(qp.error().unwrap_or("a queue pair failed").to_owned());
+            }
+            all &= qp.met();
+        }
+        Ok(all)
+    }
+
+    /// The peer's process id, where a fabric has proven it.
+    pub fn peer_pid(&mut self) -> Option<i32> {
+        let queues = &mut self.queues;
+        self.lanes.iter().find_map(|lane| queues.get_mut(usize::from(lane.rail))?.qp(lane.qp).peer_pid())
+    }
+
+    /// A rail's completion queue, for a flush's queue pair.
+    pub fn queue(&mut self, rail: usize) -> Option<&mut CompletionQueue> {
+        self.queues.get_mut(rail)
+    }
+}
+
+/// A message cut into stripes: stripe `i` is `chunk` bytes (the last one what is left) on lane `(first + i) % lanes`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Stripes, at least 1.
+    pub stripes: usize,
+    /// Bytes of each but the last.
+    pub chunk: usize,
+    /// Lane of stripe 0.
+    pub first: usize,
+    lanes: usize,
+    len: usize,
+}
+
+impl Plan {
+    fn new(len: usize, lanes: usize, split_min: usize, first: usize) -> Plan {
+        if lanes <= 1 || len < split_min {
+            return Plan { stripes: 1, chunk: len, first, lanes: lanes.max(1), len };
+        }
+        let chunk = len.div_ceil(lanes).next_multiple_of(STRIPE_ALIGN);
+        Plan { stripes: len.div_ceil(chunk).max(1), chunk, first, lanes, len }
+    }
+
+    /// Bytes of the message.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lane, offset and length of stripe `i`.
+    #[inline]
+    pub fn stripe(&self, i: usize) -> (usize, usize, usize) {
+        let offset = (i * self.chunk).min(self.len);
+        ((self.first + i) % self.lanes, offset, self.chunk.min(self.len - offset))
+    }
+}
+
+/// An unused entry for `poll` to fill.
+pub const NO_COMPLETION: Completion =
+    Completion { wr_id: 0, status: WcStatus::GeneralErr, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn work_request_ids_round_trip() {
+        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush] {
+            let wr = WrId { kind, lane: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
+            assert_eq!(WrId::decode(wr.encode()), Some(wr));
+        }
+        assert_eq!(WrId::decode(0), None);
+        assert_eq!(WrId::decode(5 << 56), None);
+    }
+
+    proptest! {
+        #[test]
+        fn stripes_cover_a_message_once(len in 0usize..3_000_000, lanes in 1usize..=64, split_min in 128usize..100_000, first in 0usize..64) {
+            let plan = Plan::new(len, lanes, split_min, first % lanes);
+            prop_assert!(plan.stripes >= 1 && plan.stripes <= lanes);
+            prop_assert!(len >= split_min || plan.stripes == 1);
+            let (mut at, mut used) = (0, 0u64);
+            for i in 0..plan.stripes {
+                let (lane, offset, size) = plan.stripe(i);
+                prop_assert_eq!(offset, at);
+                prop_assert!(offset % STRIPE_ALIGN == 0 && (size > 0 || len == 0));
+                prop_assert!(lane < lanes && used & 1 << lane == 0);
+                used |= 1 << lane;
+                at += size;
+            }
+            prop_assert_eq!(at, len);
+        }
+    }
+}

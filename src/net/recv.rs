@@ -1,0 +1,313 @@
+//! The receiving end of a comm: announces receives in the sender's CTS FIFO and learns from immediates what landed. `irecv`, `iflush` and
+//! `test` are called by the one thread that drives the comm; none waits, allocates, locks or logs unless something went wrong.
+
+use std::sync::Arc;
+
+use crate::base::error::{Error, Result};
+use crate::base::stage::{self, Stage};
+use crate::base::stats::{CommCounter, WaitCause};
+use crate::fabric::{Completion, Opcode, Payload, SendRequest};
+
+use super::comm::{Core, too_long};
+use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
+use super::flush::Flusher;
+use super::handshake::Established;
+use super::mr_cache::{MemoryKind, MrHandle};
+use super::rails::{WrId, WrKind};
+use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
+use super::{MAX_MESSAGE, Net};
+
+/// A receiving comm. Dropping it closes it.
+pub struct RecvComm {
+    core: Core,
+    /// Dropped after the core, which registered it.
+    records: Records,
+    slots: Box<[RecvSlot; SLOTS]>,
+    /// Sequence number of the next announcement.
+    tail: u64,
+    /// Dropped after the core: its queue pairs are in the core's queues.
+    flusher: Option<Flusher>,
+    dev: usize,
+    net: Arc<Net>,
+}
+
+/// One of the memory ranges of a group of receives.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvBuffer {
+    /// First byte.
+    pub addr: usize,
+    /// Bytes; 0 is legal and needs no memory handle.
+    pub len: usize,
+    /// Which send it is for.
+    pub tag: i32,
+    /// The registration that covers it.
+    pub mr: MrHandle,
+}
+
+/// An announced receive.
+#[derive(Debug, Clone, Copy)]
+struct RecvSlot {
+    /// Announced, and its group is not done.
+    busy: bool,
+    /// Its message has landed.
+    landed: bool,
+    /// Which message of the request it is.
+    index: u8,
+    request: RequestId,
+    sequence: u64,
+    /// Room for so many bytes.
+    room: u64,
+    /// Size and number of stripes, once known; 0 stripes before.
+    size: u64,
+    stripes: u32,
+    /// Which of them have landed: a bit each.
+    seen: u64,
+}
+
+const FREE: RecvSlot =
+    RecvSlot { busy: false, landed: false, index: 0, request: RequestId(0), sequence: 0, room: 0, size: 0, stripes: 0, seen: 0 };
+
+impl RecvComm {
+    /// From a handshake. Every lane gets as many receives as messages can come, and from then on one for each that came.
+    pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
+        let (mut core, records) = Core::new(established, format!("recv comm on {} from", net.device_name(dev)));
+        for lane in 0..core.rails.lanes() {
+            for _ in 0..MAX_REQUESTS {
+                core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
+            }
+        }
+        Ok(RecvComm { core, records, slots: Box::new([FREE; SLOTS]), tail: 0, flusher: None, dev, net })
+    }
+
+    /// The device it was made on.
+    pub fn dev(&self) -> usize {
+        self.dev
+    }
+
+    /// Announces a group of 1..=8 receives. `None`: too many are outstanding; call again. The memory is the peer's until `test` says that
+    /// the request is done.
+    ///
+    /// Errors: memory that its `mr` does not cover; more than 1 GiB; a group of no or too many; a peer that is gone or misbehaves.
+    pub fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+        self.core.check()?;
+        let n = buffers.len();
+        if !cts_fifo::valid_group(u32::try_from(n).unwrap_or(u32::MAX)) {
+            return Err(Error::internal(format!("irecv: a group of {n}; 1..={MAX_RECVS} are possible (maxRecvs)")));
+        }
+        let mut announcements = [[0u8; SLOT_SIZE]; MAX_RECVS];
+        for ((i, buffer), announcement) in buffers.iter().enumerate().zip(&mut announcements) {
+            *announcement = self.announcement(buffer, n, self.tail + i as u64)?;
+        }
+        let free = (0..n as u64).all(|i| self.slot(self.tail + i).is_some_and(|slot| !slot.busy));
+        // The first lane of the first rail. A lane holds as many receives as slots can be announced, so those need no look.
+        let lane = 0;
+        if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
+            self.core.stats.add(CommCounter::NullPosts, 1);
+            self.progress(WaitCause::PeerNoSend);
+            return self.core.check().map(|()| None);
+        }
+        let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
+        let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
+        for (i, buffer) in buffers.iter().enumerate() {
+            let sequence = self.tail + i as u64;
+            if let Some(slot) = self.slot(sequence) {
+                *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, ..FREE };
+            }
+        }
+        if let Err(error) = self.announce(lane, announcements.get(..n).unwrap_or_default(), id) {
+            self.core.post_failed(lane, "an announcement", error);
+            return self.core.check().map(|()| None);
+        }
+        self.tail += n as u64;
+        self.core.posted();
+        stage::reach(Stage::RecvPosted);
+        Ok(Some(id))
+    }
+
+    /// The 64 bytes that announce a buffer as number `sequence`.
+    #[inline]
+    fn announcement(&self, buffer: &RecvBuffer, n: usize, sequence: u64) -> Result<[u8; SLOT_SIZE]> {
+        if buffer.len > MAX_MESSAGE {
+            return Err(too_long("irecv", buffer.len));
+        }
+        let rkeys = match buffer.len {
+            0 => [0; _],
+            len => self.net.mrs.lookup("irecv", self.dev, buffer.mr, buffer.addr, len)?.rkeys(),
+        };
+        let slot = Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 };
+        Ok(slot.encode(sequence))
+    }
+
+    /// Writes announcements into the sender's FIFO, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
+    #[inline]
+    fn announce(
+        &mut self,
+        lane: usize,
+        announcements: &[[u8; SLOT_SIZE]],
+        id: RequestId,
+    ) -> std::result::Result<(), crate::fabric::PostError> {
+        let nothing = SendRequest {
+            wr_id: 0,
+            opcode: Opcode::Write,
+            payload: Payload::Inline(&[]),
+            remote_addr: 0,
+            rkey: 0,
+            imm: 0,
+            signaled: false,
+        };
+        let mut requests = [nothing; MAX_RECVS];
+        for (i, (request, announcement)) in requests.iter_mut().zip(announcements).enumerate() {
+            let index = ((self.tail + i as u64) % SLOTS as u64) as usize;
+            let (remote_addr, rkey) = self.core.rails.remote(lane, index * SLOT_SIZE);
+            *request = SendRequest { payload: Payload::Inline(announcement), remote_addr, rkey, ..nothing };
+        }
+        let requests = requests.get_mut(..announcements.len()).unwrap_or_default();
+        self.core.rails.post_send(lane, requests, WrKind::Cts, id, false)
+    }
+
+    /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
+    ///
+    /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
+    #[inline]
+    pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+        if let Some(sizes) = self.core.finish(id)? {
+            return Ok(Some(sizes));
+        }
+        self.core.check()?;
+        self.progress(WaitCause::PeerNoSend);
+        if let Some(sizes) = self.core.finish(id)? {
+            return Ok(Some(sizes));
+        }
+        self.core.check().map(|()| None)
+    }
+
+    /// Makes what was received visible to the device that owns the memory. `None`: nothing to do, which is so for all host memory.
+    ///
+    /// Errors: memory that its `mr` does not cover; a peer that is gone or misbehaves.
+    pub fn iflush(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+        self.core.check()?;
+        let mut last = None;
+        for buffer in buffers.iter().filter(|b| b.len > 0) {
+            let registration = self.net.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
+            if registration.kind() == MemoryKind::Device {
+                last = Some((buffer.addr, registration));
+            }
+        }
+        // The NIC keeps its writes in order before a later read of its own, so one READ behind the last of them flushes all.
+        let Some((addr, registration)) = last else { return Ok(None) };
+        let flusher = match &mut self.flusher {
+            Some(flusher) => flusher,
+            none => none.insert(Flusher::new(self.net.device(self.dev)?.rails(), &mut self.core)?),
+        };
+        let posted = flusher.post(&mut self.core, addr as u64, registration);
+        if let Ok(Some(_)) = posted {
+            self.core.posted();
+            stage::reach(Stage::Flush);
+        }
+        posted
+    }
+
+    #[inline]
+    fn slot(&mut self, sequence: u64) -> Option<&mut RecvSlot> {
+        self.slots.get_mut((sequence % SLOTS as u64) as usize)
+    }
+
+    #[inline]
+    fn progress(&mut self, cause: WaitCause) {
+        let RecvComm { core, records, slots, .. } = self;
+        core.progress(cause, |core, wr, completion| match wr.kind {
+            WrKind::Recv => received(core, records, slots, wr, completion),
+            WrKind::Flush => {
+                if let Some(request) = core.requests.get_mut(wr.id) {
+                    request.left = request.left.saturating_sub(1);
+                }
+            }
+            WrKind::Cts | WrKind::Data => {}
+        });
+    }
+}
+
+#[cfg(test)]
+impl RecvComm {
+    pub(super) fn poll_for_test(&mut self) {
+        self.progress(WaitCause::PeerNoSend);
+    }
+
+    pub(super) fn lanes_for_test(&mut self) -> usize {
+        self.core.rails.lanes()
+    }
+
+    pub(super) fn core_for_test(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+impl Drop for RecvComm {
+    fn drop(&mut self) {
+        stage::reach(Stage::Closing);
+        self.core.close();
+    }
+}
+
+/// A stripe has landed: says so to its slot, and replaces the receive that it consumed.
+#[inline]
+fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], wr: &WrId, completion: &Completion) {
+    let lane = usize::from(wr.lane);
+    if let Err(error) = core.rails.post_recv(lane) {
+        return core.post_failed(lane, "a receive", error);
+    }
+    let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
+    let (number, meaning) = Imm::decode(imm);
+    let lanes = core.rails.lanes() as u32;
+    let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.busy && !slot.landed) else {
+        return core.nonsense(format_args!("a message for slot {number}, where none is expected"));
+    };
+    match meaning {
+        Imm::Whole(size) if slot.seen == 0 => {
+            slot.size = u64::from(size);
+            slot.landed = true;
+        }
+        Imm::Whole(_) => return core.nonsense(format_args!("a whole message for slot {number} after stripes of it")),
+        Imm::Stripe(index) => {
+            let record = records.read(number);
+            if record.epoch != cts_fifo::epoch(slot.sequence) || !(1..=lanes).contains(&record.stripes) || index >= record.stripes {
+                return core.nonsense(format_args!("stripe {index} for slot {number} with {record:?}"));
+            }
+            if slot.stripes == 0 {
+                slot.size = record.size;
+                slot.stripes = record.stripes;
+            }
+            if (slot.size, slot.stripes) != (record.size, record.stripes) || slot.seen & 1 << index != 0 {
+                return core.nonsense(format_args!("stripe {index} for slot {number} twice, or two records of it"));
+            }
+            slot.seen |= 1 << index;
+            slot.landed = slot.seen.count_ones() == slot.stripes;
+        }
+    }
+    if slot.size > slot.room {
+        let (size, room) = (slot.size, slot.room);
+        return core.nonsense(format_args!("{size} bytes for slot {number}, which has room for {room}"));
+    }
+    if slot.landed {
+        landed(core, slots, number);
+    }
+}
+
+/// A message is whole. Its slot stays taken until its group is done: the sender looks at all of them until then.
+#[inline]
+fn landed(core: &mut Core, slots: &mut [RecvSlot; SLOTS], number: u8) {
+    let Some(slot) = slots.get(usize::from(number)) else { return };
+    let Some(request) = core.requests.get_mut(slot.request) else { return };
+    if let Some(size) = request.bytes.get_mut(usize::from(slot.index)) {
+        *size = slot.size as usize;
+    }
+    request.left = request.left.saturating_sub(1);
+    if request.left == 0 {
+        for i in 0..u64::from(request.n) {
+            if let Some(slot) = slots.get_mut(((request.sequence + i) % SLOTS as u64) as usize) {
+                slot.busy = false;
+            }
+        }
+        stage::reach(Stage::RecvDone);
+    }
+}

@@ -1,0 +1,225 @@
+//! The requests of one comm: a fixed table, so that posting allocates nothing. Used by the thread that drives the comm.
+//!
+//! A [`RequestId`] is a slot and its generation, never a pointer: testing a request that was freed, or one of another comm, is noticed.
+
+use crate::base::error::{Error, Result};
+
+/// Requests of a comm: NCCL has at most 32 groups of 8 outstanding (`NCCL_NET_MAX_REQUESTS` * maxRecvs).
+pub const MAX_REQUESTS: usize = 256;
+/// Receives of a group: `NCCL_NET_IB_MAX_RECVS`, nccl src/transport/net_ib/common.h.
+pub const MAX_RECVS: usize = 8;
+const _: () = assert!(MAX_REQUESTS == 256, "a slot is the low byte of a RequestId");
+
+/// Names an outstanding request of a comm: generation << 8 | slot. Never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestId(pub u32);
+
+/// What a finished request moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// How many messages: 1 for a send, the group's n for a receive, 0 for a flush.
+    pub n: usize,
+    /// Their sizes.
+    pub bytes: [usize; MAX_RECVS],
+}
+
+/// A request in flight.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Messages of it.
+    pub n: u8,
+    /// Parts still to complete: stripes of a send, messages of a receive. 0 = done.
+    pub left: u8,
+    /// Stripes of a send that have not completed.
+    pub stripes: u64,
+    /// Sequence number of its first slot.
+    pub sequence: u64,
+    /// Sizes, as far as known.
+    pub bytes: [usize; MAX_RECVS],
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    /// Generation of the request, or, when free, of the next.
+    generation: u32,
+    used: bool,
+    request: Request,
+}
+
+/// The table.
+pub struct RequestTable {
+    entries: Box<[Entry; MAX_REQUESTS]>,
+    free: [u8; MAX_REQUESTS],
+    free_count: usize,
+}
+
+const EMPTY: Request = Request { n: 0, left: 0, stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
+const LAST_GENERATION: u32 = u32::MAX >> 8;
+
+impl RequestTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        RequestTable {
+            entries: Box::new([Entry { generation: 1, used: false, request: EMPTY }; MAX_REQUESTS]),
+            free: std::array::from_fn(|i| (MAX_REQUESTS - 1 - i) as u8),
+            free_count: MAX_REQUESTS,
+        }
+    }
+
+    /// Requests in use.
+    #[inline]
+    pub fn used(&self) -> usize {
+        MAX_REQUESTS - self.free_count
+    }
+
+    /// Whether another request fits.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.free_count > 0
+    }
+
+    /// Takes a slot. `None` when all are in use.
+    #[inline]
+    pub fn insert(&mut self, request: Request) -> Option<RequestId> {
+        let top = self.free_count.checked_sub(1)?;
+        let slot = *self.free.get(top)?;
+        let entry = self.entries.get_mut(usize::from(slot))?;
+        self.free_count = top;
+        entry.used = true;
+        entry.request = request;
+        Some(RequestId(entry.generation << 8 | u32::from(slot)))
+    }
+
+    /// The request, if it is outstanding.
+    #[inline]
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+        let entry = self.entries.get_mut((id.0 & 0xff) as usize)?;
+        (entry.used && entry.generation == id.0 >> 8).then_some(&mut entry.request)
+    }
+
+    /// Its sizes if it is done, in which case it is freed.
+    ///
+    /// Errors: a request that is not outstanding: finished before, or never made here.
+    #[inline]
+    pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+        let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize).filter(|e| e.used && e.generation == id.0 >> 8) else {
+            return Err(stale(id));
+        };
+        if entry.request.left != 0 {
+            return Ok(None);
+        }
+        let sizes = Sizes { n: usize::from(entry.request.n), bytes: entry.request.bytes };
+        entry.used = false;
+        // Generation 0 is skipped so that no id is 0.
+        entry.generation = if entry.generation == LAST_GENERATION { 1 } else { entry.generation + 1 };
+        if let Some(top) = self.free.get_mut(self.free_count) {
+            *top = (id.0 & 0xff) as u8;
+            self.free_count += 1;
+        }
+        Ok(Some(sizes))
+    }
+
+    /// Requests that are not done, and the sequence number of the oldest of them.
+    pub fn unfinished(&self) -> (usize, Option<u64>) {
+        let open = self.entries.iter().filter(|e| e.used && e.request.left != 0);
+        open.fold((0, None), |(n, oldest), e| (n + 1, Some(oldest.map_or(e.request.sequence, |o: u64| o.min(e.request.sequence)))))
+    }
+}
+
+impl Default for RequestTable {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cold]
+fn stale(id: RequestId) -> Error {
+    Error::internal(format!("test: request {:#x} is not outstanding on this comm; it was finished before, or belongs to another", id.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn holds_256_and_not_one_more() {
+        let mut table = RequestTable::new();
+        let ids: Vec<_> = (0..MAX_REQUESTS).map(|_| table.insert(EMPTY).unwrap()).collect();
+        assert!(table.insert(EMPTY).is_none() && !table.has_room());
+        for id in ids {
+            assert!(table.finish(id).unwrap().is_some());
+        }
+        assert_eq!(table.used(), 0);
+    }
+
+    #[test]
+    fn a_finished_request_is_gone() {
+        let mut table = RequestTable::new();
+        let id = table.insert(Request { n: 1, left: 1, ..EMPTY }).unwrap();
+        assert_eq!(table.finish(id).unwrap(), None);
+        table.get_mut(id).unwrap().left = 0;
+        assert_eq!(table.finish(id).unwrap().unwrap().n, 1);
+        assert!(matches!(table.finish(id), Err(Error::Internal(_))));
+        assert!(table.get_mut(id).is_none());
+        let next = table.insert(EMPTY).unwrap();
+        assert_eq!(next.0 & 0xff, id.0 & 0xff);
+        assert!(table.get_mut(id).is_none() && table.get_mut(next).is_some());
+    }
+
+    #[test]
+    fn generations_wrap_past_zero() {
+        let mut table = RequestTable::new();
+        table.entries[0].generation = LAST_GENERATION;
+        let id = table.insert(EMPTY).unwrap();
+        assert_eq!(id.0, u32::MAX << 8);
+        table.finish(id).unwrap();
+        assert_eq!(table.insert(EMPTY).unwrap().0, 1 << 8);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Op {
+        Insert(u8),
+        Finish(usize),
+        Complete(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![any::<u8>().prop_map(Op::Insert), (0..400usize).prop_map(Op::Finish), (0..400usize).prop_map(Op::Complete)]
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_map(ops in proptest::collection::vec(op(), 0..900)) {
+            let mut table = RequestTable::new();
+            let mut model: HashMap<u32, u8> = HashMap::new();
+            let mut ever: Vec<RequestId> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Insert(left) => match table.insert(Request { left, ..EMPTY }) {
+                        Some(id) => {
+                            prop_assert!(model.insert(id.0, left).is_none());
+                            ever.push(id);
+                        }
+                        None => prop_assert_eq!(model.len(), MAX_REQUESTS),
+                    },
+                    Op::Finish(i) => if let Some(&id) = ever.get(i) {
+                        match model.get(&id.0) {
+                            None => prop_assert!(table.finish(id).is_err()),
+                            Some(0) => { prop_assert!(table.finish(id).unwrap().is_some()); model.remove(&id.0); }
+                            Some(_) => prop_assert!(table.finish(id).unwrap().is_none()),
+                        }
+                    },
+                    Op::Complete(i) => if let Some(&id) = ever.get(i) {
+                        let found = table.get_mut(id);
+                        prop_assert_eq!(found.is_some(), model.contains_key(&id.0));
+                        if let Some(request) = found { request.left = 0; model.insert(id.0, 0); }
+                    },
+                }
+                prop_assert_eq!(table.used(), model.len());
+                prop_assert_eq!(table.unfinished().0, model.values().filter(|&&l| l != 0).count());
+            }
+        }
+    }
+}

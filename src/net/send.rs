@@ -1,0 +1,355 @@
+//! The sending end of a comm: looks in the CTS FIFO for what the receiver announced and writes there. `isend` and `test` are called by
+//! the one thread that drives the comm; neither waits, allocates, locks or logs unless something went wrong.
+
+use std::sync::Arc;
+
+use crate::base::error::Result;
+use crate::base::stage::{self, Stage};
+use crate::base::stats::{CommCounter, WaitCause};
+use crate::fabric::{Opcode, Payload, PostError, SendRequest, Sge};
+
+use super::comm::{Core, too_long};
+use super::connect::Connector;
+use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
+use super::handshake::Established;
+use super::liveness::Failure;
+use super::mr_cache::{MrHandle, MrTable};
+use super::rails::{Plan, WrKind};
+use super::request::{MAX_RECVS, Request, RequestId, Sizes};
+use super::{MAX_MESSAGE, Net};
+
+/// A sending comm. Dropping it closes it.
+pub struct SendComm {
+    state: State,
+    dev: usize,
+    net: Arc<Net>,
+}
+
+enum State {
+    /// Handed out before the peer answered (v4).
+    Connecting(Box<Connector>),
+    Up(Box<Sender>),
+    /// The handshake failed.
+    Failed(Failure),
+}
+
+/// A sender whose peer has answered.
+struct Sender {
+    core: Core,
+    /// Dropped after the core, which registered it.
+    fifo: CtsFifo,
+    /// Sequence number of the group at the head of the FIFO.
+    head: u64,
+    /// Copy of that group, once all of it has come; `group_len` 0 before.
+    group: [Slot; MAX_RECVS],
+    group_len: usize,
+    /// Which of its slots were used: a bit each.
+    used: u8,
+    split_min: usize,
+    dev: usize,
+}
+
+impl SendComm {
+    /// A comm whose handshake goes on.
+    pub(super) fn connecting(net: Arc<Net>, dev: usize, connector: Box<Connector>) -> SendComm {
+        SendComm { state: State::Connecting(connector), dev, net }
+    }
+
+    /// A comm whose handshake is done.
+    pub(super) fn established(net: Arc<Net>, dev: usize, established: Established<CtsFifo>) -> SendComm {
+        let sender = Sender::new(&net, dev, established);
+        SendComm { state: State::Up(Box::new(sender)), dev, net }
+    }
+
+    /// The device it was made on.
+    pub fn dev(&self) -> usize {
+        self.dev
+    }
+
+    /// Sends `len` bytes at `addr` into the receive that has this tag, of the group at the head of the FIFO. Size 0 is legal and needs
+    /// no memory handle. `None`: the receiver has not announced it yet, or all requests are in use; call again. The memory must stay as it
+    /// is until `test` says that the request is done. A send longer than its receive is cut to it.
+    ///
+    /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves.
+    #[inline]
+    pub fn isend(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
+        match &mut self.state {
+            State::Up(sender) => sender.isend(&self.net.mrs, addr, len, tag, mr),
+            _ => self.isend_early(addr, len, tag, mr),
+        }
+    }
+
+    /// Whether a request is done, and then its size; that frees it. Any outstanding request, in any order.
+    ///
+    /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
+    #[inline]
+    pub fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
+        match &mut self.state {
+            State::Up(sender) => sender.test(request),
+            State::Failed(failure) => failure.result(),
+            // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
+            State::Connecting(_) => super::request::RequestTable::new().finish(request),
+        }
+    }
+
+    #[cold]
+    fn isend_early(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
+        if len > 0 {
+            self.net.mrs.lookup("isend", self.dev, mr, addr, len)?;
+        }
+        let driven = match &mut self.state {
+            State::Connecting(connector) => connector.drive(),
+            State::Failed(failure) => return failure.result(),
+            State::Up(_) => Ok(None),
+        };
+        match driven {
+            Ok(None) => Ok(None),
+            Ok(Some(established)) => {
+                self.state = State::Up(Box::new(Sender::new(&self.net, self.dev, established)));
+                self.isend(addr, len, tag, mr)
+            }
+            Err(error) => {
+                self.state = State::Failed(Failure::from_error(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Drops the registration of the CTS FIFO, so that the receiver's announcements fail: for tests that there is no other way for them.
+    #[doc(hidden)]
+    pub fn invalidate_cts_fifo(&mut self) {
+        if let State::Up(sender) = &mut self.state {
+            sender.core.rails.forget_own();
+        }
+    }
+}
+
+impl Drop for SendComm {
+    fn drop(&mut self) {
+        stage::reach(Stage::Closing);
+        if let State::Up(sender) = &mut self.state {
+            sender.core.close();
+        }
+    }
+}
+
+impl Sender {
+    fn new(net: &Net, dev: usize, established: Established<CtsFifo>) -> Sender {
+        let (core, fifo) = Core::new(established, format!("send comm on {} to", net.device_name(dev)));
+        Sender {
+            core,
+            fifo,
+            head: 0,
+            group: [Slot::default(); MAX_RECVS],
+            group_len: 0,
+            used: 0,
+            split_min: net.config.split_min as usize,
+            dev,
+        }
+    }
+
+    #[inline]
+    fn isend(&mut self, mrs: &MrTable, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
+        self.core.check()?;
+        if len > MAX_MESSAGE {
+            return Err(too_long("isend", len));
+        }
+        let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
+        let Some(index) = self.find(tag) else { return self.not_ready(WaitCause::PeerNoReceive) };
+        let Some(slot) = self.group.get(index).copied() else { return Ok(None) };
+        let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
+        if slot.addr.checked_add(len as u64).is_none() {
+            self.core.nonsense(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
+            return self.core.check().map(|()| None);
+        }
+        let plan = self.core.rails.plan(len, self.split_min);
+        // Room for a stripe and its record on every lane that is used.
+        let roomy = (0..plan.stripes).all(|i| self.core.rails.room(plan.stripe(i).0) >= 2);
+        if !roomy || !self.core.requests.has_room() {
+            self.core.rails.unplan(&plan);
+            return self.not_ready(WaitCause::Fabric);
+        }
+        let sequence = self.head + index as u64;
+        let lanes = (0..plan.stripes).fold(0u64, |lanes, i| lanes | 1 << plan.stripe(i).0);
+        let mut bytes = [0; MAX_RECVS];
+        bytes[0] = len;
+        let request = Request { n: 1, left: 1, stripes: lanes, sequence, bytes };
+        let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
+        for stripe in 0..plan.stripes {
+            let lkey = registration.map_or(0, |r| r.lkey(self.core.rails.rail_of(plan.stripe(stripe).0)));
+            if let Err((lane, error)) = self.post(&plan, stripe, &slot, sequence, addr, lkey, id) {
+                self.core.post_failed(lane, "a message", error);
+                return self.core.check().map(|()| None);
+            }
+        }
+        self.use_slot(index);
+        self.core.posted();
+        stage::reach(Stage::SendPosted);
+        Ok(Some(id))
+    }
+
+    /// Which of the head group's slots is unused and has this tag.
+    #[inline]
+    fn find(&mut self, tag: i32) -> Option<usize> {
+        if self.group_len == 0 {
+            self.load_group();
+        }
+        let slots = self.group.iter().take(self.group_len).enumerate();
+        slots.filter(|(i, slot)| self.used & 1 << i == 0 && slot.tag == tag as u32).map(|(i, _)| i).next()
+    }
+
+    /// Copies the group at the head out of the FIFO, if all of it has come.
+    #[inline]
+    fn load_group(&mut self) {
+        let first = match self.fifo.read(self.head) {
+            cts_fifo::Ready::NotYet => return,
+            cts_fifo::Ready::Yes(slot) => slot,
+            cts_fifo::Ready::Nonsense(value) => {
+                return self.core.nonsense(format_args!("ready flag {value} where {} belongs", self.head + 1));
+            }
+        };
+        if !cts_fifo::valid_group(first.nreqs) {
+            return self.core.nonsense(format_args!("a group of {} receives", first.nreqs));
+        }
+        let len = first.nreqs as usize;
+        for (i, place) in self.group.iter_mut().take(len).enumerate() {
+            let sequence = self.head + i as u64;
+            match self.fifo.read(sequence) {
+                cts_fifo::Ready::Yes(slot) if slot.nreqs == first.nreqs => *place = slot,
+                cts_fifo::Ready::Yes(slot) => {
+                    return self.core.nonsense(format_args!("groups of {} and {} in one", first.nreqs, slot.nreqs));
+                }
+                cts_fifo::Ready::NotYet => return,
+                cts_fifo::Ready::Nonsense(value) => {
+                    return self.core.nonsense(format_args!("ready flag {value} where {} belongs", sequence + 1));
+                }
+            }
+        }
+        self.group_len = len;
+    }
+
+    #[inline]
+    fn use_slot(&mut self, index: usize) {
+        self.used |= 1 << index;
+        if self.used.count_ones() as usize == self.group_len {
+            self.head += self.group_len as u64;
+            self.group_len = 0;
+            self.used = 0;
+        }
+    }
+
+    /// Nothing can be sent now: moves things along meanwhile. Announcements arrive only while somebody polls.
+    fn not_ready(&mut self, cause: WaitCause) -> Result<Option<RequestId>> {
+        self.core.stats.add(CommCounter::NullPosts, 1);
+        self.progress(cause);
+        self.core.check().map(|()| None)
+    }
+
+    /// Posts one stripe.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn post(
+        &mut self,
+        plan: &Plan,
+        stripe: usize,
+        slot: &Slot,
+        sequence: u64,
+        addr: usize,
+        lkey: u32,
+        id: RequestId,
+    ) -> std::result::Result<(), (usize, PostError)> {
+        let (lane, offset, len) = plan.stripe(stripe);
+        let rails = &mut self.core.rails;
+        let rail = rails.rail_of(lane);
+        let index = (sequence % SLOTS as u64) as u8;
+        let total = plan.len();
+        let whole = plan.stripes == 1 && total < IMM_LIMIT;
+        let imm = if whole { Imm::Whole(total as u32) } else { Imm::Stripe(stripe as u32) };
+        let data = SendRequest {
+            wr_id: 0,
+            opcode: Opcode::WriteWithImm,
+            payload: Payload::Sge(Sge { addr: (addr + offset) as u64, len: len as u32, lkey }),
+            remote_addr: slot.addr.wrapping_add(offset as u64),
+            rkey: slot.rkeys.get(rail).copied().unwrap_or(0),
+            imm: imm.encode(index),
+            signaled: true,
+        };
+        let posted = if whole {
+            rails.post_send(lane, &mut [data], WrKind::Data, id, true)
+        } else {
+            let record = Record { size: total as u64, stripes: plan.stripes as u32, epoch: cts_fifo::epoch(sequence) }.encode();
+            let (remote_addr, rkey) = rails.remote(lane, usize::from(index) * RECORD_SIZE);
+            let first = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&record), remote_addr, rkey, imm: 0, ..data };
+            rails.post_send(lane, &mut [first, data], WrKind::Data, id, true)
+        };
+        posted.map_err(|error| (lane, error))
+    }
+
+    #[inline]
+    fn progress(&mut self, cause: WaitCause) {
+        self.core.progress(cause, |core, wr, _| {
+            let Some(request) = core.requests.get_mut(wr.id) else { return };
+            request.stripes &= !(1 << wr.lane);
+            if request.stripes == 0 && request.left > 0 {
+                request.left = 0;
+                stage::reach(Stage::SendDone);
+            }
+        });
+    }
+
+    #[inline]
+    fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+        if let Some(sizes) = self.core.finish(id)? {
+            return Ok(Some(sizes));
+        }
+        self.core.check()?;
+        self.progress(WaitCause::Fabric);
+        if let Some(sizes) = self.core.finish(id)? {
+            return Ok(Some(sizes));
+        }
+        self.core.check().map(|()| None)
+    }
+}
+
+/// What tests need to see, and to do as a hostile peer would.
+#[cfg(test)]
+impl SendComm {
+    fn up(&mut self) -> Option<&mut Sender> {
+        match &mut self.state {
+            State::Up(sender) => Some(sender),
+            _ => None,
+        }
+    }
+
+    pub(super) fn poll_for_test(&mut self) {
+        if let Some(sender) = self.up() {
+            sender.progress(WaitCause::Fabric);
+        }
+    }
+
+    pub(super) fn lanes_for_test(&mut self) -> usize {
+        self.up().map_or(0, |sender| sender.core.rails.lanes())
+    }
+
+    pub(super) fn fifo_for_test(&mut self) -> &crate::base::mem::Pages {
+        self.up().unwrap().fifo.pages()
+    }
+
+    pub(super) fn core_for_test(&mut self) -> &mut Core {
+        &mut self.up().unwrap().core
+    }
+}
+
+/// Connects; see [`Net::connect`].
+pub(super) fn connect_eager(net: Arc<Net>, dev: usize, mut connector: Box<Connector>) -> Result<SendComm> {
+    // Only the dial can take time: the kernel of a listener accepts and takes H1 whatever its process does.
+    while !connector.h1_sent() {
+        if let Some(established) = connector.drive()? {
+            return Ok(SendComm::established(net, dev, established));
+        }
+        if !connector.h1_sent() {
+            crate::base::clock::sleep(std::time::Duration::from_micros(100));
+        }
+    }
+    Ok(SendComm::connecting(net, dev, connector))
+}
