@@ -1,0 +1,15 @@
+//! The C boundary: what NCCL, RCCL and C programs load. Casts, checks and status codes; what the calls mean is `net`'s business.
+//!
+//! * [`boundary`]: nothing unwinds into C, every pointer is checked, errors become status codes here and nowhere else.
+//! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
+//! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
+//! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
+//! * [`version`], [`memory`]: the library's own C functions, `railhead_*`.
+
+pub mod boundary;
+pub mod handle;
+pub mod handles;
+pub mod memory;
+pub mod nccl;
+pub mod plugin;
+pub mod version;

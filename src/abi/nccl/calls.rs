@@ -1,0 +1,347 @@
+//! What the functions of the tables do, once for all versions: check the pointers, call `abi::plugin`, write the results.
+//!
+//! Every function returns through the boundary. Except for `*request`, results are written on success only. Each takes the raw
+//! arguments of its C namesake and `v`, the version of the table; the threads that may call it are named there.
+//!
+//! # Safety
+//! Common to all: a pointer that is neither NULL nor misaligned must be what NCCL's interface says it is, valid for its elements for the
+//! length of the call. Handles may be anything. No two threads may use one comm at a time, except in `reg_mr` and `dereg_mr`.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use super::types::{VDeviceProps, ncclDebugLogger_t, ncclNetCommConfig_t, ncclResult_t};
+use crate::abi::boundary::{self, Out, Refusal, call, call_with};
+use crate::abi::handle::{Handle, Kind};
+use crate::abi::plugin::{self, Buffer, Description};
+use crate::base::error::{Error, Result};
+use crate::fabric::UserMemory;
+use crate::net::{MAX_RECVS, Ready};
+
+/// A length in C: int up to ABI version 7 or 8, size_t after.
+pub(super) trait Length: Copy {
+    /// The value, whatever it is.
+    fn value(self) -> i128;
+}
+
+impl Length for c_int {
+    #[inline]
+    fn value(self) -> i128 {
+        self.into()
+    }
+}
+
+impl Length for usize {
+    #[inline]
+    fn value(self) -> i128 {
+        self as i128
+    }
+}
+
+/// What tells connect the traffic class.
+pub(super) enum Scope {
+    /// Nothing.
+    Process,
+    /// Its own argument, which may be NULL.
+    Config(*const ncclNetCommConfig_t),
+    /// The context.
+    Context(*mut c_void),
+}
+
+pub(super) unsafe fn init(v: u32, logger: Option<ncclDebugLogger_t>) -> ncclResult_t {
+    call("init", v, || plugin::init(logger))
+}
+
+pub(super) unsafe fn init_context(
+    v: u32,
+    ctx: *mut *mut c_void,
+    config: *const ncclNetCommConfig_t,
+    logger: Option<ncclDebugLogger_t>,
+) -> ncclResult_t {
+    call("init", v, || {
+        // SAFETY: this module's common requirement.
+        let (ctx, config) = unsafe { (Out::new(ctx, "ctx")?, traffic_class(config)?) };
+        ctx.set(plugin::init_context(logger, config)?.to_pointer());
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As for [`boundary::read`]; NULL means no wish.
+unsafe fn traffic_class(config: *const ncclNetCommConfig_t) -> Result<Option<i32>> {
+    if config.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the requirement is the caller's own.
+    unsafe { boundary::read(config, "config") }?.traffic_class()
+}
+
+pub(super) unsafe fn finalize(v: u32, ctx: *mut c_void) -> ncclResult_t {
+    call("finalize", v, || plugin::finalize(Handle::from_pointer(ctx)))
+}
+
+pub(super) unsafe fn set_net_attr(v: u32, ctx: *mut c_void) -> ncclResult_t {
+    call("setNetAttr", v, || plugin::context(Handle::from_pointer(ctx)).map(|_| ()))
+}
+
+pub(super) unsafe fn devices(v: u32, ndev: *mut c_int) -> ncclResult_t {
+    call("devices", v, || {
+        // SAFETY: this module's common requirement.
+        let ndev = unsafe { Out::new(ndev, "ndev") }?;
+        ndev.set(plugin::device_count()? as c_int);
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn get_properties<P: for<'a> TryFrom<&'a Description, Error = Error>>(v: u32, dev: c_int, props: *mut P) -> ncclResult_t {
+    call("getProperties", v, || {
+        // SAFETY: this module's common requirement.
+        let props = unsafe { Out::new(props, "props") }?;
+        props.set(P::try_from(&plugin::describe(dev)?)?);
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn make_v_device<const N: usize>(v: u32, d: *mut c_int, props: *const VDeviceProps<N>) -> ncclResult_t {
+    // NCCL tries to fuse whatever it thinks could be, and goes on with the devices as they are when told no.
+    call_with("makeVDevice", v, Refusal::Ordinary, || {
+        // SAFETY: this module's common requirement.
+        let (d, props) = unsafe { (Out::new(d, "d")?, boundary::read(props, "props")?) };
+        d.set(plugin::make_virtual(props.devs()?)? as c_int);
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn listen(v: u32, scope: Scope, dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> ncclResult_t {
+    call("listen", v, || {
+        // SAFETY: this module's common requirement. The handle is NCCL's 64 bytes (128 from version 5, of which 64 are used).
+        let (handle, listen_comm) = unsafe { (boundary::bytes(handle, "handle")?, Out::new(listen_comm, "listenComm")?) };
+        // SAFETY: as above.
+        unsafe { scope.traffic_class() }?;
+        let (comm, bytes) = plugin::listen(dev)?;
+        *handle = bytes;
+        listen_comm.set(comm.to_pointer());
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn connect(
+    v: u32,
+    scope: Scope,
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    when: Ready,
+) -> ncclResult_t {
+    call("connect", v, || {
+        // SAFETY: this module's common requirement; of the handle 64 bytes are used, as in `listen`.
+        let (handle, send_comm) = unsafe { (boundary::bytes(handle, "handle")?, Out::new(send_comm, "sendComm")?) };
+        // SAFETY: as above.
+        let traffic_class = unsafe { scope.traffic_class() }?;
+        send_comm.set(plugin::connect(dev, traffic_class, handle, when)?.map_or(null_mut(), Handle::to_pointer));
+        Ok(())
+    })
+}
+
+impl Scope {
+    /// # Safety
+    /// As for [`boundary::read`].
+    unsafe fn traffic_class(&self) -> Result<Option<i32>> {
+        match self {
+            Scope::Process => Ok(None),
+            // SAFETY: the requirement is the caller's own.
+            Scope::Config(config) => unsafe { traffic_class(*config) },
+            Scope::Context(ctx) => plugin::context(Handle::from_pointer(*ctx)),
+        }
+    }
+}
+
+pub(super) unsafe fn accept(v: u32, listen_comm: *mut c_void, recv_comm: *mut *mut c_void, when: Ready) -> ncclResult_t {
+    call("accept", v, || {
+        // SAFETY: this module's common requirement.
+        let recv_comm = unsafe { Out::new(recv_comm, "recvComm") }?;
+        // SAFETY: as above: the listen comm is this thread's.
+        let comm = unsafe { plugin::accept(Handle::from_pointer(listen_comm), when) }?;
+        recv_comm.set(comm.map_or(null_mut(), Handle::to_pointer));
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn reg_mr<L: Length>(
+    v: u32,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: L,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> ncclResult_t {
+    call("regMr", v, || {
+        // SAFETY: this module's common requirement.
+        let mhandle = unsafe { Out::new(mhandle, "mhandle") }?;
+        let kind = plugin::memory_kind(kind)?;
+        let len =
+            usize::try_from(size.value()).map_err(|_| Error::usage(format!("memory of {} bytes; accepted: 1 or more", size.value())))?;
+        if data.is_null() {
+            return Err(boundary::bad_pointer(0, "data", 1));
+        }
+        // SAFETY: NCCL hands over memory that it owns for as long as it is registered, and expects the peer to write to it.
+        let memory = unsafe { UserMemory::new(data.cast(), len) };
+        mhandle.set(plugin::register(Handle::from_pointer(comm), memory, kind)?.to_pointer());
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn dereg_mr(v: u32, comm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t {
+    call("deregMr", v, || {
+        if mhandle.is_null() {
+            return Err(boundary::bad_pointer(0, "mhandle", 1));
+        }
+        plugin::deregister(Handle::from_pointer(comm), Handle::from_pointer(mhandle))
+    })
+}
+
+#[inline]
+pub(super) unsafe fn isend<L: Length>(
+    v: u32,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: L,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> ncclResult_t {
+    call("isend", v, || {
+        // SAFETY: this module's common requirement.
+        let request = unsafe { emptied(request) }?;
+        let (addr, len) = buffer(data, size)?;
+        // SAFETY: as above: the comm is this thread's.
+        let posted = unsafe { plugin::isend(Handle::from_pointer(comm), addr, len, tag, Handle::from_pointer(mhandle)) }?;
+        if let Some(posted) = posted {
+            request.set(posted.to_pointer());
+        }
+        Ok(())
+    })
+}
+
+/// The place of a request, with NULL in it. It comes in as anything, 0x1 for one (NCCL_NET_OPTIONAL_RECV_COMPLETION), and NCCL takes
+/// what it finds there after the call for a request: so this comes before everything that may fail.
+///
+/// # Safety
+/// As for [`Out::new`].
+#[inline]
+unsafe fn emptied(request: *mut *mut c_void) -> Result<Out<*mut c_void>> {
+    // SAFETY: the requirement is the caller's own.
+    let request = unsafe { Out::new(request, "request") }?;
+    request.set(null_mut());
+    Ok(request)
+}
+
+#[inline]
+fn buffer<L: Length>(data: *mut c_void, size: L) -> Result<(usize, usize)> {
+    let len = plugin::message_size(size.value())?;
+    if data.is_null() && len > 0 {
+        return Err(boundary::bad_pointer(0, "data", 1));
+    }
+    Ok((data.addr(), len))
+}
+
+/// The arrays of a receive or a flush.
+pub(super) struct Arrays<L> {
+    pub n: c_int,
+    pub data: *const *mut c_void,
+    pub sizes: *const L,
+    /// NULL in a flush, which has none.
+    pub tags: Option<*const c_int>,
+    pub mhandles: *const *mut c_void,
+}
+
+impl<L: Length> Arrays<L> {
+    /// Checks and copies them.
+    ///
+    /// # Safety
+    /// Unless NULL or misaligned, the arrays must be readable for `n` elements if `n` is at most `MAX_RECVS`.
+    #[inline]
+    unsafe fn read<'a>(&self, room: &'a mut [Buffer; MAX_RECVS]) -> Result<&'a [Buffer]> {
+        let n = plugin::buffer_count(self.n)?;
+        // SAFETY: the requirement is the caller's own; `n` was just checked against MAX_RECVS.
+        let (data, sizes, mhandles) = unsafe {
+            (
+                boundary::slice(self.data, n, "data")?,
+                boundary::slice(self.sizes, n, "sizes")?,
+                boundary::slice(self.mhandles, n, "mhandles")?,
+            )
+        };
+        // SAFETY: as above.
+        let tags = self.tags.map(|tags| unsafe { boundary::slice(tags, n, "tags") }).transpose()?;
+        for (i, (((place, data), size), mhandle)) in room.iter_mut().zip(data).zip(sizes).zip(mhandles).enumerate() {
+            let (addr, len) = buffer(*data, *size)?;
+            let tag = tags.and_then(|tags| tags.get(i)).copied().unwrap_or(0);
+            *place = Buffer { addr, len, tag, mr: Handle::from_pointer(*mhandle) };
+        }
+        Ok(&room[..n])
+    }
+}
+
+const NO_BUFFERS: [Buffer; MAX_RECVS] = [Buffer { addr: 0, len: 0, tag: 0, mr: Handle::NULL }; MAX_RECVS];
+
+#[inline]
+pub(super) unsafe fn irecv<L: Length>(v: u32, comm: *mut c_void, arrays: Arrays<L>, request: *mut *mut c_void) -> ncclResult_t {
+    call("irecv", v, || {
+        // SAFETY: this module's common requirement.
+        let request = unsafe { emptied(request) }?;
+        let mut room = NO_BUFFERS;
+        // SAFETY: as above.
+        let buffers = unsafe { arrays.read(&mut room) }?;
+        // SAFETY: as above: the comm is this thread's.
+        if let Some(posted) = unsafe { plugin::irecv(Handle::from_pointer(comm), buffers) }? {
+            request.set(posted.to_pointer());
+        }
+        Ok(())
+    })
+}
+
+#[inline]
+pub(super) unsafe fn iflush(v: u32, comm: *mut c_void, arrays: Arrays<c_int>, request: *mut *mut c_void) -> ncclResult_t {
+    call("iflush", v, || {
+        // SAFETY: this module's common requirement.
+        let request = unsafe { emptied(request) }?;
+        let mut room = NO_BUFFERS;
+        // SAFETY: as above.
+        let buffers = unsafe { arrays.read(&mut room) }?;
+        // SAFETY: as above: the comm is this thread's.
+        if let Some(posted) = unsafe { plugin::iflush(Handle::from_pointer(comm), buffers) }? {
+            request.set(posted.to_pointer());
+        }
+        Ok(())
+    })
+}
+
+#[inline]
+pub(super) unsafe fn test(v: u32, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
+    call("test", v, || {
+        // SAFETY: this module's common requirement.
+        let (done, first) = unsafe { (Out::new(done, "done")?, Out::optional(sizes, "sizes")?) };
+        // SAFETY: as above: the request's comm is this thread's.
+        let complete = unsafe { plugin::test(Handle::from_pointer(request)) }?;
+        if let (Some(complete), Some(_)) = (&complete, first) {
+            for (i, bytes) in complete.bytes.iter().take(complete.n).enumerate() {
+                // SAFETY: `sizes` is not NULL and aligned; the caller gave it room for as many sizes as the request has buffers.
+                unsafe { sizes.add(i).write(c_int::try_from(*bytes).unwrap_or(c_int::MAX)) };
+            }
+        }
+        done.set(complete.is_some().into());
+        Ok(())
+    })
+}
+
+pub(super) unsafe fn close_send(v: u32, comm: *mut c_void) -> ncclResult_t {
+    call("closeSend", v, || plugin::close(Handle::from_pointer(comm), Kind::Send))
+}
+
+pub(super) unsafe fn close_recv(v: u32, comm: *mut c_void) -> ncclResult_t {
+    call("closeRecv", v, || plugin::close(Handle::from_pointer(comm), Kind::Recv))
+}
+
+pub(super) unsafe fn close_listen(v: u32, comm: *mut c_void) -> ncclResult_t {
+    call("closeListen", v, || plugin::close(Handle::from_pointer(comm), Kind::Listen))
+}

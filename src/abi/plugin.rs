@@ -1,0 +1,406 @@
+//! The plugin's calls on plain values, the same for every ABI version, and the state of the process: the [`Net`] that `init` opens, the
+//! contexts of communicators, the comms. Called by `abi::nccl` with arguments that the boundary has checked, on the host's threads.
+//!
+//! The `Net` lives from the first `init` until the last context is finalized and the last comm is closed. ABI versions before 11 have no
+//! finalize: theirs lives on, and an `init` that finds nothing open replaces it by one with the environment's present settings.
+//!
+//! A forked child starts from nothing: the parent's state is set aside untouched, for its locks may be held and its memory is not all
+//! here, and the child's `init` makes new state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, c_char};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::abi::handle::{Handle, Kind};
+use crate::abi::handles::{Driven, Driving, Shared, Slab};
+use crate::base::error::{Error, Result};
+use crate::base::{fork, log};
+use crate::fabric::UserMemory;
+use crate::net::{HANDLE_SIZE, MAX_MESSAGE, MAX_RECVS, MemoryKind, Net, Properties, Ready, RecvBuffer, RequestId, Sizes};
+
+/// NCCL_PTR_HOST: memory that the CPU reads and writes (nccl src/include/plugin/nccl_net.h).
+pub const PTR_HOST: i32 = 1;
+
+/// Everything the library keeps for this process.
+struct Process {
+    epoch: u64,
+    // How many forks lie between the first initialisation and this process, modulo 256.
+    number: u8,
+    comms: Slab,
+    life: Mutex<Life>,
+    // The parent's, kept reachable and otherwise left alone.
+    _parent: Option<&'static Process>,
+}
+
+#[derive(Default)]
+struct Life {
+    net: Option<Arc<Net>>,
+    contexts: BTreeMap<u64, Context>,
+    next_context: u64,
+    // Whether a table without finalize counts on `net`.
+    unfinalized: bool,
+    open_comms: usize,
+    // C strings given out in properties. NCCL prints device names long after it asked, so they stay; a name is kept once.
+    strings: BTreeSet<&'static std::ffi::CStr>,
+}
+
+#[derive(Clone, Copy)]
+struct Context {
+    traffic_class: Option<i32>,
+}
+
+// The Release store publishes a finished Process; pairs with the Acquire load in `current`.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+#[inline]
+fn last() -> Option<&'static Process> {
+    // SAFETY: the pointer is NULL or comes from `Box::leak` in `renewed`.
+    unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+}
+
+/// The state of this process, once `init` was called in it.
+#[inline]
+fn current() -> Result<&'static Process> {
+    match last() {
+        Some(process) if process.epoch == fork::epoch() => Ok(process),
+        process => Err(uninitialized(process.is_some())),
+    }
+}
+
+#[cold]
+fn uninitialized(forked: bool) -> Error {
+    if forked {
+        Error::internal("this process was forked: what the parent made is not usable here; call init first")
+    } else {
+        Error::internal("init was not called")
+    }
+}
+
+// The state of this process, made if need be. Only `init` may do that.
+fn renewed() -> &'static Process {
+    loop {
+        let parent = last();
+        let epoch = fork::epoch();
+        if let Some(process) = parent
+            && process.epoch == epoch
+        {
+            return process;
+        }
+        let number = parent.map_or(0, |parent| parent.number.wrapping_add(1));
+        let process = Process { epoch, number, comms: Slab::new(number), life: Mutex::default(), _parent: parent };
+        let process = Box::into_raw(Box::new(process));
+        let expected = parent.map_or(std::ptr::null_mut(), |parent| std::ptr::from_ref(parent).cast_mut());
+        if PROCESS.compare_exchange(expected, process, Ordering::Release, Ordering::Relaxed).is_err() {
+            // SAFETY: from `Box::into_raw` above, and published nowhere.
+            drop(unsafe { Box::from_raw(process) });
+        }
+    }
+}
+
+impl Process {
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn net(&self) -> Result<Arc<Net>> {
+        self.life().net.clone().ok_or_else(|| Error::internal("the plugin was finalized; call init first"))
+    }
+
+    // Takes a comm in. The comm holds its net, so whether the process still does is not asked.
+    fn adopt(&self, shared: Shared, driven: Driven) -> Result<Handle> {
+        let handle = self.comms.insert(shared, driven)?;
+        self.life().open_comms += 1;
+        Ok(handle)
+    }
+
+    fn close(&self, handle: Handle, kind: Kind) -> Result<()> {
+        let (driven, shared) = self.comms.close(handle, kind)?;
+        // The comm before its net, and both before the count: once nothing is open, nothing runs.
+        drop(driven);
+        drop(shared);
+        let mut life = self.life();
+        life.open_comms = life.open_comms.saturating_sub(1);
+        life.end_if_unused();
+        Ok(())
+    }
+}
+
+impl Life {
+    fn in_use(&self) -> bool {
+        !self.contexts.is_empty() || self.open_comms > 0
+    }
+
+    // Opens the net, or goes on with the one that is in use.
+    fn begin(&mut self, logger: Option<log::NcclLogger>) -> Result<()> {
+        log::set_nccl_logger(logger);
+        if self.net.is_some() && self.in_use() {
+            return Ok(());
+        }
+        // The old one first: the new one's listeners may want its ports.
+        self.net = None;
+        self.net = Some(Net::open()?);
+        Ok(())
+    }
+
+    // Under the lock, so that no init comes between the end of the net and that of the logger.
+    fn end_if_unused(&mut self) {
+        if !self.in_use() && !self.unfinalized {
+            self.net = None;
+            log::set_nccl_logger(None);
+        }
+    }
+}
+
+/// `init` of the tables without contexts. May be called any number of times.
+pub fn init(logger: Option<log::NcclLogger>) -> Result<()> {
+    let mut life = renewed().life();
+    life.begin(logger)?;
+    life.unfinalized = true;
+    Ok(())
+}
+
+/// `init` of the tables with contexts: one per communicator. Every one is finalized.
+pub fn init_context(logger: Option<log::NcclLogger>, traffic_class: Option<i32>) -> Result<Handle> {
+    let process = renewed();
+    let mut life = process.life();
+    life.begin(logger)?;
+    life.next_context += 1;
+    let number = life.next_context;
+    life.contexts.insert(number, Context { traffic_class });
+    Ok(Handle::context(process.number, number))
+}
+
+/// Ends a context. Comms made through it live on until they are closed.
+pub fn finalize(context: Handle) -> Result<()> {
+    let process = current()?;
+    let number = context.context_number(process.number)?;
+    let mut life = process.life();
+    life.contexts.remove(&number).ok_or_else(|| no_context(number))?;
+    life.end_if_unused();
+    Ok(())
+}
+
+fn no_context(number: u64) -> Error {
+    Error::internal(format!("context {number} was finalized before, or never made"))
+}
+
+/// Checks that a context is live, and returns its traffic class.
+pub fn context(context: Handle) -> Result<Option<i32>> {
+    let process = current()?;
+    let number = context.context_number(process.number)?;
+    let life = process.life();
+    life.contexts.get(&number).map(|context| context.traffic_class).ok_or_else(|| no_context(number))
+}
+
+/// How many devices there are, virtual ones included.
+pub fn device_count() -> Result<usize> {
+    Ok(current()?.net()?.device_count())
+}
+
+/// A device's properties, with its strings as C may keep them.
+pub struct Description {
+    /// The rest.
+    pub properties: Arc<Properties>,
+    /// Never NULL; valid as long as the process lives.
+    pub name: *mut c_char,
+    /// NULL unless the device is on PCI; valid as long as the process lives.
+    pub pci_path: *mut c_char,
+}
+
+/// Describes device `dev`.
+pub fn describe(dev: i32) -> Result<Description> {
+    let process = current()?;
+    let properties = process.net()?.properties(device(dev)?)?;
+    let mut life = process.life();
+    let name = life.keep(&properties.name);
+    let pci_path = properties.pci_path.as_ref().map_or(std::ptr::null_mut(), |path| life.keep(path));
+    Ok(Description { properties, name, pci_path })
+}
+
+impl Life {
+    fn keep(&mut self, string: &CString) -> *mut c_char {
+        if let Some(kept) = self.strings.get(string.as_c_str()) {
+            return kept.as_ptr().cast_mut();
+        }
+        let kept: &'static std::ffi::CStr = Box::leak(string.clone().into_boxed_c_str());
+        self.strings.insert(kept);
+        kept.as_ptr().cast_mut()
+    }
+}
+
+/// Makes one device of several and returns its number.
+pub fn make_virtual(devs: &[i32]) -> Result<usize> {
+    let devs = devs.iter().map(|dev| device(*dev)).collect::<Result<Vec<usize>>>()?;
+    current()?.net()?.make_virtual(&devs)
+}
+
+fn device(dev: i32) -> Result<usize> {
+    usize::try_from(dev).map_err(|_| Error::internal(format!("device {dev} does not exist")))
+}
+
+/// Listens on a device.
+pub fn listen(dev: i32) -> Result<(Handle, [u8; HANDLE_SIZE])> {
+    let process = current()?;
+    let (net, dev) = (process.net()?, device(dev)?);
+    let (comm, handle) = net.listen(dev)?;
+    Ok((process.adopt(Shared { net, dev }, Driven::Listen(Box::new(comm)))?, handle))
+}
+
+/// Connects to a listener; None while the handshake is under way.
+pub fn connect(dev: i32, traffic_class: Option<i32>, handle: &mut [u8; HANDLE_SIZE], when: Ready) -> Result<Option<Handle>> {
+    let process = current()?;
+    let (net, dev) = (process.net()?, device(dev)?);
+    match net.connect(dev, traffic_class, handle, when)? {
+        Some(comm) => process.adopt(Shared { net, dev }, Driven::Send(Box::new(comm))).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Accepts a connection; None while there is none.
+///
+/// # Safety
+/// No other thread uses the listen comm during the call.
+pub unsafe fn accept(listen: Handle, when: Ready) -> Result<Option<Handle>> {
+    let process = current()?;
+    // SAFETY: the requirement is the caller's own.
+    let mut listen = unsafe { process.comms.listen(listen) }?;
+    let Some(comm) = listen.accept(when)? else { return Ok(None) };
+    let shared = listen.shared().ok_or_else(|| Error::internal("the listen comm was closed during accept"))?;
+    process.adopt(Shared { dev: comm.dev(), ..shared }, Driven::Recv(Box::new(comm))).map(Some)
+}
+
+/// The kind of memory that NCCL's pointer type `kind` says.
+pub fn memory_kind(kind: i32) -> Result<MemoryKind> {
+    match kind {
+        PTR_HOST => Ok(MemoryKind::Host),
+        _ => Err(Error::usage(format!("memory type {kind} is not supported; accepted: {PTR_HOST} (NCCL_PTR_HOST)"))),
+    }
+}
+
+/// Registers memory on the device of a send or receive comm, which another thread may be driving.
+pub fn register(comm: Handle, memory: UserMemory, kind: MemoryKind) -> Result<Handle> {
+    let process = current()?;
+    let shared = process.comms.shared(comm)?;
+    Ok(Handle::mr(process.number, shared.net.register(shared.dev, memory, kind)?))
+}
+
+/// Ends a registration, through any comm of the same device.
+pub fn deregister(comm: Handle, mr: Handle) -> Result<()> {
+    let process = current()?;
+    let shared = process.comms.shared(comm)?;
+    shared.net.deregister(shared.dev, mr.to_mr(process.number))
+}
+
+/// A buffer of `irecv` or `iflush`.
+#[derive(Clone, Copy)]
+pub struct Buffer {
+    /// First byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Which of a group's buffers a send is for.
+    pub tag: i32,
+    /// Registration that covers it.
+    pub mr: Handle,
+}
+
+impl Buffer {
+    const NONE: RecvBuffer = RecvBuffer { addr: 0, len: 0, tag: 0, mr: crate::net::MrHandle(0) };
+
+    // In an array of its own, for nothing is allocated here.
+    #[inline]
+    fn of_net<'a>(buffers: &[Buffer], process: u8, room: &'a mut [RecvBuffer; MAX_RECVS]) -> &'a [RecvBuffer] {
+        for (place, buffer) in room.iter_mut().zip(buffers) {
+            *place = RecvBuffer { addr: buffer.addr, len: buffer.len, tag: buffer.tag, mr: buffer.mr.to_mr(process) };
+        }
+        &room[..buffers.len().min(MAX_RECVS)]
+    }
+}
+
+/// Checks a number of buffers.
+#[inline]
+pub fn buffer_count(n: i32) -> Result<usize> {
+    match usize::try_from(n) {
+        Ok(count @ 1..=MAX_RECVS) => Ok(count),
+        _ => Err(Error::usage(format!("{n} buffers in one receive; accepted: 1 to {MAX_RECVS}"))),
+    }
+}
+
+/// Checks a message's size.
+#[inline]
+pub fn message_size(size: i128) -> Result<usize> {
+    match usize::try_from(size) {
+        Ok(bytes @ 0..=MAX_MESSAGE) => Ok(bytes),
+        _ => Err(Error::usage(format!("message of {size} bytes; accepted: 0 to {MAX_MESSAGE}"))),
+    }
+}
+
+/// Posts a send; None if it must be tried again.
+///
+/// # Safety
+/// No other thread drives or closes the comm during the call.
+#[inline]
+pub unsafe fn isend(comm: Handle, addr: usize, len: usize, tag: i32, mr: Handle) -> Result<Option<Handle>> {
+    let process = current()?;
+    // SAFETY: the requirement is the caller's own.
+    let mut comm = unsafe { process.comms.send(comm) }?;
+    let request = comm.isend(addr, len, tag, mr.to_mr(process.number))?;
+    Ok(name_request(&comm, Kind::SendRequest, request))
+}
+
+/// Posts a receive of up to `MAX_RECVS` buffers; None if it must be tried again.
+///
+/// # Safety
+/// As for [`isend`].
+#[inline]
+pub unsafe fn irecv(comm: Handle, buffers: &[Buffer]) -> Result<Option<Handle>> {
+    let process = current()?;
+    // SAFETY: the requirement is the caller's own.
+    let mut comm = unsafe { process.comms.recv(comm) }?;
+    let mut room = [Buffer::NONE; MAX_RECVS];
+    let request = comm.irecv(Buffer::of_net(buffers, process.number, &mut room))?;
+    Ok(name_request(&comm, Kind::RecvRequest, request))
+}
+
+/// Posts a flush of received buffers; None if there is nothing to flush.
+///
+/// # Safety
+/// As for [`isend`].
+#[inline]
+pub unsafe fn iflush(comm: Handle, buffers: &[Buffer]) -> Result<Option<Handle>> {
+    let process = current()?;
+    // SAFETY: the requirement is the caller's own.
+    let mut comm = unsafe { process.comms.recv(comm) }?;
+    let mut room = [Buffer::NONE; MAX_RECVS];
+    let request = comm.iflush(Buffer::of_net(buffers, process.number, &mut room))?;
+    Ok(name_request(&comm, Kind::RecvRequest, request))
+}
+
+#[inline]
+fn name_request<C>(comm: &Driving<'_, C>, kind: Kind, request: Option<RequestId>) -> Option<Handle> {
+    request.map(|request| comm.request(kind, request))
+}
+
+/// Makes progress, and returns the request's sizes once it is complete; its handle is then spent.
+///
+/// # Safety
+/// No other thread drives or closes the request's comm during the call.
+#[inline]
+pub unsafe fn test(request: Handle) -> Result<Option<Sizes>> {
+    let process = current()?;
+    if request.is_send_request()? {
+        // SAFETY: the requirement is the caller's own.
+        let (mut comm, id) = unsafe { process.comms.send_request(request) }?;
+        comm.test(id)
+    } else {
+        // SAFETY: the requirement is the caller's own.
+        let (mut comm, id) = unsafe { process.comms.recv_request(request) }?;
+        comm.test(id)
+    }
+}
+
+/// Closes a comm of the given kind.
+pub fn close(comm: Handle, kind: Kind) -> Result<()> {
+    current()?.close(comm, kind)
+}
