@@ -1,0 +1,101 @@
+# What a user or a developer does with Railhead. Cargo builds; this file knows the rest.
+#
+#   make deps      the Debian packages that tests and examples need
+#   make build     target/release/librailhead.so
+#   make demo      two processes move verified data through it, over shared memory and over TCP
+#   make test      everything once
+#   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
+#   make bench     measurements
+#   make header    include/railhead.h from src/abi
+#   make docs      docs/env.md from src/base/config.rs
+#   make install   into PREFIX (and below DESTDIR)
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+ROUNDS ?= 20
+# Flow-control slots that a reader follows in `make soak`, on each wire.
+PUBLISHES ?= 100000000
+
+PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps
+LIBRARY := target/release/librailhead.so
+# Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
+STAGED := --profile staged --features stages --target-dir target/stages
+SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs readme.rs),$(wildcard tests/*.rs)))
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
+
+.PHONY: deps build examples demo test soak bench header docs install clean
+
+deps:
+	@if command -v dpkg-query >/dev/null; then \
+	    missing=; \
+	    for p in $(PACKAGES); do \
+	        dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' || missing="$$missing $$p"; \
+	    done; \
+	    if [ -n "$$missing" ]; then \
+	        sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	        $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	    fi; \
+	else \
+	    for c in gcc g++ make nm readelf valgrind ip unshare; do \
+	        command -v $$c >/dev/null || echo "make deps: $$c is missing and this is not Debian: install it by hand"; \
+	    done; \
+	fi
+	@command -v $(firstword $(CARGO)) >/dev/null || { echo "make deps: no cargo; install Rust 1.88 or later (https://rustup.rs)"; exit 1; }
+
+build:
+	$(CARGO) build --release
+
+examples: build
+	$(MAKE) --no-print-directory -C c_examples
+
+# Loopback is left out of the choice where there is anything else, and so are interfaces of containers; if these are all there is, loopback it is.
+demo: deps examples
+	@if [ -z "$$RAILHEAD_SOCKET_IFNAME$$NCCL_SOCKET_IFNAME" ] && \
+	    ! ip -o addr show up scope global 2>/dev/null | awk '{print $$2}' | grep -qvE '^(lo|docker|virbr|veth)'; then \
+	    export NCCL_SOCKET_IFNAME=lo; \
+	fi; \
+	for wire in shm tcp; do \
+	    echo; echo "== RAILHEAD_SOFT_WIRE=$$wire $(PINGPONG)"; \
+	    RAILHEAD_SOFT_WIRE=$$wire $(PINGPONG) || exit 1; \
+	done
+
+# TEST_ARGS: for the test programs, such as --show-output or part of a name.
+test: deps examples
+	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast -- $(TEST_ARGS)
+
+soak: deps examples
+	@$(CARGO) test $(STAGED) $(SOAK) --no-run
+	@echo "== $(PUBLISHES) slots, none torn"
+	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --test conformance -- --exact soft_shm::publish::no_torn_slot
+	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --lib a_reader_of_slots_that_come_byte_by_byte_sees_none_torn
+	@for round in $$(seq $(ROUNDS)); do \
+	    echo "== round $$round of $(ROUNDS)"; \
+	    $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \
+	done
+
+ifneq ($(wildcard benches/*.rs),)
+bench: deps examples
+	$(CARGO) bench --bench '*'
+else
+bench: demo
+endif
+
+header:
+	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact header_is_what_the_source_gives
+
+docs:
+	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact environment_page_is_what_the_table_gives
+
+# Links, not copies: a process that loads two copies has two sets of state.
+install: build
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/librailhead.so
+	ln -sf librailhead.so $(DESTDIR)$(PREFIX)/lib/libnccl-net-railhead.so
+	ln -sf librailhead.so $(DESTDIR)$(PREFIX)/lib/librccl-net-railhead.so
+	install -m 644 include/railhead.h $(DESTDIR)$(PREFIX)/include/railhead.h
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' railhead.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/railhead.pc
+
+clean:
+	$(CARGO) clean
+	rm -rf c_examples/build
