@@ -1,0 +1,358 @@
+//! Builds the C examples and runs them as a user does: plain, under ASan and UBSan, and under valgrind. A tool that is missing is
+//! a SKIP with its name.
+//!
+//! tests/c/fake_net.c, a plugin that can be told to be wrong, proves that plugin_pingpong's verdict means something.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const SANITIZE: &str = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g";
+const ABIS: [u32; 5] = [8, 9, 10, 11, 12];
+
+// ---- the library through plugin_pingpong ----
+
+#[test]
+fn pingpong_on_shared_memory() {
+    let run = Pingpong::plain("shm").env("RAILHEAD_SOFT_WIRE", "shm").run(&["--max", "4M", "--iters", "200"]);
+    run.passes();
+    run.moved_on(|path| path != "tcp");
+}
+
+#[test]
+fn pingpong_on_tcp() {
+    let run = Pingpong::plain("tcp").env("RAILHEAD_SOFT_WIRE", "tcp").run(&["--max", "4M", "--iters", "200"]);
+    run.passes();
+    run.moved_on(|path| path == "tcp");
+}
+
+#[test]
+fn pingpong_on_each_abi_version() {
+    let pingpong = Pingpong::plain("abi");
+    for abi in ABIS {
+        let run = pingpong.run(&["--abi", &abi.to_string(), "--max", "64K", "--iters", "20"]);
+        run.passes();
+        assert!(run.stdout.contains(&format!("ncclNetPlugin_v{abi},")), "{}", run.text());
+    }
+}
+
+#[test]
+fn pingpong_takes_the_newest_version_and_sizes_that_are_not_usual() {
+    let run = Pingpong::plain("sizes").run(&["--min", "4097", "--max", "1000003", "--iters", "20", "--outstanding", "32"]);
+    run.passes();
+    assert!(run.stdout.contains("plugin Railhead, ncclNetPlugin_v12,"), "{}", run.text());
+}
+
+#[test]
+fn pingpong_finds_the_plugin_by_name_as_nccl_does() {
+    let pingpong = Pingpong::plain("by_name");
+    let link = pingpong.build.join("libnccl-net-railhead.so");
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(library(), &link).expect("symlink");
+    let folder = pingpong.build.clone();
+    let run = pingpong.with("railhead".as_ref()).env("LD_LIBRARY_PATH", folder).run(&["--max", "64", "--iters", "20"]);
+    run.passes();
+}
+
+#[test]
+fn pingpong_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    for wire in ["shm", "tcp"] {
+        let run = Pingpong::new("sanitizers", SANITIZE, &[]).env("RAILHEAD_SOFT_WIRE", wire).run(&["--max", "1M", "--iters", "50"]);
+        run.passes();
+    }
+}
+
+#[test]
+fn pingpong_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    for wire in ["shm", "tcp"] {
+        let run = Pingpong::new("valgrind", "-g", &valgrind).env("RAILHEAD_SOFT_WIRE", wire).run(&["--max", "64K", "--iters", "10"]);
+        run.passes();
+    }
+}
+
+#[test]
+fn pingpong_is_not_linked_with_the_library() {
+    let pingpong = Pingpong::plain("needed");
+    let Some(output) = try_run(Command::new("readelf").arg("-d").arg(pingpong.binary())) else {
+        return skip("readelf is not installed");
+    };
+    let dynamic = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && dynamic.contains("(NEEDED)"), "{output:?}");
+    assert!(!dynamic.contains("railhead"), "{dynamic}");
+}
+
+// ---- the header ----
+
+#[test]
+fn header_alone_in_c11_and_cxx17() {
+    let build = make("header_only", "header_only", "");
+    for program in ["header_only_c11", "header_only_cxx17"] {
+        succeed(&mut Command::new(build.join(program)));
+    }
+}
+
+#[test]
+fn header_alone_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let build = make("header_only_sanitizers", "header_only", SANITIZE);
+    for program in ["header_only_c11", "header_only_cxx17"] {
+        succeed(&mut Command::new(build.join(program)));
+    }
+}
+
+#[test]
+fn header_alone_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let build = make("header_only_valgrind", "header_only", "-g");
+    for program in ["header_only_c11", "header_only_cxx17"] {
+        succeed(Command::new(&valgrind[0]).args(&valgrind[1..]).arg(build.join(program)));
+    }
+}
+
+// ---- plugin_pingpong through a plugin that is wrong on request ----
+
+#[test]
+fn pingpong_reads_each_table_version_right() {
+    for abi in ABIS {
+        let run = Pingpong::fake("fake_abi", abi).run(&["--max", "64K", "--iters", "20"]);
+        run.passes();
+        // The fake's speed is its version times 1000: the properties were read with the right layout.
+        assert!(
+            run.stdout.contains(&format!("plugin Fake, ncclNetPlugin_v{abi}, device 0: fake0 (no PCI path), {abi}000 Mbit/s")),
+            "{}",
+            run.text()
+        );
+    }
+}
+
+#[test]
+fn pingpong_notices_each_fault() {
+    let faults = [
+        ("flip", "DATA MISMATCH: received message"),
+        ("skip", "DATA MISMATCH: received message"),
+        ("repeat", "DATA MISMATCH: received message"),
+        ("scribble", "DATA MISMATCH: sent message"),
+        ("overrun", "GUARD OVERWRITTEN"),
+        ("underrun", "GUARD OVERWRITTEN"),
+        ("short", "WRONG SIZE"),
+        ("error", "test of a receive returned ncclRemoteError (6)"),
+        ("stall", "timed out after 2 s, waiting for"),
+        ("hang", "killed by signal 14"),
+        ("die", "killed by signal 9"),
+        ("nodev", "devices: the plugin has none"),
+        ("noinit", "init returned ncclSystemError (2)"),
+    ];
+    let fake = Pingpong::fake("fake_faults", 12);
+    for (fault, message) in faults {
+        let timeout = if matches!(fault, "stall" | "hang") { "2" } else { "60" };
+        let run = fake.clone().env("FAKE_FAULT", fault).run(&["--max", "8K", "--iters", "20", "--timeout", timeout]);
+        run.fails(1, message);
+    }
+}
+
+/// A fault that the verified pass cannot see, because it begins after it, in each of the sizes.
+#[test]
+fn pingpong_notices_a_flipped_byte_in_the_timed_passes() {
+    // Sizes 0, 1, .. 64 KiB, each with 64 messages in the verified pass, then 2 + 20 round trips and 200 one-way messages.
+    let (verified, per_size) = (64, 64 + 2 + 20 + 200 + 1);
+    let fake = Pingpong::fake("fake_timed", 12);
+    for (nth, size) in [1, 8, 64, 1 << 10, 4 << 10, 8 << 10, 64 << 10].into_iter().enumerate() {
+        let run = fake
+            .clone()
+            .env("FAKE_FAULT", "flip")
+            .env("FAKE_SIZE", size.to_string())
+            .env("FAKE_AFTER", ((nth + 1) * per_size + verified).to_string())
+            .run(&["--max", "64K", "--iters", "20"]);
+        run.fails(1, &format!("DATA MISMATCH: received message of {size} bytes"));
+    }
+}
+
+#[test]
+fn pingpong_refuses_bad_options_and_plugins() {
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["--abi", "13"], 2, "--abi 13: expected a number from 8 to 12"),
+        (&["--max", "2G"], 2, "--max 2G: expected a number from 0 to 1073741824"),
+        (&["--max", "1T"], 2, "--max 1T: expected"),
+        (&["--iters", "-1"], 2, "--iters -1: expected"),
+        (&["--outstanding", "33"], 2, "--outstanding 33: expected a number from 1 to 32"),
+        (&["--min", "5", "--max", "4"], 2, "--min is larger than --max"),
+        (&["surplus"], 2, "unexpected argument"),
+        (&["--dev", "1"], 1, "--dev 1: the plugin has devices 0 to 0"),
+        (&["--abi", "9"], 1, "exports no ncclNetPlugin_v"),
+    ];
+    let fake = Pingpong::fake("fake_options", 12);
+    for (arguments, code, message) in cases {
+        fake.run(arguments).fails(code, message);
+    }
+    fake.with("/nowhere/libnothing.so".as_ref()).run(&[]).fails(1, "dlopen: /nowhere/libnothing.so: cannot open");
+}
+
+// ---- running ----
+
+/// plugin_pingpong, built for one test, and how it is to be run.
+#[derive(Clone)]
+struct Pingpong {
+    build: PathBuf,
+    plugin: PathBuf,
+    wrapper: Vec<String>,
+    environment: Vec<(String, std::ffi::OsString)>,
+}
+
+struct Run {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Pingpong {
+    fn new(test: &str, cflags: &str, wrapper: &[String]) -> Self {
+        let build = make(test, "pingpong", cflags);
+        Pingpong { build, plugin: library(), wrapper: wrapper.to_vec(), environment: Vec::new() }
+    }
+
+    fn plain(test: &str) -> Self {
+        Self::new(test, "", &[])
+    }
+
+    fn fake(test: &str, abi: u32) -> Self {
+        let pingpong = Self::plain(test);
+        let plugin = pingpong.build.join(format!("libfake{abi}.so"));
+        succeed(
+            Command::new(compiler())
+                .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"])
+                .arg(format!("-DFAKE_ABI={abi}"))
+                .arg("-o")
+                .arg(&plugin)
+                .arg(Path::new(ROOT).join("tests/c/fake_net.c")),
+        );
+        pingpong.with(&plugin)
+    }
+
+    fn with(mut self, plugin: &Path) -> Self {
+        self.plugin = plugin.into();
+        self
+    }
+
+    fn env(mut self, name: &str, value: impl Into<std::ffi::OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    fn binary(&self) -> PathBuf {
+        self.build.join("plugin_pingpong")
+    }
+
+    fn run(&self, arguments: &[&str]) -> Run {
+        let line: Vec<std::ffi::OsString> =
+            self.wrapper.iter().map(Into::into).chain([self.binary().into(), "--plugin".into(), self.plugin.clone().into()]).collect();
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).args(arguments).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        let output = command.output().expect("plugin_pingpong starts");
+        Run {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Run {
+    fn passes(&self) {
+        assert!(self.code == Some(0) && self.stdout.contains("verified, no byte wrong"), "{}", self.text());
+    }
+
+    fn fails(&self, code: i32, message: &str) {
+        assert!(self.code == Some(code) && self.stderr.contains(message), "expected {code} and {message:?}:\n{}", self.text());
+        assert!(!self.stdout.contains("no byte wrong"), "{}", self.text());
+    }
+
+    /// Both ranks said by which paths their bytes went, and all of them are allowed.
+    fn moved_on(&self, allowed: impl Fn(&str) -> bool) {
+        for rank in ["# rank 0: ", "# rank 1: "] {
+            let line = self.stdout.lines().find_map(|line| line.strip_prefix(rank)).unwrap_or_else(|| panic!("{}", self.text()));
+            let (sent, received) = line.strip_prefix("bytes sent: ").and_then(|rest| rest.split_once("; received: ")).expect(line);
+            for paths in [sent, received] {
+                let names: Vec<&str> = paths.split(", ").filter_map(|path| path.split(' ').next()).collect();
+                assert!(names[0] != "nothing" && names.iter().all(|name| allowed(name)), "{line}");
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("exit status {:?}\n--- stdout\n{}\n--- stderr\n{}", self.code, self.stdout, self.stderr)
+    }
+}
+
+/// Builds a target of c_examples/Makefile into a folder of the test's own: tests run side by side.
+fn make(test: &str, target: &str, cflags: &str) -> PathBuf {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_examples").join(test);
+    succeed(
+        Command::new("make")
+            .arg("-C")
+            .arg(Path::new(ROOT).join("c_examples"))
+            .arg(target)
+            .arg(format!("BUILD={}", build.display()))
+            .arg(format!("CFLAGS={cflags}"))
+            .arg(format!("RAILHEAD_LIB={}", library().parent().expect("a folder").display()))
+            .env_remove("MAKEFLAGS"),
+    );
+    build
+}
+
+/// The library under test: $RH_LIBRARY, else as `cargo test` leaves it, beside the test's own binary.
+fn library() -> PathBuf {
+    if let Some(path) = std::env::var_os("RH_LIBRARY") {
+        return path.into();
+    }
+    let here = std::env::current_exe().expect("own path");
+    let found = here.ancestors().skip(1).take(2).map(|folder| folder.join("librailhead.so")).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("no librailhead.so beside {}", here.display()))
+}
+
+fn compiler() -> String {
+    std::env::var("CC").unwrap_or_else(|_| "cc".into())
+}
+
+fn sanitizers_work() -> bool {
+    let probe = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sanitizer_probe_{}", std::process::id()));
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("echo 'int main(void){{return 0;}}' | {} {SANITIZE} -x c - -o '{}'", compiler(), probe.display()));
+    let built = command.output().is_ok_and(|output| output.status.success());
+    let runs = built && Command::new(&probe).status().is_ok_and(|status| status.success());
+    let _ = fs::remove_file(&probe);
+    runs
+}
+
+/// The command line of valgrind up to the program.
+fn valgrind() -> Option<Vec<String>> {
+    let line = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
+    try_run(Command::new(line[0]).arg("--version"))?;
+    Some(line.map(String::from).to_vec())
+}
+
+fn succeed(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// None if the program does not exist.
+fn try_run(command: &mut Command) -> Option<Output> {
+    command.output().ok()
+}
+
+fn skip(reason: &str) {
+    eprintln!("SKIP: {reason}");
+}

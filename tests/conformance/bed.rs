@@ -1,0 +1,441 @@
+//! What every clause of the suite stands on: two connected queue pairs of one device, memory to aim at, and bounded waiting.
+//!
+//! A [`Bed`] is all that a provider has to bring. Both sides live in this process, each with its own completion queue, and one
+//! thread drives the two by turns unless a test says otherwise.
+
+use std::collections::VecDeque;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use railhead::base::config::Config;
+use railhead::base::stats::{RailCounter, RailStats};
+use railhead::fabric::{
+    Access, Completion, CompletionQueue, Device, Domain, MemoryRegion, Opcode, Payload, QpCaps, QpId, QpState, RecvRequest, SendRequest,
+    Sge, UserMemory, WcOpcode, WcStatus,
+};
+
+/// Longest that anything here may take; a bound on hangs, not a measurement.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How the bytes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wire {
+    /// Shared memory of one host.
+    Shm,
+    /// TCP.
+    Tcp,
+}
+
+/// A provider, or one of its wires, under test.
+pub struct Bed {
+    /// The module of its tests.
+    pub name: &'static str,
+    /// The path that the bytes must take.
+    pub wire: Wire,
+    /// Changes the default configuration into the one that makes this wire.
+    pub configure: fn(&mut Config),
+}
+
+impl Bed {
+    /// The first device.
+    pub fn device(&self) -> Device {
+        self.device_with(|_| {})
+    }
+
+    /// The first device under a configuration that is changed further.
+    pub fn device_with(&self, change: impl FnOnce(&mut Config)) -> Device {
+        let mut config = Config::default();
+        (self.configure)(&mut config);
+        change(&mut config);
+        let devices = railhead::fabric::devices(&Arc::new(config)).expect("devices");
+        devices.into_iter().next().unwrap_or_else(|| panic!("{}: no device", self.name))
+    }
+
+    /// Runs the rest of the test called `clause` in a process of its own: this program again, with that test alone.
+    pub fn alone(&self, clause: &str, body: impl FnOnce()) {
+        if std::env::var_os("RHT_ALONE").is_some() {
+            return body();
+        }
+        let exe = std::env::current_exe().expect("current_exe");
+        let test = format!("{}::{clause}", self.name);
+        let output = std::process::Command::new(exe).args(["--exact", &test, "--nocapture"]).env("RHT_ALONE", "1").output().expect("spawn");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{test} alone: {}\n{text}", output.status);
+    }
+
+    /// Two connected sides with default sizes.
+    pub fn pair(&self) -> Pair {
+        self.pair_on(&self.device(), QpCaps::default())
+    }
+
+    /// Two connected sides with given sizes.
+    pub fn pair_with(&self, caps: QpCaps) -> Pair {
+        self.pair_on(&self.device(), caps)
+    }
+
+    /// Two connected sides of a device.
+    pub fn pair_on(&self, device: &Device, caps: QpCaps) -> Pair {
+        let mut pair = Pair { a: Side::new("a", device, caps, false), b: Side::new("b", device, caps, false) };
+        pair.connect();
+        pair
+    }
+}
+
+/// One end: a completion queue with one queue pair.
+pub struct Side {
+    pub name: &'static str,
+    pub cq: CompletionQueue,
+    pub qp: QpId,
+    pub stats: RailStats,
+    /// Completions polled and not yet looked at.
+    pub got: VecDeque<Completion>,
+    pub domain: Domain,
+}
+
+impl Side {
+    /// An unconnected end.
+    pub fn new(name: &'static str, device: &Device, caps: QpCaps, notify: bool) -> Side {
+        let domain = device.open().expect("open");
+        let mut cq = domain.create_cq(notify).expect("create_cq");
+        let stats = RailStats::detached();
+        let qp = cq.create_qp(&caps, stats.clone()).expect("create_qp");
+        Side { name, cq, qp, stats, got: VecDeque::new(), domain }
+    }
+
+    /// Registered memory of this end.
+    pub fn memory(&self, len: usize, access: Access) -> Mem {
+        Mem::new(&self.domain, len, access)
+    }
+
+    /// Memory that the peer may do everything to.
+    pub fn open_memory(&self, len: usize) -> Mem {
+        self.memory(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)
+    }
+
+    /// Polls once.
+    pub fn poll(&mut self) -> usize {
+        let mut out =
+            [Completion { wr_id: 0, status: WcStatus::GeneralErr, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 16];
+        let n = self.cq.poll(&mut out);
+        assert!(n <= out.len(), "poll returned {n} of {}", out.len());
+        self.got.extend(&out[..n]);
+        n
+    }
+
+    /// Posts one request, which must be taken.
+    #[track_caller]
+    pub fn send(&mut self, request: SendRequest<'_>) {
+        self.cq.qp(self.qp).post_send(&[request]).expect("post_send");
+    }
+
+    /// Posts one receive, which must be taken.
+    #[track_caller]
+    pub fn recv(&mut self, wr_id: u64, sge: Sge) {
+        self.cq.qp(self.qp).post_recv(&RecvRequest { wr_id, sge }).expect("post_recv");
+    }
+
+    /// State of the queue pair.
+    pub fn state(&mut self) -> QpState {
+        self.cq.qp(self.qp).state()
+    }
+
+    /// The oldest completion, which must be there.
+    #[track_caller]
+    pub fn take(&mut self) -> Completion {
+        self.got.pop_front().expect("a completion")
+    }
+
+    /// The oldest completion, which must be the success of `wr_id`.
+    #[track_caller]
+    pub fn take_ok(&mut self, wr_id: u64) -> Completion {
+        let c = self.take();
+        assert_eq!((c.wr_id, c.status), (wr_id, WcStatus::Success), "side {}: {c:?}", self.name);
+        c
+    }
+
+    /// The oldest completions, which must be the successes of these.
+    #[track_caller]
+    pub fn take_all_ok(&mut self, ids: std::ops::Range<u64>) {
+        for id in ids {
+            self.take_ok(id);
+        }
+    }
+
+    /// Polls until `n` completions wait.
+    #[track_caller]
+    pub fn wait(&mut self, n: usize) {
+        let end = Instant::now() + PATIENCE;
+        while self.got.len() < n {
+            if self.poll() == 0 {
+                assert!(Instant::now() < end, "side {}: {} of {n} completions: {:?}", self.name, self.got.len(), self.got);
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Two ends.
+pub struct Pair {
+    pub a: Side,
+    pub b: Side,
+}
+
+impl Pair {
+    /// Exchanges the endpoints.
+    pub fn connect(&mut self) {
+        let (ea, eb) = (self.a.cq.qp(self.a.qp).endpoint(), self.b.cq.qp(self.b.qp).endpoint());
+        self.a.cq.qp(self.a.qp).connect(&eb).expect("connect a");
+        self.b.cq.qp(self.b.qp).connect(&ea).expect("connect b");
+    }
+
+    /// Polls both once.
+    pub fn poll(&mut self) -> usize {
+        self.a.poll() + self.b.poll()
+    }
+
+    /// Polls both until each has at least so many completions waiting.
+    #[track_caller]
+    pub fn wait(&mut self, a: usize, b: usize) {
+        let end = Instant::now() + PATIENCE;
+        while self.a.got.len() < a || self.b.got.len() < b {
+            if self.poll() == 0 {
+                let (ga, gb) = (&self.a.got, &self.b.got);
+                assert!(Instant::now() < end, "{}/{a} and {}/{b} completions: {ga:?} {gb:?}", ga.len(), gb.len());
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Polls both until the condition holds.
+    #[track_caller]
+    pub fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Pair) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !holds(self) {
+            if self.poll() == 0 {
+                assert!(Instant::now() < end, "waited too long for {what}: {:?} {:?}", self.a.got, self.b.got);
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Polls both many times over, so that whatever was going to happen has happened; nothing may be concluded from how long it took.
+    pub fn settle(&mut self) {
+        for _ in 0..2000 {
+            self.poll();
+        }
+    }
+
+    /// Goes on polling until both queue pairs are in ERROR.
+    #[track_caller]
+    pub fn both_fail(&mut self) {
+        self.until("both queue pairs in ERROR", |p| p.a.state() == QpState::Error && p.b.state() == QpState::Error);
+    }
+
+    /// Moves one small message from a to b, which shows that the pair works.
+    #[track_caller]
+    pub fn ping(&mut self) {
+        let from = self.a.open_memory(64);
+        let to = self.b.open_memory(64);
+        from.pattern(0x77);
+        self.b.recv(9001, to.sge(0, 64));
+        self.a.send(Request::send(9000, from.sge(0, 64)));
+        let (a, b) = (self.a.got.len() + 1, self.b.got.len() + 1);
+        self.wait(a, b);
+        let (ca, cb) = (self.a.got.pop_back().expect("sent"), self.b.got.pop_back().expect("received"));
+        assert_eq!((ca.wr_id, ca.status), (9000, WcStatus::Success));
+        assert_eq!((cb.wr_id, cb.status, cb.byte_len), (9001, WcStatus::Success, 64));
+        assert_eq!(to.read(0, 64), from.read(0, 64));
+    }
+}
+
+/// Builders of send requests, all signaled.
+pub struct Request;
+
+impl Request {
+    pub fn send<'a>(wr_id: u64, sge: Sge) -> SendRequest<'a> {
+        SendRequest { wr_id, opcode: Opcode::Send, payload: Payload::Sge(sge), remote_addr: 0, rkey: 0, imm: 0, signaled: true }
+    }
+
+    pub fn send_imm<'a>(wr_id: u64, sge: Sge, imm: u32) -> SendRequest<'a> {
+        SendRequest { opcode: Opcode::SendWithImm, imm, ..Request::send(wr_id, sge) }
+    }
+
+    pub fn write<'a>(wr_id: u64, sge: Sge, to: &Mem, at: usize) -> SendRequest<'a> {
+        SendRequest { opcode: Opcode::Write, remote_addr: to.addr(at), rkey: to.rkey(), ..Request::send(wr_id, sge) }
+    }
+
+    pub fn write_imm<'a>(wr_id: u64, sge: Sge, to: &Mem, at: usize, imm: u32) -> SendRequest<'a> {
+        SendRequest { opcode: Opcode::WriteWithImm, imm, ..Request::write(wr_id, sge, to, at) }
+    }
+
+    pub fn write_inline<'a>(wr_id: u64, bytes: &'a [u8], to: &Mem, at: usize) -> SendRequest<'a> {
+        SendRequest { payload: Payload::Inline(bytes), ..Request::write(wr_id, NOTHING, to, at) }
+    }
+
+    pub fn read<'a>(wr_id: u64, sge: Sge, from: &Mem, at: usize) -> SendRequest<'a> {
+        SendRequest { opcode: Opcode::Read, ..Request::write(wr_id, sge, from, at) }
+    }
+}
+
+/// No memory at all.
+pub const NOTHING: Sge = Sge { addr: 0, len: 0, lkey: 0 };
+
+/// Registered memory between two inaccessible pages: a byte too far is a crash.
+pub struct Mem {
+    map: *mut u8,
+    map_len: usize,
+    at: usize,
+    len: usize,
+    region: Option<MemoryRegion>,
+}
+
+// SAFETY: plain memory, accessed through raw copies only.
+unsafe impl Send for Mem {}
+// SAFETY: as above.
+unsafe impl Sync for Mem {}
+
+const PAGE: usize = 4096;
+
+impl Mem {
+    /// Maps and registers `len` bytes (at least one page is mapped).
+    pub fn new(domain: &Domain, len: usize, access: Access) -> Mem {
+        let mut mem = Mem::unregistered(len);
+        // SAFETY: the mapping lives as long as `mem`, which drops the region first.
+        let memory = unsafe { UserMemory::new(mem.ptr(0), len) };
+        mem.region = Some(domain.register(memory, access).expect("register"));
+        mem
+    }
+
+    /// Maps `len` bytes without registering them. The last byte lies just before the guard page.
+    pub fn unregistered(len: usize) -> Mem {
+        let body = len.next_multiple_of(PAGE).max(PAGE);
+        let map_len = body + 2 * PAGE;
+        // SAFETY: a fresh anonymous mapping.
+        let map = unsafe { libc::mmap(ptr::null_mut(), map_len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(map, libc::MAP_FAILED, "mmap");
+        let map = map.cast::<u8>();
+        // SAFETY: inside the mapping just made.
+        let rc = unsafe { libc::mprotect(map.add(PAGE).cast(), body, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(rc, 0, "mprotect");
+        // Slots need 8-aligned addresses, so only lengths that are multiples of 8 touch the guard page.
+        Mem { map, map_len, at: PAGE + (body - len) / 8 * 8, len, region: None }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn ptr(&self, at: usize) -> *mut u8 {
+        assert!(at <= self.len);
+        // SAFETY: inside the mapping.
+        unsafe { self.map.add(self.at + at) }
+    }
+
+    pub fn addr(&self, at: usize) -> u64 {
+        self.ptr(at) as u64
+    }
+
+    pub fn region(&self) -> &MemoryRegion {
+        self.region.as_ref().expect("registered")
+    }
+
+    pub fn lkey(&self) -> u32 {
+        self.region().lkey()
+    }
+
+    pub fn rkey(&self) -> u32 {
+        self.region().rkey()
+    }
+
+    /// Deregisters; the memory stays.
+    pub fn deregister(&mut self) {
+        self.region = None;
+    }
+
+    pub fn sge(&self, at: usize, len: usize) -> Sge {
+        Sge { addr: self.addr(at), len: len as u32, lkey: self.lkey() }
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: bounds checked above.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.ptr(at), bytes.len()) }
+    }
+
+    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        let mut out = vec![0; len];
+        // SAFETY: bounds checked above.
+        unsafe { ptr::copy_nonoverlapping(self.ptr(at), out.as_mut_ptr(), len) }
+        out
+    }
+
+    /// Every byte.
+    pub fn all(&self) -> Vec<u8> {
+        self.read(0, self.len)
+    }
+
+    /// Fills everything with one byte.
+    pub fn set(&self, byte: u8) {
+        // SAFETY: the whole of the accessible range.
+        unsafe { ptr::write_bytes(self.ptr(0), byte, self.len) }
+    }
+
+    /// Fills everything with bytes that depend on `seed` and on their position.
+    pub fn pattern(&self, seed: u64) {
+        self.write(0, &pattern(seed, self.len));
+    }
+}
+
+impl Drop for Mem {
+    fn drop(&mut self) {
+        self.region = None;
+        // SAFETY: the mapping is ours and nothing refers to it any more.
+        unsafe { libc::munmap(self.map.cast(), self.map_len) };
+    }
+}
+
+/// Small, fast, good enough: xorshift64*.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 11) as usize % n
+    }
+}
+
+/// `len` bytes that depend on `seed`.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        out.extend_from_slice(&rng.next().to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// Bytes sent by each path.
+pub fn sent(stats: &RailStats) -> [u64; 5] {
+    use RailCounter::{TxBounce, TxCma, TxInline, TxMapped, TxTcp};
+    [TxInline, TxMapped, TxCma, TxBounce, TxTcp].map(|c| stats.get(c))
+}
+
+/// Bytes received by each path.
+pub fn received(stats: &RailStats) -> [u64; 5] {
+    use RailCounter::{RxBounce, RxCma, RxInline, RxMapped, RxTcp};
+    [RxInline, RxMapped, RxCma, RxBounce, RxTcp].map(|c| stats.get(c))
+}
+
+/// A knob for long runs: `name` from the environment, else the default.
+pub fn count(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is no number")))
+}

@@ -1,0 +1,136 @@
+//! The bytes went where the name of the bed says, by the path that their size and the settings ask for.
+
+use railhead::base::stats::RailCounter;
+use railhead::fabric::{Device, QpCaps};
+
+use super::bed::{Bed, NOTHING, Pair, Request, Wire, received, sent};
+
+/// Paths in the order of `sent` and `received`.
+const INLINE: usize = 0;
+const CMA: usize = 2;
+const BOUNCE: usize = 3;
+const TCP: usize = 4;
+
+/// Moves `len` bytes by WRITE, checks them, and returns the bytes sent and received, by path.
+fn moved(bed: &Bed, device: &Device, len: usize) -> ([u64; 5], [u64; 5]) {
+    let mut p = bed.pair_on(device, QpCaps::default());
+    let from = p.a.open_memory(len);
+    let to = p.b.open_memory(len);
+    from.pattern(len as u64);
+    let before = acquainted(&mut p);
+    p.b.recv(1, NOTHING);
+    p.a.send(Request::write_imm(2, from.sge(0, len), &to, 0, 0));
+    p.wait(1, 1);
+    p.a.take_ok(2);
+    p.b.take_ok(1);
+    assert!(to.all() == from.all());
+    let since = |now: [u64; 5], then: [u64; 5]| std::array::from_fn(|i| now[i] - then[i]);
+    (since(sent(&p.a.stats), before.0), since(received(&p.b.stats), before.1))
+}
+
+/// Moves a little each way, so that both ends know what the other can do; what was counted for it.
+fn acquainted(p: &mut Pair) -> ([u64; 5], [u64; 5]) {
+    p.ping();
+    std::mem::swap(&mut p.a, &mut p.b);
+    p.ping();
+    std::mem::swap(&mut p.a, &mut p.b);
+    p.settle();
+    (sent(&p.a.stats), received(&p.b.stats))
+}
+
+/// Exactly `len` bytes, and on one path only.
+#[track_caller]
+fn only(path: usize, len: usize, (tx, rx): ([u64; 5], [u64; 5])) {
+    let mut want = [0; 5];
+    want[path] = len as u64;
+    assert_eq!((tx, rx), (want, want), "inline, mapped, cma, bounce, tcp: sent and received of {len} bytes");
+}
+
+/// Each path, and what makes it be taken.
+pub fn bytes_take_the_path(bed: &Bed) {
+    let device = bed.device();
+    if bed.wire == Wire::Tcp {
+        for len in [8, 5000, 3_000_000] {
+            only(TCP, len, moved(bed, &device, len));
+        }
+        return;
+    }
+    only(INLINE, 8, moved(bed, &device, 8));
+    only(CMA, 3_000_000, moved(bed, &device, 3_000_000));
+    let without = bed.device_with(|c| c.cma = false);
+    only(BOUNCE, 3_000_000, moved(bed, &without, 3_000_000));
+}
+
+/// The kernel itself refuses, from the start or from one moment to the next: nothing is lost, and the bytes go through the ring.
+pub fn cross_memory_attach_refused(bed: &Bed) {
+    if bed.wire == Wire::Tcp {
+        return;
+    }
+    bed.alone("wire::cross_memory_attach_refused", || {
+        let device = bed.device();
+        let mut p = bed.pair_on(&device, QpCaps::default());
+        let from = p.a.open_memory(3_000_000);
+        let to = p.b.open_memory(3_000_000);
+        let (_, before) = acquainted(&mut p);
+        for round in 0..3 {
+            from.pattern(round);
+            p.b.recv(1, NOTHING);
+            p.a.send(Request::write_imm(2, from.sge(0, 3_000_000), &to, 0, 0));
+            p.wait(1, 1);
+            p.a.take_ok(2);
+            p.b.take_ok(1);
+            assert!(to.all() == from.all(), "round {round}");
+            if round == 0 {
+                assert_eq!(received(&p.b.stats)[CMA], 3_000_000);
+                refuse_cross_memory_attach();
+            }
+        }
+        assert_eq!(received(&p.b.stats)[BOUNCE] - before[BOUNCE], 6_000_000);
+        assert!(p.b.stats.get(RailCounter::CmaRefused) > 0, "the refusal is counted");
+        only(BOUNCE, 3_000_000, moved(bed, &bed.device(), 3_000_000));
+    });
+}
+
+/// From here on this thread's process_vm_readv and process_vm_writev are EPERM.
+fn refuse_cross_memory_attach() {
+    let op = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let (load, equal, ret) =
+        (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::BPF_RET | libc::BPF_K);
+    let mut filter = [
+        // seccomp_data.nr is its first word (linux/seccomp.h).
+        op(load, 0, 0, 0),
+        op(equal, 1, 0, libc::SYS_process_vm_readv as u32),
+        op(equal, 0, 1, libc::SYS_process_vm_writev as u32),
+        op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        op(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program outlives the call; it changes what this process may do and nothing else.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let rc = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC, &raw const program);
+        assert_eq!(rc, 0, "seccomp: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// Requests, completions, and failures are counted.
+pub fn counters_count(bed: &Bed) {
+    let mut p = bed.pair();
+    let from = p.a.open_memory(4096);
+    let to = p.b.open_memory(4096);
+    p.b.recv(1, to.sge(0, 4096));
+    p.b.recv(2, NOTHING);
+    p.a.send(Request::send(1, from.sge(0, 100)));
+    p.a.send(Request::write(2, from.sge(0, 100), &to, 0));
+    p.a.send(Request::write_imm(3, from.sge(0, 100), &to, 0, 0));
+    p.a.send(Request::read(4, from.sge(0, 100), &to, 0));
+    p.wait(4, 2);
+    let get = |c| p.a.stats.get(c);
+    let a = [RailCounter::Sends, RailCounter::Writes, RailCounter::WritesImm, RailCounter::Reads, RailCounter::Completions].map(get);
+    assert_eq!(a, [1, 1, 1, 1, 4]);
+    assert_eq!(p.b.stats.get(RailCounter::Recvs), 2);
+    assert_eq!(p.a.stats.get(RailCounter::Errors) + p.b.stats.get(RailCounter::Errors), 0);
+    p.a.send(railhead::fabric::SendRequest { rkey: 0, ..Request::write(5, from.sge(0, 8), &to, 0) });
+    p.wait(5, 2);
+    assert!(p.a.stats.get(RailCounter::Errors) > 0);
+}

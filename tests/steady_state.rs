@@ -1,0 +1,249 @@
+//! What a message costs in steady state: no heap allocation on either wire and, on shared memory up to 8 KiB, no system call.
+//!
+//! Allocations are counted by the allocator of this program, which has the library linked into it, with both ends in one thread. System calls are
+//! counted from outside, by tracing both ranks.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use railhead::fabric::UserMemory;
+use railhead::net::{MemoryKind, Net, Ready, RecvBuffer};
+use support::comms::{self, Mem};
+use support::plugin::Plugin;
+use support::{Ctx, World, until};
+
+/// The system's allocator, with a count of what the calling thread asks for.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: passes everything on; the count has no destructor and allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's own promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's own promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's own promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+#[test]
+fn child_entry() {
+    support::enter(&[("allocates", allocates), ("calls", calls)]);
+}
+
+#[test]
+fn the_count_counts() {
+    let before = allocations();
+    drop(std::hint::black_box(Box::new(5u64)));
+    assert_eq!(allocations(), before + 1);
+}
+
+/// Messages of a length there and nothing back, `n` times, with eight outstanding.
+fn allocates(_: &Ctx) {
+    let net = Net::open().expect("open");
+    let (mut listen, mut handle) = net.listen(0).expect("listen");
+    let (mut send, mut recv) = (None, None);
+    until("both comms", || {
+        if send.is_none() {
+            send = net.connect(0, None, &mut handle, Ready::Full).expect("connect");
+        }
+        if recv.is_none() {
+            recv = listen.accept(Ready::Full).expect("accept");
+        }
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    let (mut send, mut recv) = (send.expect("sender"), recv.expect("receiver"));
+    let mem = Mem::new(4 << 20);
+    // SAFETY: the memory outlives its registration.
+    let memory = unsafe { UserMemory::new(mem.ptr(0), mem.len()) };
+    let mr = net.register(0, memory, MemoryKind::Host).expect("register");
+    let (from, to) = (mem.ptr(0) as usize, mem.ptr(2 << 20) as usize);
+    let mut run = |len: usize, n: usize| {
+        let buf = [RecvBuffer { addr: to, len, tag: 1, mr }];
+        for _ in 0..n {
+            let mut sends = [None; 8];
+            let mut recvs = [None; 8];
+            let (mut sent, mut got) = (0, 0);
+            while sent < 8 || got < 8 {
+                for i in 0..8 {
+                    if recvs[i].is_none() && i >= got {
+                        recvs[i] = recv.irecv(&buf).expect("irecv");
+                    }
+                    if sends[i].is_none() && i >= sent {
+                        sends[i] = send.isend(from, len, 1, mr).expect("isend");
+                    }
+                }
+                if let Some(r) = sends.get(sent).copied().flatten() {
+                    sent += usize::from(send.test(r).expect("test").is_some());
+                }
+                if let Some(r) = recvs.get(got).copied().flatten() {
+                    got += usize::from(recv.test(r).expect("test").is_some());
+                }
+            }
+        }
+    };
+    for len in [0, 8, 64, 1000, 8192, 65_537, 1 << 20] {
+        run(len, 50);
+        let before = allocations();
+        run(len, 200);
+        assert_eq!(allocations() - before, 0, "allocations for 1600 messages of {len} bytes");
+    }
+}
+
+#[test]
+fn no_allocation_per_message() {
+    for (name, value) in
+        [("RAILHEAD_SOFT_WIRE", "shm"), ("RAILHEAD_CMA", "0"), ("RAILHEAD_SOFT_WIRE", "tcp"), ("RAILHEAD_TCP_STREAMS", "2")]
+    {
+        let wire = if name == "RAILHEAD_TCP_STREAMS" { "tcp" } else { "auto" };
+        World::new("allocates", 1).env("RAILHEAD_SOFT_WIRE", wire).env(name, value).spawn().finish();
+    }
+}
+
+/// A system call that does nothing and that nobody makes: the beginning and the end of what is counted.
+fn mark() {
+    // SAFETY: an invalid `which`, so it is refused.
+    unsafe { libc::syscall(libc::SYS_getpriority, MARK, 0) };
+}
+
+const MARK: u64 = 0x5248;
+const MESSAGES: usize = 20_000;
+
+/// Sends to itself, one message after the other; between two marks lie MESSAGES of them. Both ends in one thread, so that nobody waits for
+/// the scheduler. Says which thread to trace first.
+fn calls(ctx: &Ctx) {
+    // Tests of Rust run in a thread of their own.
+    // SAFETY: asks only.
+    let tid = unsafe { libc::gettid() };
+    let len = std::env::var("RHT_LEN").expect("RHT_LEN").parse().expect("a length");
+    let plugin = Plugin::start(12);
+    let (send, recv) = comms::to_itself(&plugin, 0).expect("comms");
+    let mem = Mem::new(2 * 8192);
+    let mr = plugin.reg_mr(send, mem.ptr(0), mem.len()).expect("regMr");
+    let run = |n: usize| {
+        for _ in 0..n {
+            // No deadline in here, as looking at a clock may be a system call, and no yielding either; the test kills who hangs.
+            let buf = support::plugin::Buf { addr: mem.ptr(8192), len, tag: 1, mr };
+            let r = plugin.irecv(recv, &[buf]).expect("irecv").expect("room");
+            let s = loop {
+                if let Some(s) = plugin.isend(send, mem.ptr(0), len, 1, mr).expect("isend") {
+                    break s;
+                }
+                assert_eq!(plugin.test(r).expect("test"), None);
+            };
+            let (mut sent, mut got) = (false, false);
+            while !sent || !got {
+                sent = sent || plugin.test(s).expect("test").is_some();
+                got = got || plugin.test(r).expect("test").is_some();
+            }
+        }
+    };
+    run(1000);
+    ctx.say(&tid.to_string());
+    // Traced from here on.
+    assert_eq!(ctx.parent.text(), "go");
+    run(1000);
+    mark();
+    run(MESSAGES);
+    mark();
+    ctx.say("counted");
+    assert_eq!(ctx.parent.text(), "end");
+}
+
+/// Follows a thread until its second mark; system calls between the marks, by number.
+fn trace(tid: i32) -> BTreeMap<u64, u64> {
+    let ask = |request: libc::c_uint, addr: usize, data: usize| {
+        // SAFETY: requests that read or resume the traced thread; `data` is a flag, a signal or a buffer that outlives the call.
+        unsafe { libc::ptrace(request, tid, addr, data) }
+    };
+    let mut counted = BTreeMap::new();
+    let mut marks = 0;
+    let mut entering = true;
+    loop {
+        let mut status = 0;
+        // SAFETY: waits for the traced thread.
+        assert_eq!(unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) }, tid, "{}", std::io::Error::last_os_error());
+        assert!(libc::WIFSTOPPED(status), "the traced rank ended: {status:#x}");
+        let signal = libc::WSTOPSIG(status);
+        if signal == libc::SIGTRAP | 0x80 {
+            if entering {
+                // SAFETY: all zeros is a valid value.
+                let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+                ask(libc::PTRACE_GET_SYSCALL_INFO, size_of_val(&info), &raw mut info as usize);
+                assert_eq!(info.op, libc::PTRACE_SYSCALL_INFO_ENTRY, "entry and exit were confused");
+                // SAFETY: at an entry this member is the valid one.
+                let entry = unsafe { info.u.entry };
+                if (entry.nr, entry.args[0]) == (libc::SYS_getpriority as u64, MARK) {
+                    marks += 1;
+                } else if marks == 1 {
+                    *counted.entry(entry.nr).or_insert(0) += 1;
+                }
+            }
+            entering = !entering;
+        }
+        if marks == 2 && entering {
+            ask(libc::PTRACE_DETACH, 0, 0);
+            return counted;
+        }
+        ask(libc::PTRACE_SYSCALL, 0, 0);
+    }
+}
+
+/// Traces the rank.
+fn count_calls(len: usize, wire: &str) -> BTreeMap<u64, u64> {
+    let mut ranks = World::new("calls", 1).env("RHT_LEN", &len.to_string()).env("RAILHEAD_SOFT_WIRE", wire).spawn();
+    let tid: i32 = ranks.hear(0).parse().expect("a thread");
+    // SAFETY: attaches to a thread of our own child.
+    let rc = unsafe { libc::ptrace(libc::PTRACE_SEIZE, tid, 0usize, libc::PTRACE_O_TRACESYSGOOD as usize) };
+    assert_eq!(rc, 0, "PTRACE_SEIZE: {}", std::io::Error::last_os_error());
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, tid, 0usize, 0usize) }, 0);
+    ranks.tell(0, "go");
+    let counted = trace(tid);
+    ranks.expect(0, "counted");
+    ranks.tell(0, "end");
+    ranks.finish();
+    counted
+}
+
+/// Polls that find nothing look at the control connection and at the peer's process fifty times a second; these are calls per time, not per
+/// message, and there are few.
+#[test]
+fn no_system_call_per_message_on_shared_memory() {
+    for len in [0, 8, 64, 1024, 8192] {
+        let calls = count_calls(len, "shm");
+        let sum: u64 = calls.values().sum();
+        println!("{len} bytes: {sum} system calls for {MESSAGES} messages: {calls:?}");
+        assert!(sum <= MESSAGES as u64 / 100, "{len} bytes: {sum} calls for {MESSAGES} messages: {calls:?}");
+    }
+}
+
+/// The tracer sees system calls where there must be some.
+#[test]
+fn tracing_sees_the_calls_of_tcp() {
+    let calls = count_calls(64, "tcp");
+    assert!(calls.values().sum::<u64>() >= MESSAGES as u64, "{calls:?}");
+}

@@ -1,0 +1,70 @@
+//! Network namespaces joined by a virtual cable, made with ip(8). Needs root; [`usable`] says whether it can work here.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+fn ip(args: &[&str]) {
+    let output = Command::new("ip").args(args).output().expect("ip");
+    assert!(output.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr));
+}
+
+/// Whether this process may make namespaces; says so when not.
+pub fn usable() -> bool {
+    let ok = Command::new("unshare").args(["--net", "--mount", "--pid", "--ipc", "--fork", "true"]).status().is_ok_and(|s| s.success());
+    if !ok {
+        eprintln!("SKIP: namespaces need root and unshare(1)");
+    }
+    ok
+}
+
+/// Two namespaces with addresses 10.77.n.1 and .2 (and fd77:n::1 and ::2) on an interface `rht` each.
+pub struct Cable {
+    names: [String; 2],
+    pub v4: [String; 2],
+    pub v6: [String; 2],
+}
+
+impl Cable {
+    pub fn new() -> Cable {
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let pid = std::process::id();
+        let names = ["a", "b"].map(|end| format!("rht-{pid}-{n}-{end}"));
+        let subnet = (pid.wrapping_mul(7) + n) % 250;
+        let cable = Cable { names, v4: [1, 2].map(|i| format!("10.77.{subnet}.{i}")), v6: [1, 2].map(|i| format!("fd77:{subnet}::{i}")) };
+        for name in &cable.names {
+            ip(&["netns", "add", name]);
+        }
+        let [a, b] = &cable.names;
+        // In one step straight into both namespaces, so that no name is ever taken in this one.
+        ip(&["-n", a, "link", "add", "rht", "type", "veth", "peer", "name", "rht", "netns", b]);
+        for (i, name) in cable.names.iter().enumerate() {
+            ip(&["-n", name, "link", "set", "lo", "up"]);
+            ip(&["-n", name, "addr", "add", &format!("{}/24", cable.v4[i]), "dev", "rht"]);
+            ip(&["-n", name, "addr", "add", &format!("{}/64", cable.v6[i]), "dev", "rht", "nodad"]);
+            ip(&["-n", name, "link", "set", "rht", "up"]);
+        }
+        // The kernel sees the carrier a little later.
+        for name in &cable.names {
+            super::until("a carrier", || {
+                let shown = Command::new("ip").args(["-n", name, "-o", "link", "show", "rht"]).output().expect("ip");
+                String::from_utf8_lossy(&shown.stdout).contains("LOWER_UP").then_some(())
+            });
+        }
+        cable
+    }
+
+    /// The command that runs another one at an end of the cable.
+    pub fn at(&self, end: usize) -> [&str; 4] {
+        ["ip", "netns", "exec", &self.names[end]]
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
