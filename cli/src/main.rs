@@ -1,0 +1,46 @@
+//! `railhead`: looks at, measures and checks NCCL network plugins, ours or any other.
+
+mod check;
+mod info;
+mod perf;
+mod plugin;
+mod stats;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Looks at, measures and checks NCCL network plugins.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Info(info::Args),
+    Perf(perf::Args),
+    Check(check::Args),
+    Stats(stats::Args),
+    Top(top::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Info(args) => info::run(&args),
+        Command::Perf(args) => perf::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => top::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("railhead: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
