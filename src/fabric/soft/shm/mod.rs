@@ -1,11 +1,13 @@
 //! The shared-memory wire of a queue pair, between two processes of one host (or within one).
 //!
 //! Descriptors and small payloads go through rings in a shared segment. Bulk data is pulled by the responder out of the requester's
-//! private memory (`process_vm_readv`), copied out of memory that both map, or, where the kernel refuses the former, goes through
-//! a bounce ring. Only the owner of user memory ever writes it. Driven by the thread that drives the queue pair.
+//! private memory (`process_vm_readv`), with the requester's help under a grant (`process_vm_writev`), copied out of memory that both map, or,
+//! where the kernel refuses the first, goes through a bounce ring. User memory is written by its owner, or with the owner's leave.
+//! Driven by the thread that drives the queue pair.
 
 mod control;
 mod expose;
+mod grant;
 mod layout;
 mod rx;
 mod stream;
@@ -30,7 +32,8 @@ use control::{ControlSocket, Record, Seen};
 pub use control::{recv as recv_with_fd, send as send_with_fd};
 use expose::Exposed;
 pub use expose::revoke;
-use layout::{Control, Desc, Geometry, Lane, MAGIC, Side};
+pub use grant::{Offers, withdraw};
+use layout::{Control, Desc, GRANTS, Geometry, Grant, Lane, MAGIC, Side};
 use rx::Rx;
 use tx::Tx;
 
@@ -157,6 +160,11 @@ impl Segment {
     }
 
     #[inline]
+    fn grant(&self, lane: usize, desc: u64) -> &Grant {
+        &self.control().grants[lane & 1][desc as usize % GRANTS]
+    }
+
+    #[inline]
     fn desc(&self, lane: usize, number: u64) -> &Desc {
         // SAFETY: the descriptor area of a lane holds DESCS aligned descriptors of atomics, and lies within the mapping by the geometry.
         unsafe { &*self.base(self.geometry.descs(lane)).cast::<Desc>().add((number % layout::DESCS) as usize) }
@@ -209,6 +217,19 @@ impl Segment {
         let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
+
+    /// Writes the peer's private memory; true if all bytes were written.
+    ///
+    /// # Safety
+    /// `from` must be valid for `len` bytes, and the peer must have granted the range at `to`.
+    unsafe fn write_peer(&self, from: *const u8, to: u64, len: usize) -> bool {
+        let Some(pid) = self.peer_pid else { return false };
+        let local = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
+        let remote = libc::iovec { iov_base: to as *mut libc::c_void, iov_len: len };
+        // SAFETY: the caller vouches for the local range and for the peer's consent; a bad remote one is an error, not a fault.
+        let n = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+        n == len as isize
+    }
 }
 
 /// The peer's memory that this side maps.
@@ -217,6 +238,11 @@ pub struct Maps {
 }
 
 impl Maps {
+    /// Nothing.
+    fn none() -> Self {
+        Maps { mapped: Vec::new() }
+    }
+
     /// `len` bytes at `offset` of the peer's allocation `id`.
     #[inline]
     fn find(&self, id: u64, offset: u64, len: usize) -> Option<*const u8> {
@@ -247,9 +273,9 @@ impl ShmWire {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
             tx: Tx::new(segment.me, segment.geometry, exposed),
-            rx: Rx::new(1 - segment.me, segment.geometry),
+            rx: Rx::new(1 - segment.me, &segment),
             control: ControlSocket::new(socket, unix),
-            maps: Maps { mapped: Vec::new() },
+            maps: Maps::none(),
             segment,
             idle: 0,
             armed: false,
@@ -269,6 +295,9 @@ impl ShmWire {
         }
         if core.sq.pending() {
             moved |= self.tx.transmit(core, &self.segment, &self.control)?;
+        }
+        if self.tx.may_share() {
+            moved |= self.tx.share(core, &self.segment);
         }
         if moved {
             self.idle = 0;
@@ -381,14 +410,16 @@ impl ShmWire {
         self.segment.peer_pid
     }
 
-    /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else.
-    pub fn close(self) {
+    /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else. The result is to be dropped with the
+    /// queue pair, which takes as long as the peer writes the part of a copy that it was granted.
+    pub fn close(self) -> Option<Offers> {
         self.segment.side(self.segment.me).closed.store(1, Ordering::SeqCst);
         self.tx.retire();
         let peer = self.segment.side(1 - self.segment.me);
         if peer.notify.load(Ordering::Relaxed) != 0 && peer.sleeping.swap(0, Ordering::SeqCst) != 0 {
             self.control.doorbell();
         }
+        self.rx.close()
     }
 }
 
