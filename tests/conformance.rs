@@ -20,7 +20,7 @@ mod conformance {
 }
 
 use conformance::bed::{Bed, Wire};
-use railhead::base::config::SoftWire;
+use railhead::base::config::{CrossMemory, SoftWire};
 
 /// One test per clause and bed.
 macro_rules! suite {
@@ -70,6 +70,6 @@ macro_rules! conforms {
 }
 
 conforms! {
-    soft_shm: Bed { name: "soft_shm", wire: Wire::Shm, configure: |c| c.soft_wire = SoftWire::Shm };
+    soft_shm: Bed { name: "soft_shm", wire: Wire::Shm, configure: |c| (c.soft_wire, c.cma) = (SoftWire::Shm, CrossMemory::Always) };
     soft_tcp: Bed { name: "soft_tcp", wire: Wire::Tcp, configure: |c| c.soft_wire = SoftWire::Tcp };
 }

@@ -1,5 +1,6 @@
 //! The bytes went where the name of the bed says, by the path that their size and the settings ask for.
 
+use railhead::base::config::CrossMemory;
 use railhead::base::stats::RailCounter;
 use railhead::fabric::{Device, QpCaps};
 
@@ -57,7 +58,7 @@ pub fn bytes_take_the_path(bed: &Bed) {
     }
     only(INLINE, 8, moved(bed, &device, 8));
     only(CMA, 3_000_000, moved(bed, &device, 3_000_000));
-    let without = bed.device_with(|c| c.cma = false);
+    let without = bed.device_with(|c| c.cma = CrossMemory::Never);
     only(BOUNCE, 3_000_000, moved(bed, &without, 3_000_000));
 }
 

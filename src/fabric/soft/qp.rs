@@ -10,6 +10,7 @@ use super::queue::{Core, Fault};
 use super::shm::{self, ShmWire};
 use super::tcp::TcpWire;
 use super::{Shared, loopback};
+use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::rand;
 use crate::base::stats::{RailCounter, RailStats};
@@ -207,7 +208,7 @@ impl QueuePair {
             self.letters.seal();
             self.link = match met {
                 Met::Shm(wire) => {
-                    if !wire.pulls() && self.shared.config.cma {
+                    if !wire.pulls() && self.shared.config.cma != CrossMemory::Never {
                         self.core.stats.add(RailCounter::CmaRefused, 1);
                     }
                     Link::Shm(wire)

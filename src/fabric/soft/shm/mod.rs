@@ -5,6 +5,7 @@
 //! where the kernel refuses the first, goes through a bounce ring. User memory is written by its owner, or with the owner's leave.
 //! Driven by the thread that drives the queue pair.
 
+mod calibrate;
 mod control;
 mod expose;
 mod grant;
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use once_cell::sync::Lazy;
 
 use super::queue::{Core, Fault};
+use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::mem::Shm;
 use crate::base::rand;
@@ -57,6 +59,8 @@ pub struct Segment {
     me: usize,
     peer_pid: Option<i32>,
     pulls_allowed: bool,
+    /// Whether bulk data goes through the ring although the peer could pull it.
+    ring_is_faster: bool,
 }
 
 impl Segment {
@@ -93,7 +97,7 @@ impl Segment {
         if shm.len() < geometry.len() {
             return Err(Error::remote(format!("the segment has {} bytes, fewer than {}", shm.len(), geometry.len())));
         }
-        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false })
+        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false, ring_is_faster: false })
     }
 
     /// Bytes of a segment with that bounce ring.
@@ -124,7 +128,7 @@ impl Segment {
 
     /// Finds out whether the peer's memory can be read, and tells the peer. Call once the peer has introduced itself.
     /// `vouched` is the kernel's word for its pid; without one the peer's own is tried. The cookie decides.
-    pub fn prove_peer(&mut self, vouched: Option<i32>, cma: bool) {
+    pub fn prove_peer(&mut self, vouched: Option<i32>, cma: CrossMemory) {
         let side = self.side(1 - self.me);
         let pid = vouched.unwrap_or(side.pid.load(Ordering::Relaxed) as i32);
         if pid <= 0 {
@@ -140,7 +144,8 @@ impl Segment {
         if !proven {
             self.peer_pid = vouched;
         }
-        self.pulls_allowed = proven && cma;
+        self.pulls_allowed = proven && cma != CrossMemory::Never;
+        self.ring_is_faster = self.pulls_allowed && cma == CrossMemory::Auto && calibrate::ring_is_faster();
         self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
     }
 

@@ -238,7 +238,7 @@ impl Tx {
         {
             return Ok(true);
         }
-        Ok(self.pulls && segment.peer_pulls())
+        Ok(self.pulls && !segment.ring_is_faster && segment.peer_pulls())
     }
 
     /// Whether the peer has, or now gets, our allocation `id`.
