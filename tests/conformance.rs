@@ -20,7 +20,7 @@ mod conformance {
 }
 
 use conformance::bed::{Bed, Wire};
-use railhead::base::config::SoftWire;
+use railhead::base::config::{CrossMemory, SoftWire};
 
 /// One test per clause and bed.
 macro_rules! suite {
@@ -61,12 +61,15 @@ macro_rules! conforms {
             read { every_size, many_outstanding, ordered_after_write, into_memory_that_may_not_be_written }
             publish { no_torn_slot, unaligned_or_long_writes_are_whole_at_completion }
             churn { deregistration_in_flight, source_deregistration_in_flight, destruction_in_flight, ten_thousand_lives, registration_from_other_threads }
-            wire { bytes_take_the_path, cross_memory_attach_refused, counters_count }
+            wire {
+                bytes_take_the_path, cross_memory_attach_refused, both_sides_copy, the_last_write_to_a_place_stays, writing_refused,
+                counters_count
+            }
         })*
     };
 }
 
 conforms! {
-    soft_shm: Bed { name: "soft_shm", wire: Wire::Shm, configure: |c| c.soft_wire = SoftWire::Shm };
+    soft_shm: Bed { name: "soft_shm", wire: Wire::Shm, configure: |c| (c.soft_wire, c.cma) = (SoftWire::Shm, CrossMemory::Always) };
     soft_tcp: Bed { name: "soft_tcp", wire: Wire::Tcp, configure: |c| c.soft_wire = SoftWire::Tcp };
 }

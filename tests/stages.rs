@@ -18,7 +18,7 @@ use support::{Ctx, PATIENCE, Ranks, World, pattern, until};
 
 #[test]
 fn child_entry() {
-    support::enter(&[("scenario", scenario)]);
+    support::enter(&[("scenario", scenario), ("keeps_its_memory", keeps_its_memory)]);
 }
 
 /// Small, ring-sized, and large enough to move in parts. Repeated, so that there is always something left after the first.
@@ -118,7 +118,7 @@ fn ranks_of(stage: Stage) -> &'static [usize] {
         Stage::ListenOpen | Stage::AcceptAccepted | Stage::AcceptH1Received | Stage::AcceptH2Sent | Stage::AcceptH3Received => &[0],
         Stage::RecvPosted | Stage::RecvHalf | Stage::RecvDone | Stage::Flush => &[0],
         Stage::ConnectDialed | Stage::ConnectH1Sent | Stage::ConnectH2Received | Stage::ConnectH3Sent => &[1],
-        Stage::SendPosted | Stage::SendHalf | Stage::SendDone => &[1],
+        Stage::SendPosted | Stage::SendHalf | Stage::SendShared | Stage::SendDone => &[1],
         Stage::WireDialed | Stage::WireHelloSent | Stage::WireUp | Stage::Closing => &[0, 1],
     }
 }
@@ -249,19 +249,28 @@ fn time_out(stage: Stage, wire: Wire) {
 }
 
 macro_rules! tests {
-    ($($name:ident = $stage:ident),* $(,)?) => {
-        mod killed_on_shared_memory { $(#[test] fn $name() { super::kill(super::Stage::$stage, super::Wire::Shm) })* }
+    ($($name:ident = $stage:ident),*; on shared memory alone: $($own:ident = $own_stage:ident),*) => {
+        mod killed_on_shared_memory {
+            $(#[test] fn $name() { super::kill(super::Stage::$stage, super::Wire::Shm) })*
+            $(#[test] fn $own() { super::kill(super::Stage::$own_stage, super::Wire::Shm) })*
+        }
         mod killed_on_tcp { $(#[test] fn $name() { super::kill(super::Stage::$stage, super::Wire::Tcp) })* }
-        mod stopped_on_shared_memory { $(#[test] fn $name() { super::stop(super::Stage::$stage, super::Wire::Shm) })* }
+        mod stopped_on_shared_memory {
+            $(#[test] fn $name() { super::stop(super::Stage::$stage, super::Wire::Shm) })*
+            $(#[test] fn $own() { super::stop(super::Stage::$own_stage, super::Wire::Shm) })*
+        }
         mod stopped_on_tcp { $(#[test] fn $name() { super::stop(super::Stage::$stage, super::Wire::Tcp) })* }
 
         /// A stage that is added to the code must be added here.
         #[test]
         fn every_stage_has_its_tests() {
-            let tested = [$(stringify!($name)),*];
-            let all: Vec<&str> = Stage::ALL.iter().map(|s| s.name()).collect();
+            let mut tested = [$(stringify!($name),)* $(stringify!($own)),*];
+            let mut all: Vec<&str> = Stage::ALL.iter().map(|s| s.name()).collect();
+            tested.sort_unstable();
+            all.sort_unstable();
             assert_eq!(tested.as_slice(), all.as_slice());
             $(assert_eq!(Stage::$stage.name(), stringify!($name));)*
+            $(assert_eq!(Stage::$own_stage.name(), stringify!($own));)*
         }
     };
 }
@@ -286,7 +295,8 @@ tests! {
     send_done = SendDone,
     recv_done = RecvDone,
     flush = Flush,
-    closing = Closing,
+    closing = Closing;
+    on shared memory alone: send_shared = SendShared
 }
 
 #[test]
@@ -295,6 +305,52 @@ fn peer_timeout_makes_a_stop_an_error() {
         for stage in [Stage::RecvPosted, Stage::SendPosted, Stage::RecvHalf] {
             time_out(stage, wire);
         }
+    }
+}
+
+/// The receiver of one large message, in memory that it gives back only when the test says so.
+fn keeps_its_memory(ctx: &Ctx) {
+    let plugin = Plugin::start(12);
+    let comm = comms::one_way(ctx, &plugin, 0).expect("a comm");
+    let mem = Mem::new(8 << 20);
+    let mr = plugin.reg_mr(comm, mem.ptr(0), mem.len()).expect("regMr");
+    if ctx.rank == 1 {
+        let request = comms::isend(&plugin, comm, &mem, 0, mem.len(), 1, mr).expect("isend");
+        let _ = comms::wait(&plugin, request);
+        return;
+    }
+    let request = comms::irecv(&plugin, comm, &mem, 0, mem.len(), 1, mr).expect("irecv");
+    ctx.say(&verdict(comms::wait(&plugin, request).map(drop)));
+    ctx.say("giving it back");
+    plugin.dereg_mr(comm, mr).expect("deregMr");
+    mem.write(0, &vec![0xAA; mem.len()]);
+    ctx.say("given back");
+    assert_eq!(ctx.parent.text(), "look");
+    ctx.say(if mem.read(0, mem.len()).iter().all(|&b| b == 0xAA) { "untouched" } else { "touched" });
+}
+
+/// A sender that is stopped about to write into the receiver's memory: the receiver has its error in time, and gives its memory back when,
+/// and not before, the sender can write to it no more.
+#[test]
+fn memory_is_given_back_when_a_stopped_sender_writes_to_it_no_more() {
+    for end in [libc::SIGCONT, libc::SIGKILL] {
+        let mut ranks = World::new("keeps_its_memory", 2)
+            .env("RAILHEAD_SOFT_WIRE", "shm")
+            .env("RAILHEAD_PEER_TIMEOUT_S", "1")
+            .env_of(1, "RH_STAGE", "send_shared=stop")
+            .spawn();
+        ranks.ranks[1].stage.recv_within(PATIENCE).expect("the stage");
+        let word = ranks.hear(0);
+        assert!(word.starts_with("error 6: ") && word.contains("RAILHEAD_PEER_TIMEOUT_S"), "{word}");
+        assert_eq!(ranks.hear(0), "giving it back");
+        until("the wait", || (ranks.ranks[0].state() == 'S').then_some(()));
+        assert!(!ranks.ranks[0].chan.ready(), "given back under a writer");
+        ranks.ranks[1].signal(end);
+        assert_eq!(ranks.hear(0), "given back");
+        ranks.ranks[1].wait();
+        ranks.tell(0, "look");
+        assert_eq!(ranks.hear(0), "untouched");
+        assert!(ranks.ranks[0].wait().success());
     }
 }
 

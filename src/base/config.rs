@@ -143,6 +143,18 @@ choice! {
 }
 
 choice! {
+    /// Whether bulk data on one host is copied straight between two processes' memory.
+    CrossMemory {
+        /// Where that is faster than two copies through a ring.
+        Auto = "auto",
+        /// Wherever the kernel lets us.
+        Always = "1",
+        /// Nowhere.
+        Never = "0",
+    }
+}
+
+choice! {
     /// Which addresses.
     Family {
         /// Both.
@@ -245,9 +257,9 @@ table! {
         "Which provider: RDMA NICs, or the embedded software fabric. `auto` takes NICs if there are usable ones.";
     soft_wire: SoftWire, "RAILHEAD_SOFT_WIRE", SoftWire::Auto, (),
         "Which wire of the software fabric. `auto` takes shared memory where both ends can open it, else TCP; `shm` refuses anything else.";
-    cma: bool, "RAILHEAD_CMA", true, (),
-        "Whether bulk data on one host may be copied straight out of the peer's memory (process_vm_readv). Without, it passes through a bounce ring.";
-    shm_bounce_kib: u32, "RAILHEAD_SHM_BOUNCE_KIB", 1024, 64..=65536,
+    cma: CrossMemory, "RAILHEAD_CMA", CrossMemory::Auto, (),
+        "Whether bulk data on one host is copied straight between the two processes (process_vm_readv and process_vm_writev), or else passes through a bounce ring. `auto` measures which is faster here.";
+    shm_bounce_kib: u32, "RAILHEAD_SHM_BOUNCE_KIB", 256, 64..=65536,
         "Size of the bounce ring per connection and direction, in KiB, rounded up to a power of two.";
     tcp_streams: u32, "RAILHEAD_TCP_STREAMS" or "NCCL_NSOCKS_PERTHREAD", 0, 0..=16,
         "TCP data streams per queue pair beside its control stream. 0: data travels on the control stream.";
@@ -429,7 +441,7 @@ mod tests {
             ("RAILHEAD_TC", "256", "-1..255"),
             ("RAILHEAD_FABRIC", "ib", "auto, verbs, soft"),
             ("RAILHEAD_SOFT_WIRE", "", "auto, shm, tcp"),
-            ("RAILHEAD_CMA", "2", "0, 1"),
+            ("RAILHEAD_CMA", "2", "auto, 1, 0"),
             ("RAILHEAD_PORT_RANGE", "80-90", "LOW-HIGH"),
             ("RAILHEAD_PORT_RANGE", "3000-2999", "LOW-HIGH"),
             ("RAILHEAD_PORT_RANGE", "3000", "LOW-HIGH"),

@@ -11,6 +11,7 @@ pub mod host;
 pub mod log;
 pub mod mac;
 pub mod mem;
+pub mod process;
 pub mod rand;
 pub mod stage;
 pub mod stats;

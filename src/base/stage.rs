@@ -40,6 +40,7 @@ stages! {
     RecvPosted = "recv_posted", "Receiver: a clear-to-send was written.";
     SendPosted = "send_posted", "Sender: a message's WRITEs were posted.";
     SendHalf = "send_half", "Sender: part of a message has moved.";
+    SendShared = "send_shared", "Sender: about to write a part of a message into the receiver's memory.";
     RecvHalf = "recv_half", "Receiver: part of a message has arrived.";
     SendDone = "send_done", "Sender: a message completed.";
     RecvDone = "recv_done", "Receiver: a message completed.";

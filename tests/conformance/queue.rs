@@ -1,5 +1,6 @@
 //! Queues are finite: full is said and changes nothing, counters wrap, nobody is told what he did not ask for.
 
+use railhead::base::config::CrossMemory;
 use railhead::fabric::{Completion, PostError, QpCaps, QpState, RecvRequest, SendRequest, WcOpcode, WcStatus};
 
 use super::bed::{Bed, NOTHING, Request};
@@ -122,7 +123,7 @@ pub fn counters_wrap(bed: &Bed) {
     }
     // The bulk path: 64 MiB through rings of 64 KiB.
     let device = bed.device_with(|c| {
-        c.cma = false;
+        c.cma = CrossMemory::Never;
         c.shm_bounce_kib = 64;
     });
     let mut p = bed.pair_on(&device, QpCaps { send_depth: 4, recv_depth: 4, ..QpCaps::default() });

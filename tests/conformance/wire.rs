@@ -1,9 +1,10 @@
 //! The bytes went where the name of the bed says, by the path that their size and the settings ask for.
 
+use railhead::base::config::CrossMemory;
 use railhead::base::stats::RailCounter;
 use railhead::fabric::{Device, QpCaps};
 
-use super::bed::{Bed, NOTHING, Pair, Request, Wire, received, sent};
+use super::bed::{Bed, NOTHING, Pair, Request, Rng, Wire, received, sent};
 
 /// Paths in the order of `sent` and `received`.
 const INLINE: usize = 0;
@@ -57,7 +58,7 @@ pub fn bytes_take_the_path(bed: &Bed) {
     }
     only(INLINE, 8, moved(bed, &device, 8));
     only(CMA, 3_000_000, moved(bed, &device, 3_000_000));
-    let without = bed.device_with(|c| c.cma = false);
+    let without = bed.device_with(|c| c.cma = CrossMemory::Never);
     only(BOUNCE, 3_000_000, moved(bed, &without, 3_000_000));
 }
 
@@ -91,19 +92,103 @@ pub fn cross_memory_attach_refused(bed: &Bed) {
     });
 }
 
-/// From here on this thread's process_vm_readv and process_vm_writev are EPERM.
+/// Many long WRITEs at once, of all lengths around the limits of what is shared: both sides copy, each byte arrives, in order.
+pub fn both_sides_copy(bed: &Bed) {
+    let mut p = bed.pair();
+    let from = p.a.open_memory(16 << 20);
+    let to = p.b.open_memory(16 << 20);
+    let mut rng = Rng(7);
+    let (mut id, mut total) = (0, 0);
+    for round in 0..40 {
+        from.pattern(round);
+        to.set(0);
+        let (mut at, first) = (0, id);
+        while id - first < 12 {
+            let len = [8193, 16_383, 16_384, 65_536, 100_000, 512 * 1024 + 1, 1 << 20][rng.below(7)];
+            p.b.recv(id, NOTHING);
+            p.a.send(Request::write_imm(id, from.sge(at, len), &to, at, id as u32));
+            (at, id, total) = (at + len, id + 1, total + len as u64);
+        }
+        p.wait(12, 12);
+        p.a.take_all_ok(first..id);
+        for i in first..id {
+            assert_eq!(p.b.take_ok(i).imm, Some(i as u32));
+        }
+        assert!(to.read(0, at) == from.read(0, at), "round {round}");
+    }
+    if bed.wire == Wire::Shm {
+        let granted = p.a.stats.get(RailCounter::TxGranted);
+        assert!(granted > 0 && granted < total, "the sender wrote {granted} of {total} bytes itself");
+        assert_eq!(received(&p.b.stats)[CMA], total);
+    }
+}
+
+/// Of WRITEs to one place, outstanding together, the last one stays, whoever copies what.
+pub fn the_last_write_to_a_place_stays(bed: &Bed) {
+    const LEN: usize = 1 << 20;
+    let mut p = bed.pair();
+    let from = p.a.open_memory(6 * LEN);
+    let to = p.b.open_memory(2 * LEN);
+    for round in 0..40u64 {
+        from.pattern(round);
+        for i in 0..6 {
+            // Overlapping by all, by half, by a byte.
+            let at = [0, LEN / 2, LEN - 1][(round as usize + i) % 3];
+            p.a.send(Request::write(i as u64, from.sge(i * LEN, LEN), &to, at));
+        }
+        p.wait(6, 0);
+        p.a.take_all_ok(0..6);
+        let mut want = to.all();
+        for i in 0..6 {
+            let at = [0, LEN / 2, LEN - 1][(round as usize + i) % 3];
+            want[at..at + LEN].copy_from_slice(&from.read(i * LEN, LEN));
+        }
+        assert!(to.all() == want, "round {round}");
+    }
+}
+
+/// The requester may not write into the responder: the responder reads everything, what the requester had begun included.
+pub fn writing_refused(bed: &Bed) {
+    if bed.wire == Wire::Tcp {
+        return;
+    }
+    bed.alone("wire::writing_refused", || {
+        let mut p = bed.pair();
+        let from = p.a.open_memory(8 << 20);
+        let to = p.b.open_memory(8 << 20);
+        p.ping();
+        for round in 0..4 {
+            if round == 1 {
+                refuse(&[libc::SYS_process_vm_writev]);
+            }
+            from.pattern(round);
+            p.a.send(Request::write(1, from.sge(0, 8 << 20), &to, 0));
+            p.wait(1, 0);
+            p.a.take_ok(1);
+            assert!(to.all() == from.all(), "round {round}");
+            let granted = p.a.stats.get(RailCounter::TxGranted);
+            assert!(granted > 0 && granted < 8 << 20, "round {round}: {granted}");
+        }
+        assert_eq!(p.b.stats.get(RailCounter::CmaRefused), 0);
+    });
+}
+
 fn refuse_cross_memory_attach() {
+    refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
+}
+
+/// From here on these system calls of this process are EPERM.
+fn refuse(calls: &[libc::c_long]) {
     let op = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let (load, equal, ret) =
         (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::BPF_RET | libc::BPF_K);
-    let mut filter = [
-        // seccomp_data.nr is its first word (linux/seccomp.h).
-        op(load, 0, 0, 0),
-        op(equal, 1, 0, libc::SYS_process_vm_readv as u32),
-        op(equal, 0, 1, libc::SYS_process_vm_writev as u32),
-        op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        op(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    // seccomp_data.nr is its first word (linux/seccomp.h).
+    let mut filter = vec![op(load, 0, 0, 0)];
+    for &call in calls {
+        filter.push(op(equal, 0, 1, call as u32));
+        filter.push(op(ret, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    }
+    filter.push(op(ret, 0, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the program outlives the call; it changes what this process may do and nothing else.
     unsafe {

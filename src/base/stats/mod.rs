@@ -64,11 +64,13 @@ pub enum RailCounter {
     Syscalls,
     /// Connections made anew.
     Reconnects,
+    /// Of the bytes sent by cross-memory attach, those that this side wrote into the peer's memory.
+    TxGranted,
 }
 
 impl RailCounter {
     /// Every counter, in the page's order.
-    pub const ALL: [RailCounter; 21] = [
+    pub const ALL: [RailCounter; 22] = [
         RailCounter::TxInline,
         RailCounter::TxMapped,
         RailCounter::TxCma,
@@ -90,6 +92,7 @@ impl RailCounter {
         RailCounter::CmaRefused,
         RailCounter::Syscalls,
         RailCounter::Reconnects,
+        RailCounter::TxGranted,
     ];
 }
 
@@ -317,7 +320,7 @@ fn bump(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-const _: () = assert!(RailCounter::Reconnects as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
+const _: () = assert!(RailCounter::TxGranted as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
 
 #[cfg(test)]
 mod tests;

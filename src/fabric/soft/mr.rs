@@ -145,6 +145,8 @@ impl Drop for MemoryRegion {
         while self.entry.users.load(Ordering::SeqCst) != 0 {
             backoff.snooze();
         }
+        // Leaves are given under a pin: there are no new ones.
+        super::shm::withdraw(self.key);
         TABLE.free.with(|free| free.push(self.index));
     }
 }

@@ -7,9 +7,10 @@ use super::connect::{Bringup, Met, Party};
 use super::endpoint::{Address, MAX_STREAMS, Token};
 use super::hub::LetterBox;
 use super::queue::{Core, Fault};
-use super::shm::ShmWire;
+use super::shm::{self, ShmWire};
 use super::tcp::TcpWire;
 use super::{Shared, loopback};
+use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::rand;
 use crate::base::stats::{RailCounter, RailStats};
@@ -45,6 +46,8 @@ pub struct QueuePair {
     traffic_class: Option<u8>,
     /// Polls until the meeting is looked at again.
     patience: u32,
+    /// Dropping it waits until the peer writes nothing into this side's memory any more.
+    leave: Option<shm::Offers>,
 }
 
 impl QueuePair {
@@ -72,6 +75,7 @@ impl QueuePair {
             send_slots: (caps.send_depth as usize).next_power_of_two(),
             traffic_class: caps.traffic_class,
             patience: 0,
+            leave: None,
             shared,
         })
     }
@@ -204,7 +208,7 @@ impl QueuePair {
             self.letters.seal();
             self.link = match met {
                 Met::Shm(wire) => {
-                    if !wire.pulls() && self.shared.config.cma {
+                    if !wire.pulls() && self.shared.config.cma != CrossMemory::Never {
                         self.core.stats.add(RailCounter::CmaRefused, 1);
                     }
                     Link::Shm(wire)
@@ -255,7 +259,7 @@ impl QueuePair {
         // Whoever dials now, or did and was not heard yet, shall not wait for an answer.
         self.letters.seal();
         match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Shm(wire) => wire.close(),
+            Link::Shm(wire) => self.leave = wire.close(),
             Link::Tcp(wire) => self.shared.hub.linger(wire.close()),
             _ => {}
         }

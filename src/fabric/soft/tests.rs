@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::endpoint::Address;
 use super::qp::Link;
 use super::*;
+use crate::base::config::CrossMemory;
 use crate::base::stats::RailCounter;
 
 /// Two connected queue pairs, each with its queue.
@@ -116,12 +117,15 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
 
 #[test]
 fn shared_memory_moves_every_size() {
-    moves_every_size(Config::default(), &[RailCounter::RxInline, RailCounter::RxBounce, RailCounter::RxCma]);
+    moves_every_size(
+        Config { cma: CrossMemory::Always, ..Config::default() },
+        &[RailCounter::RxInline, RailCounter::RxBounce, RailCounter::RxCma],
+    );
 }
 
 #[test]
 fn the_bounce_ring_moves_every_size() {
-    moves_every_size(Config { cma: false, ..Config::default() }, &[RailCounter::RxInline, RailCounter::RxBounce]);
+    moves_every_size(Config { cma: CrossMemory::Never, ..Config::default() }, &[RailCounter::RxInline, RailCounter::RxBounce]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! can spoil its own data and nothing else.
 //!
 //! ```text
-//! 0      Control: magic, geometry, Side[2], Lane[2]                       one page
+//! 0      Control: magic, geometry, Side[2], Lane[2], Grant[2][GRANTS]     one page
 //! 4096   lane 0: descriptors | fill stream | response stream | bounce ring
 //! ...    lane 1: the same
 //! ```
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::base::error::{Error, Result};
 
 /// First word of every segment: "RHSHM" and the layout's version.
-pub const MAGIC: u64 = 0x0001_4d48_5348_5200;
+pub const MAGIC: u64 = 0x0002_4d48_5348_5200;
 
 /// Descriptors per lane.
 pub const DESCS: u64 = 1024;
@@ -85,6 +85,32 @@ pub struct Control {
     pub sides: [Side; 2],
     /// The dialer's requests, then the acceptor's.
     pub lanes: [Lane; 2],
+    /// For the dialer's requests, then for the acceptor's.
+    pub grants: [[Grant; GRANTS]; 2],
+}
+
+/// Grants per lane.
+pub const GRANTS: usize = 8;
+
+/// A responder's leave to write into its private memory: the requester may take parts of one descriptor's copy. Descriptor `d` uses grant
+/// `d % GRANTS`. What the words mean is in `grant.rs`.
+#[repr(C, align(64))]
+pub struct Grant {
+    /// Where the first byte goes in the responder's memory. This line is written by the responder.
+    pub to: AtomicU64,
+    /// Bytes of a part; the last one may be shorter.
+    pub part: AtomicU64,
+    /// Parts.
+    pub parts: AtomicU64,
+    _first: [AtomicU64; 4],
+    /// 1 + the descriptor's number, stored last with Release.
+    pub number: AtomicU64,
+
+    /// Who has taken what; changed by both sides, with compare-and-swap.
+    pub claims: AtomicU64,
+    /// What the requester has done; written by the requester.
+    pub done: AtomicU64,
+    _second: [AtomicU64; 6],
 }
 
 /// A descriptor: one line, published by its last word.
@@ -110,7 +136,8 @@ pub const DESC_INLINE: usize = 32;
 const _: () = assert!(size_of::<Side>() == 64);
 const _: () = assert!(size_of::<Lane>() == 128 && offset_of!(Lane, resp_tail) == 56 && offset_of!(Lane, fill_tail) == 64);
 const _: () = assert!(size_of::<Desc>() == 64);
-const _: () = assert!(offset_of!(Control, sides) == 64 && offset_of!(Control, lanes) == 192 && size_of::<Control>() == 448);
+const _: () = assert!(offset_of!(Control, sides) == 64 && offset_of!(Control, lanes) == 192 && offset_of!(Control, grants) == 448);
+const _: () = assert!(size_of::<Grant>() == 128 && offset_of!(Grant, number) == 56 && offset_of!(Grant, claims) == 64);
 const _: () = assert!(size_of::<Control>() <= CONTROL);
 
 /// Offsets of everything in a segment.

@@ -1,11 +1,14 @@
 //! The shared-memory wire of a queue pair, between two processes of one host (or within one).
 //!
 //! Descriptors and small payloads go through rings in a shared segment. Bulk data is pulled by the responder out of the requester's
-//! private memory (`process_vm_readv`), copied out of memory that both map, or, where the kernel refuses the former, goes through
-//! a bounce ring. Only the owner of user memory ever writes it. Driven by the thread that drives the queue pair.
+//! private memory (`process_vm_readv`), with the requester's help under a grant (`process_vm_writev`), copied out of memory that both map, or,
+//! where the kernel refuses the first, goes through a bounce ring. User memory is written by its owner, or with the owner's leave.
+//! Driven by the thread that drives the queue pair.
 
+mod calibrate;
 mod control;
 mod expose;
+mod grant;
 mod layout;
 mod rx;
 mod stream;
@@ -21,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use once_cell::sync::Lazy;
 
 use super::queue::{Core, Fault};
+use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::mem::Shm;
 use crate::base::rand;
@@ -30,7 +34,8 @@ use control::{ControlSocket, Record, Seen};
 pub use control::{recv as recv_with_fd, send as send_with_fd};
 use expose::Exposed;
 pub use expose::revoke;
-use layout::{Control, Desc, Geometry, Lane, MAGIC, Side};
+pub use grant::{Offers, withdraw};
+use layout::{Control, Desc, GRANTS, Geometry, Grant, Lane, MAGIC, Side};
 use rx::Rx;
 use tx::Tx;
 
@@ -54,6 +59,8 @@ pub struct Segment {
     me: usize,
     peer_pid: Option<i32>,
     pulls_allowed: bool,
+    /// Whether bulk data goes through the ring although the peer could pull it.
+    ring_is_faster: bool,
 }
 
 impl Segment {
@@ -90,7 +97,7 @@ impl Segment {
         if shm.len() < geometry.len() {
             return Err(Error::remote(format!("the segment has {} bytes, fewer than {}", shm.len(), geometry.len())));
         }
-        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false })
+        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false, ring_is_faster: false })
     }
 
     /// Bytes of a segment with that bounce ring.
@@ -121,7 +128,7 @@ impl Segment {
 
     /// Finds out whether the peer's memory can be read, and tells the peer. Call once the peer has introduced itself.
     /// `vouched` is the kernel's word for its pid; without one the peer's own is tried. The cookie decides.
-    pub fn prove_peer(&mut self, vouched: Option<i32>, cma: bool) {
+    pub fn prove_peer(&mut self, vouched: Option<i32>, cma: CrossMemory) {
         let side = self.side(1 - self.me);
         let pid = vouched.unwrap_or(side.pid.load(Ordering::Relaxed) as i32);
         if pid <= 0 {
@@ -137,7 +144,8 @@ impl Segment {
         if !proven {
             self.peer_pid = vouched;
         }
-        self.pulls_allowed = proven && cma;
+        self.pulls_allowed = proven && cma != CrossMemory::Never;
+        self.ring_is_faster = self.pulls_allowed && cma == CrossMemory::Auto && calibrate::ring_is_faster();
         self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
     }
 
@@ -154,6 +162,11 @@ impl Segment {
     #[inline]
     fn lane(&self, i: usize) -> &Lane {
         &self.control().lanes[i & 1]
+    }
+
+    #[inline]
+    fn grant(&self, lane: usize, desc: u64) -> &Grant {
+        &self.control().grants[lane & 1][desc as usize % GRANTS]
     }
 
     #[inline]
@@ -209,6 +222,19 @@ impl Segment {
         let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
+
+    /// Writes the peer's private memory; true if all bytes were written.
+    ///
+    /// # Safety
+    /// `from` must be valid for `len` bytes, and the peer must have granted the range at `to`.
+    unsafe fn write_peer(&self, from: *const u8, to: u64, len: usize) -> bool {
+        let Some(pid) = self.peer_pid else { return false };
+        let local = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
+        let remote = libc::iovec { iov_base: to as *mut libc::c_void, iov_len: len };
+        // SAFETY: the caller vouches for the local range and for the peer's consent; a bad remote one is an error, not a fault.
+        let n = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
+        n == len as isize
+    }
 }
 
 /// The peer's memory that this side maps.
@@ -217,6 +243,11 @@ pub struct Maps {
 }
 
 impl Maps {
+    /// Nothing.
+    fn none() -> Self {
+        Maps { mapped: Vec::new() }
+    }
+
     /// `len` bytes at `offset` of the peer's allocation `id`.
     #[inline]
     fn find(&self, id: u64, offset: u64, len: usize) -> Option<*const u8> {
@@ -247,9 +278,9 @@ impl ShmWire {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
             tx: Tx::new(segment.me, segment.geometry, exposed),
-            rx: Rx::new(1 - segment.me, segment.geometry),
+            rx: Rx::new(1 - segment.me, &segment),
             control: ControlSocket::new(socket, unix),
-            maps: Maps { mapped: Vec::new() },
+            maps: Maps::none(),
             segment,
             idle: 0,
             armed: false,
@@ -269,6 +300,9 @@ impl ShmWire {
         }
         if core.sq.pending() {
             moved |= self.tx.transmit(core, &self.segment, &self.control)?;
+        }
+        if self.tx.may_share() {
+            moved |= self.tx.share(core, &self.segment);
         }
         if moved {
             self.idle = 0;
@@ -381,14 +415,16 @@ impl ShmWire {
         self.segment.peer_pid
     }
 
-    /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else.
-    pub fn close(self) {
+    /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else. The result is to be dropped with the
+    /// queue pair, which takes as long as the peer writes the part of a copy that it was granted.
+    pub fn close(self) -> Option<Offers> {
         self.segment.side(self.segment.me).closed.store(1, Ordering::SeqCst);
         self.tx.retire();
         let peer = self.segment.side(1 - self.segment.me);
         if peer.notify.load(Ordering::Relaxed) != 0 && peer.sleeping.swap(0, Ordering::SeqCst) != 0 {
             self.control.doorbell();
         }
+        self.rx.close()
     }
 }
 

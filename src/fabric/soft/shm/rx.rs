@@ -1,13 +1,16 @@
 //! The responder's half of a shared-memory queue pair: checks what the peer's descriptors ask for, moves the bytes, and accepts or
 //! refuses. Driven by the thread that drives the queue pair. Nothing read from the segment is believed.
 
+mod share;
+
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 
 use super::super::mr::Pin;
 use super::super::publish::publish;
 use super::super::queue::{Core, Fault};
-use super::layout::{DESC_INLINE, DESCS, Geometry, Lane, flag, op, place};
+use super::grant::Offers;
+use super::layout::{DESC_INLINE, DESCS, GRANTS, Geometry, Lane, flag, op, place};
 use super::tx::round;
 use super::{Maps, Segment, stream};
 use crate::base::log::{self, log_info};
@@ -38,10 +41,15 @@ pub struct Rx {
     write_at: u32,
     /// Whether the rest of the descriptor at the head comes through the fill stream.
     filling: bool,
+    /// Copies that the requester shares, and the descriptors that they are of.
+    offers: Offers,
+    offered: [Request; GRANTS],
+    /// The first descriptor that may be shared.
+    shared_from: u64,
 }
 
 /// A descriptor, copied out of the segment.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Request {
     op: u8,
     place: u8,
@@ -54,6 +62,11 @@ struct Request {
 }
 
 impl Request {
+    /// Whether it completes a receive request.
+    fn completes(&self) -> bool {
+        self.flags & (flag::LAST | flag::IMM) == flag::LAST | flag::IMM
+    }
+
     /// Bytes from here to the request's end: what is checked at once, so that a request that must be refused moves nothing.
     fn rest(&self) -> usize {
         let said = if self.place == place::BOUNCE { self.payload[1].min(u64::from(u32::MAX)) as usize } else { 0 };
@@ -73,8 +86,25 @@ enum Outcome {
 
 impl Rx {
     /// A half that has seen nothing.
-    pub fn new(lane: usize, geometry: Geometry) -> Self {
-        Rx { lane, geometry, head: 0, accepted: 0, at: 0, send_at: 0, write_at: 0, filling: false }
+    pub fn new(lane: usize, segment: &Segment) -> Self {
+        Rx {
+            lane,
+            geometry: segment.geometry,
+            head: 0,
+            accepted: 0,
+            at: 0,
+            send_at: 0,
+            write_at: 0,
+            filling: false,
+            offers: Offers::new(segment.shm.clone(), lane, segment.peer_pid),
+            offered: [Request::default(); GRANTS],
+            shared_from: if segment.pulls_allowed { 0 } else { u64::MAX },
+        }
+    }
+
+    /// Lets the peer write no further part; what has to be kept until it has finished the one that it may be writing.
+    pub fn close(mut self) -> Option<Offers> {
+        self.offers.refuse().then_some(self.offers)
     }
 
     /// Handles what the peer has published; true if anything moved.
@@ -83,29 +113,14 @@ impl Rx {
         let mut moved = false;
         let mut copied = 0;
         for turn in 0..DESC_BUDGET {
-            let desc = segment.desc(self.lane, self.head);
-            // Pairs with the Release in `Tx::publish`.
-            if desc.words[7].load(Ordering::Acquire) != self.head + 1 {
-                break;
-            }
-            let word = |i: usize| desc.words.get(i).map_or(0, |w| w.load(Ordering::Relaxed));
-            let first = word(0);
-            let request = Request {
-                op: first as u8,
-                place: (first >> 8) as u8,
-                flags: (first >> 16) as u16,
-                len: (first >> 32) as u32,
-                addr: word(1),
-                rkey: word(2) as u32,
-                imm: (word(2) >> 32) as u32,
-                payload: [word(3), word(4), word(5), word(6)],
-            };
+            let Some(request) = self.look(segment, self.head) else { break };
             if request.place == place::MAPPED && turn > 0 && maps.find(request.payload[1], 0, 0).is_none() {
                 // The memory came with a record that is looked for before the next turn.
                 break;
             }
             let before = self.at;
             let outcome = match request.op {
+                op::WRITE if request.place == place::PRIVATE && self.shares(&request) => self.share(&request, core, segment),
                 op::WRITE => self.write(&request, core, segment, maps),
                 op::SEND => self.send(&request, core, segment, maps),
                 op::READ => self.read(&request, core, segment),
@@ -132,6 +147,28 @@ impl Rx {
         Ok(moved)
     }
 
+    /// Copies descriptor `number` out of the segment, if it was published.
+    #[inline]
+    fn look(&self, segment: &Segment, number: u64) -> Option<Request> {
+        let desc = segment.desc(self.lane, number);
+        // Pairs with the Release in `Tx::publish`.
+        if desc.words[7].load(Ordering::Acquire) != number + 1 {
+            return None;
+        }
+        let word = |i: usize| desc.words.get(i).map_or(0, |w| w.load(Ordering::Relaxed));
+        let first = word(0);
+        Some(Request {
+            op: first as u8,
+            place: (first >> 8) as u8,
+            flags: (first >> 16) as u16,
+            len: (first >> 32) as u32,
+            addr: word(1),
+            rkey: word(2) as u32,
+            imm: (word(2) >> 32) as u32,
+            payload: [word(3), word(4), word(5), word(6)],
+        })
+    }
+
     /// Accepts the descriptor at the head.
     #[inline]
     fn finish(&mut self, request: &Request, segment: &Segment) {
@@ -154,8 +191,7 @@ impl Rx {
 
     #[inline]
     fn write(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
-        let completes = request.flags & (flag::LAST | flag::IMM) == flag::LAST | flag::IMM;
-        if completes && !core.recv_available() {
+        if request.completes() && !core.recv_available() {
             return self.not_ready(core, segment);
         }
         if request.len > 0 {
@@ -176,13 +212,19 @@ impl Rx {
                 unfinished => return Ok(unfinished),
             }
         }
-        if completes {
+        self.written(request, core);
+        Ok(Outcome::Done)
+    }
+
+    /// A WRITE's bytes are in place.
+    #[inline]
+    fn written(&mut self, request: &Request, core: &mut Core) {
+        if request.completes() {
             core.complete_recv(WcOpcode::RecvRdmaWithImm, self.write_at.saturating_add(request.len), Some(request.imm));
             self.write_at = 0;
         } else if request.flags & flag::IMM != 0 {
             self.write_at = self.write_at.saturating_add(request.len);
         }
-        Ok(Outcome::Done)
     }
 
     fn send(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
@@ -320,17 +362,24 @@ impl Rx {
             }
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Fault::oldest(WcStatus::RetryExcErr, "the peer process is gone")),
             refused => {
-                let why = refused.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
-                log_info!(log::NET, "reading the peer's memory was refused ({why}); it goes through the bounce ring from now on");
-                core.stats.add(RailCounter::CmaRefused, 1);
-                let lane = segment.lane(self.lane);
-                lane.fill_from.store(self.at as u64, Ordering::Relaxed);
-                // Pairs with the Acquire in `Tx::begin_fill`.
-                lane.fill_want.store(self.head + 1, Ordering::Release);
-                self.filling = true;
+                self.ask_for_fill(core, segment, refused);
                 Ok(Outcome::Waits)
             }
         }
+    }
+
+    /// The peer's memory cannot be read: asks for what is missing of the descriptor at the head.
+    #[cold]
+    fn ask_for_fill(&mut self, core: &Core, segment: &Segment, refused: io::Result<usize>) {
+        let why = refused.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
+        log_info!(log::NET, "reading the peer's memory was refused ({why}); it goes through the bounce ring from now on");
+        core.stats.add(RailCounter::CmaRefused, 1);
+        let lane = segment.lane(self.lane);
+        lane.fill_from.store(self.at as u64, Ordering::Relaxed);
+        // Pairs with the Acquire in `Tx::begin_fill`.
+        lane.fill_want.store(self.head + 1, Ordering::Release);
+        self.filling = true;
+        self.shared_from = u64::MAX;
     }
 
     /// Takes bytes that the peer copies for us because we cannot read its memory.
@@ -353,6 +402,15 @@ impl Rx {
     /// Counts `n` bytes that came out of memory which the peer may have taken back meanwhile.
     #[inline]
     fn advance(&mut self, n: usize, left: usize, segment: &Segment) -> Result<Outcome, Fault> {
+        self.trust(segment)?;
+        self.at += n;
+        stage::reach(Stage::RecvHalf);
+        Ok(if n == left { Outcome::Done } else { Outcome::Partly })
+    }
+
+    /// Whether bytes just read were still the peer's to send.
+    #[inline]
+    fn trust(&self, segment: &Segment) -> Result<(), Fault> {
         // The look at the flags must not move before the copy. Pairs with the SeqCst store in `expose::revoke`, which precedes any reuse of the
         // memory, as the one in `ShmWire::close` does.
         fence(Ordering::SeqCst);
@@ -362,9 +420,7 @@ impl Rx {
         if segment.peer_closed() {
             return Err(Fault::oldest(WcStatus::RetryExcErr, "the peer closed its queue pair while it was sending"));
         }
-        self.at += n;
-        stage::reach(Stage::RecvHalf);
-        Ok(if n == left { Outcome::Done } else { Outcome::Partly })
+        Ok(())
     }
 
     #[cold]

@@ -123,7 +123,7 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
         let mut acceptor = Segment::attach(Shm::attach(fd, dialer.shm.len()).unwrap()).unwrap();
         dialer.introduce(true);
         acceptor.introduce(true);
-        let cma = rng.below(2) == 0;
+        let cma = [CrossMemory::Always, CrossMemory::Never][rng.below(2) as usize];
         dialer.prove_peer(Some(std::process::id() as i32), cma);
         acceptor.prove_peer(Some(std::process::id() as i32), cma);
         let (victim, attacker) = if seed % 2 == 0 { (dialer, acceptor) } else { (acceptor, dialer) };

@@ -10,6 +10,7 @@ use super::super::memory;
 use super::super::queue::{Core, Fault, Wqe};
 use super::control::ControlSocket;
 use super::expose::Exposed;
+use super::grant::{self, Taken};
 use super::layout::{DESC_INLINE, DESCS, Desc, Geometry, Lane, flag, op, place};
 use super::{Segment, stream};
 use crate::base::stage::{self, Stage};
@@ -28,6 +29,17 @@ const READS: usize = 16;
 /// Allocations of ours that a peer maps at most; what lies in others is copied.
 pub const MAPPED_MAX: usize = 64;
 
+/// What a descriptor is about.
+#[derive(Debug, Clone, Copy, Default)]
+struct Owner {
+    /// The request it belongs to.
+    request: u64,
+    /// Which of its bytes the descriptor begins with.
+    at: u32,
+    /// Whether the bytes lie in private memory.
+    private: bool,
+}
+
 /// The requester's half.
 pub struct Tx {
     lane: usize,
@@ -39,8 +51,8 @@ pub struct Tx {
     /// What was last seen of the responder's positions; they may be further.
     desc_head: u64,
     bounce_head: u64,
-    /// Which request each descriptor in flight belongs to, and which of its bytes it begins with.
-    owner: Box<[(u64, u32)]>,
+    /// What each descriptor in flight is about.
+    owner: Box<[Owner]>,
     /// Bytes of the request being sent that were published.
     at: u32,
     /// READs whose response has not come whole, and how much of the oldest's has.
@@ -54,6 +66,11 @@ pub struct Tx {
     filled: u64,
     exposed: Arc<Exposed>,
     passed: Vec<u32>,
+    /// The oldest descriptor of which a part may be taken, and the one after the last.
+    share_at: u64,
+    share_end: u64,
+    /// Whether the responder's memory can be written; sinks to false at the first refusal.
+    writes: bool,
 }
 
 impl Tx {
@@ -66,7 +83,7 @@ impl Tx {
             bounce_tail: 0,
             desc_head: 0,
             bounce_head: 0,
-            owner: vec![(0, 0); DESCS as usize].into_boxed_slice(),
+            owner: vec![Owner::default(); DESCS as usize].into_boxed_slice(),
             at: 0,
             reads: VecDeque::with_capacity(READS),
             read_at: 0,
@@ -75,6 +92,9 @@ impl Tx {
             filled: 0,
             exposed,
             passed: Vec::with_capacity(MAPPED_MAX),
+            share_at: 0,
+            share_end: 0,
+            writes: true,
         }
     }
 
@@ -218,7 +238,7 @@ impl Tx {
         {
             return Ok(true);
         }
-        Ok(self.pulls && segment.peer_pulls())
+        Ok(self.pulls && !segment.ring_is_faster && segment.peer_pulls())
     }
 
     /// Whether the peer has, or now gets, our allocation `id`.
@@ -251,10 +271,54 @@ impl Tx {
             _ => {
                 core.stats.add(RailCounter::TxCma, u64::from(wqe.len));
                 self.publish(segment, wqe, request, place::PRIVATE, 0, wqe.len, [wqe.addr, 0, 0, 0]);
+                self.share_end = self.tail;
             }
         }
         core.sq.sent += 1;
         Ok(true)
+    }
+
+    /// Whether there may be a part of a copy to take.
+    #[inline]
+    pub fn may_share(&self) -> bool {
+        self.share_at != self.share_end
+    }
+
+    /// Writes one part of the oldest copy that the responder shares; true if it did.
+    pub fn share(&mut self, core: &mut Core, segment: &Segment) -> bool {
+        while self.share_at != self.share_end {
+            let desc = self.share_at;
+            let Owner { request, private, .. } = self.owner.get((desc % DESCS) as usize).copied().unwrap_or_default();
+            if !private || request < core.sq.acked || !self.writes || !segment.pulls_allowed {
+                self.share_at += 1;
+                continue;
+            }
+            let wqe = *core.sq.get(request);
+            let grant = segment.grant(self.lane, desc);
+            match grant::take(grant, desc, wqe.len) {
+                Taken::NotYet => return false,
+                Taken::Over => self.share_at += 1,
+                Taken::Part(part, to) => {
+                    stage::reach(Stage::SendShared);
+                    let from = wqe.addr.wrapping_add(u64::from(part.offset));
+                    let to = to.wrapping_add(u64::from(part.offset));
+                    core.stats.add(RailCounter::Syscalls, 1);
+                    let copied = core.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
+                        // SAFETY: the pin vouches for the part, and the grant, taken and not yet given back, for the responder's consent.
+                        unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
+                    });
+                    if copied {
+                        grant::written(grant, desc);
+                        core.stats.add(RailCounter::TxGranted, u64::from(part.len));
+                    } else {
+                        grant::not_written(grant, desc);
+                        self.writes = false;
+                    }
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     fn publish_read(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> bool {
@@ -299,7 +363,7 @@ impl Tx {
         // Pairs with the Acquire in `Rx::receive`: the descriptor and its bounced bytes are visible before its number.
         desc.words[7].store(self.tail + 1, Ordering::Release);
         if let Some(owner) = self.owner.get_mut((self.tail % DESCS) as usize) {
-            *owner = (request, at);
+            *owner = Owner { request, at, private: place == place::PRIVATE };
         }
         self.tail += 1;
     }
@@ -366,7 +430,7 @@ impl Tx {
         if desc >= self.tail || self.tail - desc > DESCS {
             return Err(nonsense());
         }
-        let (request, at) = *self.owner.get((desc % DESCS) as usize).ok_or_else(nonsense)?;
+        let Owner { request, at, .. } = *self.owner.get((desc % DESCS) as usize).ok_or_else(nonsense)?;
         if request < core.sq.acked || request >= core.sq.sent {
             return Err(nonsense());
         }

@@ -1,0 +1,540 @@
+//! Copies that both sides of a queue pair make: bulk data moves twice as fast if two cores copy.
+//!
+//! A responder that pulls a long WRITE out of the requester's memory offers the requester a share: a [`Grant`] names where the bytes
+//! go and cuts them into parts. The responder takes parts from the back and reads them, the requester takes parts from the front and
+//! writes them (`process_vm_writev`), each when it has the time, so either of them alone gets the whole copy done. Only the owner of memory
+//! decides who writes it: the responder has checked key and bounds before, and can withdraw the grant at any time. It then waits until
+//! the requester has finished the one part that it may be writing, or is dead.
+//!
+//! The words of a grant, of which the tag says what descriptor they are about:
+//!
+//! | word | bits 63..32 | 31 | 30..16 | 15..0 |
+//! |---|---|---|---|---|
+//! | claims | tag | withdrawn | parts taken by the responder | parts taken by the requester |
+//! | done | tag | the requester could not write the part after those done | | parts written by the requester |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use super::layout::{Control, GRANTS, Grant};
+use crate::base::fork::PerProcess;
+use crate::base::log::{self, log_warn};
+use crate::base::mem::Shm;
+use crate::base::{clock, process};
+
+/// Longest part: two of them are a megabyte, and the caller gets its turn soon enough.
+const PART_MAX: u32 = 512 * 1024;
+/// Shortest part; below it two system calls cost more than the second core gains.
+const PART_MIN: u32 = 32 * 1024;
+/// Descriptors that must be waiting for each to be copied by one side as a whole.
+const CROWD: u64 = 4;
+
+const FLAG: u64 = 1 << 31;
+const OWN_SHIFT: u32 = 16;
+const OWN: u64 = 0x7fff;
+const PEERS: u64 = 0xffff;
+
+fn tag(desc: u64) -> u64 {
+    desc.wrapping_add(1) << 32
+}
+
+/// What the lower half of `word` says of `desc`; 0 if it is about another.
+fn about(word: u64, desc: u64) -> u64 {
+    if word & !0xffff_ffff == tag(desc) { word & 0xffff_ffff } else { 0 }
+}
+
+/// Some of a descriptor's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// First byte.
+    pub offset: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// Part `index` of `len` bytes in parts of `part`.
+fn cut(index: u64, part: u64, len: u32) -> Option<Part> {
+    let offset = index.checked_mul(part).filter(|&offset| offset < u64::from(len))? as u32;
+    Some(Part { offset, len: part.min(u64::from(len - offset)) as u32 })
+}
+
+/// What a requester finds at a descriptor of its own.
+pub enum Taken {
+    /// Not offered, up to now.
+    NotYet,
+    /// Nothing to do any more.
+    Over,
+    /// This part is the requester's to write, at `to` in the responder's memory.
+    Part(Part, u64),
+}
+
+/// Takes a part of descriptor `desc`, which is `len` bytes long, for the requester.
+#[inline]
+pub fn take(grant: &Grant, desc: u64, len: u32) -> Taken {
+    // Pairs with the Release in `Offers::offer`.
+    let number = grant.number.load(Ordering::Acquire);
+    if number != desc + 1 {
+        return if number > desc + 1 { Taken::Over } else { Taken::NotYet };
+    }
+    loop {
+        let claims = grant.claims.load(Ordering::Relaxed);
+        let (to, part, parts) = (grant.to.load(Ordering::Relaxed), grant.part.load(Ordering::Relaxed), grant.parts.load(Ordering::Relaxed));
+        // Pairs with the fence in `Offers::offer`: had these words been changed for another descriptor, `claims` would have been before.
+        fence(Ordering::Acquire);
+        let state = claims & 0xffff_ffff;
+        let (own, peers) = (state >> OWN_SHIFT & OWN, state & PEERS);
+        if claims & !0xffff_ffff != tag(desc) || state & FLAG != 0 || own + peers >= parts || peers == PEERS {
+            return Taken::Over;
+        }
+        let Some(cut) = cut(peers, part, len) else { return Taken::Over };
+        // Pairs with the swap in `Watched::withdraw`: the responder waits for what is taken before.
+        if grant.claims.compare_exchange(claims, claims + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return Taken::Part(cut, to);
+        }
+    }
+}
+
+/// The requester has written the part that it took last.
+#[inline]
+pub fn written(grant: &Grant, desc: u64) {
+    let count = about(grant.done.load(Ordering::Relaxed), desc);
+    // Pairs with the Acquire in `Offers::progress` and in `Watched::withdraw`: the bytes are there.
+    grant.done.store(tag(desc) | (count + 1), Ordering::Release);
+}
+
+/// The requester could not write the part that it took last, and takes no other.
+#[cold]
+pub fn not_written(grant: &Grant, desc: u64) {
+    let count = about(grant.done.load(Ordering::Relaxed), desc);
+    grant.done.store(tag(desc) | FLAG | count, Ordering::Release);
+}
+
+/// How far a copy is, to its responder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// This part is the responder's to read.
+    Part(Part),
+    /// All is taken, and the requester still writes.
+    Waits,
+    /// All bytes are in place; so many of them the requester has written.
+    Done(u32),
+    /// The grant was withdrawn, with bytes missing.
+    Withdrawn,
+    /// The peer has spoilt the grant's words.
+    Nonsense,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Offer {
+    addr: u64,
+    len: u32,
+    part: u32,
+    parts: u32,
+    /// Parts that the responder has taken; it has read them when it takes the next.
+    own: u32,
+    /// The part that the requester gave up was taken over.
+    redone: bool,
+}
+
+/// A responder's offers, one per descriptor of a run.
+pub struct Offers {
+    open: [Offer; GRANTS],
+    first: u64,
+    upto: u64,
+    watched: Arc<Watched>,
+}
+
+impl Offers {
+    /// None. `lane` is the requester's, `peer` its process.
+    pub fn new(shm: Arc<Shm>, lane: usize, peer: Option<i32>) -> Self {
+        let watched = Arc::new(Watched { leaves: [const { AtomicU64::new(0) }; GRANTS], shm, lane, peer });
+        LIVE.with(|live| live.push(watched.clone()));
+        Offers { open: [Offer::default(); GRANTS], first: 0, upto: 0, watched }
+    }
+
+    /// Whether `desc` was offered.
+    #[inline]
+    pub fn has(&self, desc: u64) -> bool {
+        desc >= self.first && desc < self.upto
+    }
+
+    /// The descriptor after the last one offered, given that `head` is the oldest one not done.
+    #[inline]
+    pub fn next(&self, head: u64) -> u64 {
+        self.upto.max(head)
+    }
+
+    /// Whether there is room for another descriptor, and its target overlaps no other's: of two that overlap, the later one wins.
+    pub fn fits(&self, head: u64, addr: u64, len: u32) -> bool {
+        let next = self.next(head);
+        let apart = |o: &Offer| addr >= o.addr.saturating_add(u64::from(o.len)) || o.addr >= addr.saturating_add(u64::from(len));
+        next - head < GRANTS as u64 && (head..next).all(|desc| apart(&self.open[desc as usize % GRANTS]))
+    }
+
+    /// Offers descriptor [`Offers::next`], of which the memory is pinned now; `waiting` descriptors wait with it.
+    pub fn offer(&mut self, head: u64, key: u32, addr: u64, len: u32, waiting: u64) {
+        let desc = self.next(head);
+        let part = if waiting >= CROWD { len } else { (len / 2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);
+        let parts = len.div_ceil(part);
+        let slot = desc as usize % GRANTS;
+        self.open[slot] = Offer { addr, len, part, parts, own: 0, redone: false };
+        (self.first, self.upto) = (head, desc + 1);
+        // Before the pin is given back: a deregistration that waited for the pin finds the key.
+        self.watched.leaves[slot].store(tag(desc) | u64::from(key), Ordering::SeqCst);
+        let grant = self.watched.grant(slot);
+        grant.claims.store(tag(desc), Ordering::Relaxed);
+        // Pairs with the fence in `take`.
+        fence(Ordering::Release);
+        grant.to.store(addr, Ordering::Relaxed);
+        grant.part.store(u64::from(part), Ordering::Relaxed);
+        grant.parts.store(u64::from(parts), Ordering::Relaxed);
+        // Pairs with the Acquire in `take`.
+        grant.number.store(desc + 1, Ordering::Release);
+    }
+
+    /// Takes a part of `desc` for the responder, or says how far the copy is. Parts taken before have been read.
+    #[inline]
+    pub fn progress(&mut self, desc: u64) -> Progress {
+        let slot = desc as usize % GRANTS;
+        let (grant, offer) = (self.watched.grant(slot), &mut self.open[slot]);
+        loop {
+            // Pairs with the Release in `written`.
+            let done = about(grant.done.load(Ordering::Acquire), desc);
+            let claims = grant.claims.load(Ordering::Acquire);
+            let state = claims & 0xffff_ffff;
+            let (own, peers) = (state >> OWN_SHIFT & OWN, state & PEERS);
+            if claims & !0xffff_ffff != tag(desc) || own != u64::from(offer.own) || own + peers > u64::from(offer.parts) {
+                return Progress::Nonsense;
+            }
+            let (count, gave_up) = (done & PEERS, done & FLAG != 0);
+            // `done` was read first, so it is not ahead of `claims`.
+            if count > peers {
+                return Progress::Nonsense;
+            }
+            if own + peers < u64::from(offer.parts) {
+                if state & FLAG != 0 {
+                    return Progress::Withdrawn;
+                }
+                if grant.claims.compare_exchange(claims, claims + (1 << OWN_SHIFT), Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                    continue;
+                }
+                offer.own += 1;
+                return cut(u64::from(offer.parts - offer.own), u64::from(offer.part), offer.len)
+                    .map_or(Progress::Nonsense, Progress::Part);
+            }
+            let redone = u64::from(offer.redone);
+            return if count + redone == peers {
+                let first_own = u64::from(offer.parts - offer.own) * u64::from(offer.part);
+                let given_up = if offer.redone { u64::from(offer.part) } else { 0 };
+                Progress::Done(first_own.min(u64::from(offer.len)).saturating_sub(given_up) as u32)
+            } else if gave_up && count + 1 == peers && !offer.redone {
+                if state & FLAG != 0 {
+                    return Progress::Withdrawn;
+                }
+                offer.redone = true;
+                cut(count, u64::from(offer.part), offer.len).map_or(Progress::Nonsense, Progress::Part)
+            } else {
+                Progress::Waits
+            };
+        }
+    }
+
+    /// Descriptor `desc`, the oldest, is done with.
+    #[inline]
+    pub fn end(&mut self, desc: u64) {
+        self.watched.leaves[desc as usize % GRANTS].store(0, Ordering::Relaxed);
+        self.first = desc + 1;
+    }
+
+    /// Lets the requester take no further part of anything; whether it may still be writing one.
+    #[cold]
+    pub fn refuse(&mut self) -> bool {
+        let slots = (self.first..self.upto).map(|desc| desc as usize % GRANTS);
+        slots.fold(false, |busy, slot| self.watched.refuse(slot, self.watched.leaves[slot].load(Ordering::Relaxed)) | busy)
+    }
+
+    /// Takes every offer back. On return the requester writes nothing.
+    #[cold]
+    pub fn withdraw(&mut self) {
+        for desc in self.first..self.upto {
+            let slot = desc as usize % GRANTS;
+            self.watched.withdraw(slot, self.watched.leaves[slot].load(Ordering::Relaxed));
+            self.end(desc);
+        }
+        (self.first, self.upto) = (0, 0);
+    }
+}
+
+impl Drop for Offers {
+    fn drop(&mut self) {
+        self.withdraw();
+        LIVE.with(|live| live.retain(|w| !Arc::ptr_eq(w, &self.watched)));
+    }
+}
+
+/// What deregistration on another thread needs of a responder's offers.
+struct Watched {
+    /// What the grants are about: tag and key of the memory; 0 for nothing.
+    leaves: [AtomicU64; GRANTS],
+    shm: Arc<Shm>,
+    lane: usize,
+    peer: Option<i32>,
+}
+
+static LIVE: PerProcess<Vec<Arc<Watched>>> = PerProcess::new();
+
+impl Watched {
+    fn grant(&self, slot: usize) -> &Grant {
+        // SAFETY: the segment begins with a page-aligned Control, whose fields are atomics, and the Arc keeps it mapped.
+        let control = unsafe { &*self.shm.ptr(0, size_of::<Control>()).cast::<Control>() };
+        &control.grants[self.lane & 1][slot % GRANTS]
+    }
+
+    /// Lets the requester take no further part of the grant of `leave`; whether it may be writing one.
+    fn refuse(&self, slot: usize, leave: u64) -> bool {
+        let grant = self.grant(slot);
+        // Pairs with the exchange in `take`: what is taken later is refused, what was taken before is seen. A grant that is about another
+        // descriptor by now, or that the peer spoilt, is not the one.
+        let flagged =
+            grant.claims.fetch_update(Ordering::AcqRel, Ordering::Acquire, |claims| (claims >> 32 == leave >> 32).then_some(claims | FLAG));
+        let Ok(claims) = flagged else { return false };
+        // Pairs with the Release in `written`.
+        let done = grant.done.load(Ordering::Acquire);
+        let state = if done >> 32 == claims >> 32 { done & 0xffff_ffff } else { 0 };
+        // An honest requester takes one part at a time.
+        state & FLAG == 0 && (state & PEERS) + 1 == claims & PEERS
+    }
+
+    /// Takes the grant of `leave` back; on return the requester writes nothing under it.
+    #[cold]
+    fn withdraw(&self, slot: usize, leave: u64) {
+        let mut turns = 0u32;
+        let mut since = 0;
+        while self.refuse(slot, leave) {
+            turns = turns.saturating_add(1);
+            match turns {
+                0..64 => std::hint::spin_loop(),
+                64..1024 => std::thread::yield_now(),
+                _ => {
+                    if self.peer.is_none_or(process::is_gone) {
+                        return;
+                    }
+                    let now = clock::now();
+                    if since == 0 {
+                        since = now;
+                    } else if since != u64::MAX && now - since > 1_000_000_000 {
+                        since = u64::MAX;
+                        let pid = self.peer.unwrap_or(0);
+                        log_warn!(
+                            log::NET,
+                            "process {pid} was stopped while it wrote into memory that is being taken back; waiting for it"
+                        );
+                    }
+                    clock::sleep(Duration::from_micros(100));
+                }
+            }
+        }
+    }
+}
+
+/// Takes back every leave to write into memory of `key`, which was deregistered and is pinned no more.
+#[cold]
+pub fn withdraw(key: u32) {
+    let names = |leave: u64| leave != 0 && leave as u32 == key;
+    let watched: Vec<_> =
+        LIVE.with(|live| live.iter().filter(|w| w.leaves.iter().any(|leave| names(leave.load(Ordering::SeqCst)))).cloned().collect());
+    for watched in watched {
+        for (slot, leave) in watched.leaves.iter().enumerate() {
+            let leave = leave.load(Ordering::SeqCst);
+            if names(leave) {
+                watched.withdraw(slot, leave);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::soft::shm::layout::Geometry;
+
+    fn offers(peer: Option<i32>) -> Offers {
+        let len = Geometry::new(64 * 1024).unwrap().len();
+        Offers::new(Arc::new(Shm::create("railhead-test", len).unwrap()), 0, peer)
+    }
+
+    fn parts(offers: &mut Offers, desc: u64) -> Vec<Part> {
+        std::iter::from_fn(|| match offers.progress(desc) {
+            Progress::Part(part) => Some(part),
+            _ => None,
+        })
+        .collect()
+    }
+
+    #[test]
+    fn either_side_alone_gets_all_of_it() {
+        for len in [16 * 1024, 65_536, 100_001, 1 << 20, (1 << 20) + 1, 1 << 30] {
+            for waiting in [1, 8] {
+                let mut offers = offers(None);
+                offers.offer(7, 9, 0x1000, len, waiting);
+                let mut own = parts(&mut offers, 7);
+                own.reverse();
+                assert_eq!(own.iter().fold(0, |at, p| if p.offset == at { at + p.len } else { 0 }), len);
+                assert_eq!(offers.progress(7), Progress::Done(0));
+                offers.end(7);
+                offers.offer(8, 9, 0x2000, len, waiting);
+                let watched = offers.watched.clone();
+                let grant = watched.grant(0);
+                let mut at = 0;
+                while let Taken::Part(part, to) = take(grant, 8, len) {
+                    assert_eq!((part.offset, to), (at, 0x2000));
+                    at += part.len;
+                    assert_eq!(offers.watched.refuse(7, tag(8)), false, "another slot");
+                    written(grant, 8);
+                }
+                assert_eq!(at, len);
+                assert_eq!(offers.progress(8), Progress::Done(len));
+            }
+        }
+    }
+
+    /// Two threads copy the same descriptors, each byte exactly once, over many laps of the grants.
+    #[test]
+    fn two_sides_take_each_part_once() {
+        const LEN: u32 = 200_000;
+        const DESCS: u64 = 20_000;
+        let mut offers = offers(None);
+        let watched = offers.watched.clone();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut desc, mut all) = (0, 0u64);
+                while desc < DESCS && !stop.load(Ordering::Relaxed) {
+                    let grant = watched.grant(desc as usize % GRANTS);
+                    match take(grant, desc, LEN) {
+                        Taken::NotYet => std::thread::yield_now(),
+                        Taken::Over => desc += 1,
+                        Taken::Part(part, to) => {
+                            assert_eq!(to, desc, "the target of another descriptor");
+                            all += u64::from(part.len);
+                            written(grant, desc);
+                        }
+                    }
+                }
+                println!("the requester wrote {all} bytes");
+            });
+            for desc in 0..DESCS {
+                while offers.next(desc) < (desc + GRANTS as u64).min(DESCS) {
+                    let next = offers.next(desc);
+                    offers.offer(desc, 1, next, LEN, desc % 8);
+                }
+                let mut own = 0;
+                loop {
+                    match offers.progress(desc) {
+                        Progress::Part(part) => own += part.len,
+                        Progress::Waits => std::thread::yield_now(),
+                        Progress::Done(theirs) => break assert_eq!(own + theirs, LEN),
+                        other => panic!("{desc}: {other:?}"),
+                    }
+                }
+                offers.end(desc);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn what_the_requester_gives_up_is_taken_over() {
+        let mut offers = offers(None);
+        offers.offer(0, 9, 0, 1 << 20, 1);
+        let watched = offers.watched.clone();
+        let grant = watched.grant(0);
+        let Taken::Part(given_up, _) = take(grant, 0, 1 << 20) else { panic!("nothing to take") };
+        assert_eq!(offers.progress(0), Progress::Part(Part { offset: 512 * 1024, len: 512 * 1024 }));
+        assert_eq!(offers.progress(0), Progress::Waits);
+        not_written(grant, 0);
+        assert_eq!(offers.progress(0), Progress::Part(given_up));
+        assert_eq!(offers.progress(0), Progress::Done(0));
+    }
+
+    #[test]
+    fn a_withdrawn_grant_waits_for_the_part_being_written_and_gives_out_no_other() {
+        let mut offers = offers(Some(std::process::id() as i32));
+        offers.offer(0, 77, 0, 4 << 20, 1);
+        let watched = offers.watched.clone();
+        let grant = watched.grant(0);
+        let Taken::Part(..) = take(grant, 0, 4 << 20) else { panic!("nothing to take") };
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            withdraw(78);
+            withdraw(77);
+            sender.send(()).unwrap();
+        });
+        while grant.claims.load(Ordering::Relaxed) & FLAG == 0 {
+            std::thread::yield_now();
+        }
+        assert!(receiver.try_recv().is_err(), "withdrawn under a writer");
+        assert!(matches!(take(grant, 0, 4 << 20), Taken::Over));
+        assert_eq!(offers.progress(0), Progress::Withdrawn);
+        written(grant, 0);
+        receiver.recv().unwrap();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_dead_writer_is_not_waited_for() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let mut offers = offers(Some(child.id() as i32));
+        offers.offer(0, 1, 0, 1 << 20, 1);
+        let watched = offers.watched.clone();
+        assert!(matches!(take(watched.grant(0), 0, 1 << 20), Taken::Part(..)));
+        child.wait().unwrap();
+        offers.withdraw();
+    }
+
+    #[test]
+    fn nonsense_is_noticed_and_never_waited_for() {
+        for (claims, done) in [(u64::MAX, 0), (0, 0), (tag(0) | 5, 0), (tag(0) | 3 << OWN_SHIFT, 0), (tag(1) | 1, 0), (tag(0), tag(0) | 9)]
+        {
+            let mut offers = offers(Some(std::process::id() as i32));
+            offers.offer(0, 1, 0, 1 << 20, 1);
+            let watched = offers.watched.clone();
+            let grant = watched.grant(0);
+            grant.claims.store(claims, Ordering::Relaxed);
+            grant.done.store(done, Ordering::Relaxed);
+            assert_eq!(offers.progress(0), Progress::Nonsense, "{claims:#x} {done:#x}");
+            offers.withdraw();
+        }
+        // And by a requester: nothing it takes lies outside of its own message.
+        for (part, parts) in [(0, u64::MAX), (u64::MAX, 9), (u64::MAX / 2, 9), (1 << 20, 9), (7, 0)] {
+            let mut offers = offers(None);
+            offers.offer(0, 1, 0, 1 << 20, 1);
+            let watched = offers.watched.clone();
+            let grant = watched.grant(0);
+            grant.part.store(part, Ordering::Relaxed);
+            grant.parts.store(parts, Ordering::Relaxed);
+            for _ in 0..3 {
+                if let Taken::Part(cut, _) = take(grant, 0, 1 << 20) {
+                    assert!(cut.offset as u64 + u64::from(cut.len) <= 1 << 20);
+                    written(grant, 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overlapping_targets_are_not_open_at_once() {
+        let mut offers = offers(None);
+        assert!(offers.fits(0, 1000, 100));
+        offers.offer(0, 1, 1000, 100, 1);
+        assert!(!offers.fits(0, 1099, 10) && !offers.fits(0, 900, 101) && !offers.fits(0, 1010, 10) && !offers.fits(0, 0, u32::MAX));
+        assert!(offers.fits(0, 1100, 10) && offers.fits(0, 900, 100));
+        for i in 1..GRANTS as u64 {
+            offers.offer(0, 1, i * 10_000, 100, 1);
+        }
+        assert!(!offers.fits(0, 1 << 40, 1), "no room");
+        offers.end(0);
+        assert!(offers.fits(1, 1000, 100));
+    }
+}
