@@ -13,7 +13,7 @@ use std::ptr;
 
 use anyhow::{Context, bail};
 
-pub use log::take_log;
+pub use log::{take_log, watch_log};
 
 /// NCCL_PTR_HOST.
 pub const HOST: c_int = 1;
@@ -205,6 +205,8 @@ macro_rules! call {
         }
     }};
 }
+
+mod probe;
 
 /// [`Failure::status`] of a function that the table does not have.
 pub const MISSING: c_int = -1;
