@@ -3,6 +3,7 @@
 mod moves;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,8 @@ pub struct Rank {
     parent: Arc<Mutex<Chan>>,
     end: Instant,
     note: Mutex<&'static str>,
+    /// Whether the end of the rule is not waited for together.
+    alone: AtomicBool,
 }
 
 /// Runs a rank's part of a rule and ends the process.
@@ -97,7 +100,7 @@ fn start(
     tell(parent, word::NOTE, "dlopen");
     let plugin = Plugin::load(path, Some(version)).map_err(|e| Stop::Fail(format!("{e:#}")))?;
     let (path, parent, end) = (path.to_owned(), parent.clone(), Instant::now() + timeout);
-    let mut rank = Rank { index, plugin, dev, path, peer, parent, end, note: Mutex::new("dlopen") };
+    let mut rank = Rank { index, plugin, dev, path, peer, parent, end, note: Mutex::new("dlopen"), alone: AtomicBool::new(false) };
     if rule.ready {
         rank.init()?;
     }
@@ -115,7 +118,7 @@ impl Rank {
     /// Runs the rule; a rank that is through waits for the other, which may still need it.
     fn play(&mut self, rule: &Rule) -> Verdict {
         (rule.run)(self)?;
-        if self.peer.is_some() { self.meet() } else { Ok(()) }
+        if self.peer.is_none() || self.alone.load(Ordering::Relaxed) { Ok(()) } else { self.meet() }
     }
 
     /// Initialises the plugin and makes sure that there is something to check.
@@ -126,6 +129,17 @@ impl Rank {
         let devices = self.plugin.devices()?;
         ensure(devices > 0, || "the plugin has no device: nothing was checked".into())?;
         ensure(self.dev < devices, || format!("there is no device {}; the plugin has {devices}, from 0 on", self.dev))
+    }
+
+    /// The end of the rule is not waited for together: the other rank will be dead by then.
+    pub fn end_alone(&self) {
+        // Read on the same thread.
+        self.alone.store(true, Ordering::Relaxed);
+    }
+
+    /// Passes before the end of the rule, for a rank that dies then.
+    pub fn pass(&self) {
+        tell(&self.parent, word::PASSED, "");
     }
 
     /// The plugin once more, as another communicator of this process has it; not initialised.

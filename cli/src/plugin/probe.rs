@@ -80,4 +80,42 @@ impl Plugin {
         call!(self, F::Test, (Ptr, *mut c_int, *mut c_int), request.0, &raw mut done, sizes.as_mut_ptr())?;
         Ok(done)
     }
+
+    /// As `connect` from v7 on, with the place for a device handle given, or without one.
+    pub fn connect_offering(&self, dev: c_int, handle: &mut Handle, device: Option<&mut *mut c_void>) -> Result<Option<Opaque>> {
+        let mut comm = ptr::null_mut();
+        let (h, c): (Ptr, _) = (handle.as_mut_ptr().cast(), &raw mut comm);
+        let mut config: c_int = -1;
+        let device: *mut Ptr = device.map_or(ptr::null_mut(), |d| d);
+        match self.version {
+            ..=9 => call!(self, F::Connect, (c_int, Ptr, *mut Ptr, *mut Ptr), dev, h, c, device)?,
+            10 => call!(self, F::Connect, (c_int, *mut c_int, Ptr, *mut Ptr, *mut Ptr), dev, &raw mut config, h, c, device)?,
+            _ => call!(self, F::Connect, (Ptr, c_int, Ptr, *mut Ptr, *mut Ptr), self.ctx, dev, h, c, device)?,
+        }
+        Ok((!comm.is_null()).then_some(Opaque(comm)))
+    }
+
+    /// As `accept` from v7 on, with the place for a device handle given, or without one.
+    pub fn accept_offering(&self, listen: Opaque, device: Option<&mut *mut c_void>) -> Result<Option<Opaque>> {
+        let mut comm = ptr::null_mut();
+        let device: *mut Ptr = device.map_or(ptr::null_mut(), |d| d);
+        call!(self, F::Accept, (Ptr, *mut Ptr, *mut Ptr), listen.0, &raw mut comm, device)?;
+        Ok((!comm.is_null()).then_some(Opaque(comm)))
+    }
+
+    /// As `irecv` from v10 on, of one buffer, with NULL for the profiler's handles.
+    pub fn irecv_unprofiled(&self, comm: Opaque, buf: &Buf) -> Result<Option<Opaque>> {
+        type Types = unsafe extern "C" fn(Ptr, c_int, *mut Ptr, *mut usize, *mut c_int, *mut Ptr, *mut Ptr, *mut Ptr) -> c_int;
+        let mut request = GARBAGE;
+        let (mut data, mut size, mut tag, mut mr): (Ptr, _, _, _) = (buf.addr.cast(), buf.len, buf.tag, buf.mr.0);
+        let (d, s, t, m) = (&raw mut data, &raw mut size, &raw mut tag, &raw mut mr);
+        // SAFETY: NCCL's header gives irecv this signature since v10.
+        let function = unsafe { std::mem::transmute::<*const c_void, Types>(self.entry(F::Irecv)?) };
+        // SAFETY: each pointer leads to one element, and one buffer is announced; the last array may be missing.
+        let result = match unsafe { function(comm.0, 1, d, s, t, m, ptr::null_mut(), &raw mut request) } {
+            0 => Ok(()),
+            status => Err(Failure { call: F::Irecv.name(), status }),
+        };
+        taken("irecv", result, request)
+    }
 }

@@ -272,6 +272,8 @@ static result m_connect(void *ctx, int dev, void *handle, void **out, struct dev
     while (is("block_connect") && r == SUCCESS && real == NULL);
     if (is("device_handle") && device != NULL)
         *device = (void *)16;
+    if (is("device_handle_needed") && version > 4)
+        *device = NULL;
     if (r == SUCCESS && real != NULL)
         *out = new_comm(real, 1, NULL);
     return r;
@@ -493,6 +495,7 @@ static result m_isend(void *c, void *data, size_t size, int tag, void *mr, void 
         return refused(out);
     }
     request = new_request(comm, real);
+    request->data[0] = data;
     request->size = size;
     if (is("swap") && comm->held != NULL)
         post_held(comm);
@@ -675,7 +678,9 @@ static result m_test(void *asked, int *done, int *sizes) {
         return r;
     damage(request, own);
     if (sizes != NULL)
-        memcpy(sizes, own, sizeof(int) * (size_t)(request->n > 0 ? request->n : 1));
+        memcpy(sizes, own, sizeof(int) * (size_t)request->n);
+    if (sizes != NULL && is("all_sizes"))
+        memset(sizes + request->n, 0x11, sizeof(int) * (size_t)(MAX_RECVS - request->n));
     return finish(request);
 }
 

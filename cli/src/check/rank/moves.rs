@@ -151,11 +151,11 @@ impl Rank {
         Ok(both)
     }
 
-    /// A comm of this process with itself: the sending and the receiving end.
-    pub fn to_itself(&self) -> Verdict<(Opaque, Opaque)> {
+    /// A comm of this process with itself: the sending end, the receiving end, and the listen comm.
+    pub fn to_itself(&self) -> Verdict<(Opaque, Opaque, Opaque)> {
         let (mut handle, listen) = self.listen()?;
         let (mut send, mut recv) = (None, None);
-        let both = self.until("connect and accept, in one process, to give a comm each", || {
+        let (send, recv) = self.until("connect and accept, in one process, to give a comm each", || {
             if send.is_none() {
                 self.note("connect");
                 send = self.plugin.connect(self.dev, &mut handle)?;
@@ -167,8 +167,7 @@ impl Rank {
             }
             Ok(send.zip(recv))
         })?;
-        self.close_listen(listen)?;
-        Ok(both)
+        Ok((send, recv, listen))
     }
 
     /// Fresh memory, registered with `comm`.
@@ -244,12 +243,15 @@ impl Rank {
                         (next, moved) = (next + 1, true);
                     }
                 }
-                for i in (0..outstanding.len()).rev() {
-                    let (n, request) = outstanding[i];
-                    if let Some(sizes) = during(format_args!("{what} {n}"), self.test(request))? {
-                        outstanding.remove(i);
-                        (ended, moved) = (ended + 1, true);
-                        done(n, sizes)?;
+                let mut i = 0;
+                while let Some(&(n, request)) = outstanding.get(i) {
+                    match during(format_args!("{what} {n}"), self.test(request))? {
+                        None => i += 1,
+                        Some(sizes) => {
+                            outstanding.remove(i);
+                            (ended, moved) = (ended + 1, true);
+                            done(n, sizes)?;
+                        }
                     }
                 }
                 Ok(moved.then_some(()))

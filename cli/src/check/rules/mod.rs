@@ -1,9 +1,19 @@
-//! The rules: what NCCL relies on in a net plugin, one function each, run in fresh processes. A rule stands here only if NCCL depends on it, or
-//! its header promises it, and if a deliberately broken plugin of `cli/tests/mutants` fails it.
+//! The rules: what NCCL relies on in a net plugin, one function each, run in fresh processes. A rule stands here only if NCCL depends on it or
+//! promises it to plugins' authors, and if a deliberately broken plugin of `cli/tests/mutants` fails it.
+//!
+//! Sources are of NVIDIA/nccl; "README" is plugins/net/README.md there, "net.h" the interface's header.
 
+mod closing;
+mod comms;
+mod completion;
 mod connecting;
+mod device;
 mod life;
+mod memory;
 mod messages;
+mod order;
+mod requests;
+mod sizes;
 
 use std::ops::RangeInclusive;
 
@@ -34,4 +44,17 @@ pub struct Rule {
 const USUAL: Rule = Rule { name: "", says: "", source: "", versions: 4..=12, ranks: 2, ready: true, gate: false, run: |_| Ok(()) };
 
 /// All rules, in the order in which they are run: the first of them are what the later ones need.
-pub const RULES: &[&[Rule]] = &[life::RULES, connecting::RULES, messages::RULES];
+pub const RULES: &[&[Rule]] = &[
+    life::RULES,
+    device::RULES,
+    connecting::RULES,
+    memory::RULES,
+    requests::RULES,
+    completion::RULES,
+    messages::RULES,
+    order::RULES,
+    sizes::RULES,
+    comms::RULES,
+    closing::RULES,
+    life::CYCLES,
+];
