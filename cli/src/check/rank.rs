@@ -15,7 +15,7 @@ use super::rules::Rule;
 use super::verdict::{Stop, Verdict, ensure};
 use crate::plugin::{self, Plugin};
 
-pub use moves::{Buffer, Request, Reusable, STAMP, difference, pattern, stamp};
+pub use moves::{Reusable, STAMP, difference, pattern, stamp};
 
 /// First byte of what a rank tells the supervisor.
 pub mod word {
@@ -78,10 +78,9 @@ pub fn main(rule: &'static Rule, index: usize, path: &Path, version: u32, dev: i
     };
     tell(&parent, how, &text);
     if how != word::PASSED {
-        // The supervisor ends it, so that nothing that happens at the end of this process looks to the other rank like a second failure.
-        loop {
-            std::thread::park();
-        }
+        // The supervisor ends this process once it has decided: what happens at an end might look to the other rank like a second failure.
+        // It says nothing, so this returns when it is gone.
+        let _ = parent.lock().unwrap_or_else(PoisonError::into_inner).recv();
     }
     std::process::exit(0)
 }

@@ -164,9 +164,15 @@ impl Report {
                 print("\n");
             }
             told.push(reason);
-            let what = if result.unrun { "the other rules" } else { result.rule.name };
+            let (what, versions) = if result.unrun { ("the other rules", self.unrun(reason)) } else { (result.rule.name, versions) };
             print(&wrap(&format!("skip {what}, {versions}: {reason}"), ""));
         }
+    }
+
+    /// Versions in which rules were not run for a reason.
+    fn unrun(&self, reason: &str) -> String {
+        let concerned = |version: &&u32| self.results.iter().any(|r| r.unrun && r.version == **version && r.reason() == Some(reason));
+        self.versions.iter().filter(concerned).map(|v| format!("v{v}")).collect::<Vec<_>>().join(" ")
     }
 
     /// One entry per rule and reason: its versions, and one of the results.

@@ -142,6 +142,7 @@ enum F {
     CloseListen,
     MakeVDevice,
     Finalize,
+    SetNetAttr,
 }
 
 impl F {
@@ -164,6 +165,7 @@ impl F {
             F::CloseListen => "closeListen",
             F::MakeVDevice => "makeVDevice",
             F::Finalize => "finalize",
+            F::SetNetAttr => "setNetAttr",
         }
     }
 
@@ -188,6 +190,7 @@ impl F {
             F::CloseListen => 15 + shift,
             F::MakeVDevice => 19,
             F::Finalize => 20,
+            F::SetNetAttr => 21,
         }
     }
 }

@@ -103,6 +103,19 @@ impl Plugin {
         Ok((!comm.is_null()).then_some(Opaque(comm)))
     }
 
+    /// v11 and later: hints for transfers of one operation (a bit of ncclFunc_t), the rest undefined. `None`: the plugin takes no hints.
+    pub fn set_net_attr(&self, op: u32) -> Option<Result<()>> {
+        /// NCCL_NET_ATTR_UNDEF, as the four numbers of a comm's attributes, twice; then op, algo, proto.
+        const UNDEFINED: u32 = u32::MAX;
+        let mut attributes = [UNDEFINED; 11];
+        attributes[8] = op;
+        let mut set = || call!(self, F::SetNetAttr, (Ptr, *mut u32), self.ctx, attributes.as_mut_ptr());
+        match set() {
+            Err(Failure { status: MISSING, .. }) => None,
+            result => Some(result),
+        }
+    }
+
     /// As `irecv` from v10 on, of one buffer, with NULL for the profiler's handles.
     pub fn irecv_unprofiled(&self, comm: Opaque, buf: &Buf) -> Result<Option<Opaque>> {
         type Types = unsafe extern "C" fn(Ptr, c_int, *mut Ptr, *mut usize, *mut c_int, *mut Ptr, *mut Ptr, *mut Ptr) -> c_int;

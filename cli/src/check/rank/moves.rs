@@ -237,11 +237,11 @@ impl Rank {
         while ended < total {
             self.until(&format!("{what} {ended} of {total}"), || {
                 let mut moved = false;
-                if next < total && outstanding.first().is_none_or(|(oldest, _)| next - oldest < depth) {
-                    if let Some(request) = during(format_args!("{what} {next}"), post(next))? {
-                        outstanding.push((next, request));
-                        (next, moved) = (next + 1, true);
-                    }
+                let room = outstanding.first().is_none_or(|(oldest, _)| next - oldest < depth);
+                let posted = if next < total && room { during(format_args!("{what} {next}"), post(next))? } else { None };
+                if let Some(request) = posted {
+                    outstanding.push((next, request));
+                    (next, moved) = (next + 1, true);
                 }
                 let mut i = 0;
                 while let Some(&(n, request)) = outstanding.get(i) {

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use super::{Rule, USUAL};
 use crate::check::rank::Rank;
-use crate::check::verdict::{Verdict, ensure};
+use crate::check::verdict::{Verdict, during, ensure};
 use crate::plugin::{HOST, Properties};
 
 pub const RULES: &[Rule] = &[
@@ -82,7 +82,7 @@ fn each(rank: &mut Rank, check: impl Fn(&Properties) -> Verdict) -> Verdict {
     for dev in 0..rank.plugin.devices()? {
         rank.note("getProperties");
         let properties = rank.plugin.properties(dev)?;
-        crate::check::verdict::during(format_args!("device {dev}"), check(&properties))?;
+        during(format_args!("device {dev}"), check(&properties))?;
     }
     Ok(())
 }

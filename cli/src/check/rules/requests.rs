@@ -1,6 +1,7 @@
 //! Rules of isend, irecv and iflush: what they return, and when.
 
 use std::ffi::c_void;
+use std::ptr;
 use std::thread;
 
 use super::{Rule, USUAL};
@@ -11,7 +12,7 @@ use crate::plugin::MAX_RECVS;
 /// Calls of a rank whose peer does nothing.
 const TRIES: usize = 200;
 /// NCCL_NET_OPTIONAL_RECV_COMPLETION.
-const OPTIONAL: *mut c_void = 1 as *mut c_void;
+const OPTIONAL: *mut c_void = ptr::without_provenance_mut(1);
 
 pub const RULES: &[Rule] = &[
     Rule {
@@ -63,6 +64,14 @@ pub const RULES: &[Rule] = &[
         says: "iflush of a receive that is done succeeds, with a NULL request or one that completes. A plugin for host memory alone may refuse.",
         source: "README, iflush; src/transport/net.cc recvProxyProgress: the request is tested if it is not NULL",
         run: flush,
+        ..USUAL
+    },
+    Rule {
+        name: "net-attr",
+        says: "setNetAttr, where there is one, takes hints between transfers, and returns; transfers go on. What it returns does not matter.",
+        source: "src/transport/net.cc setXferNetAttrs: called on the progress thread, before the first transfer of an operation",
+        versions: 11..=12,
+        run: net_attr,
         ..USUAL
     },
     Rule {
@@ -280,6 +289,18 @@ fn flush(rank: &mut Rank) -> Verdict {
         ensure(buffer.mem.read(0, LEN) == pattern(3, LEN), || "the data changed".into())?;
     }
     rank.release(buffer)?;
+    rank.close(comm)
+}
+
+fn net_attr(rank: &mut Rank) -> Verdict {
+    let comm = rank.one_way()?;
+    for seed in 0..3 {
+        rank.note("setNetAttr");
+        if rank.plugin.set_net_attr(1 << seed).is_none() {
+            return Err(Stop::Skip("setNetAttr is NULL".into()));
+        }
+        during("after setNetAttr", rank.proof(comm, seed, 20_000))?;
+    }
     rank.close(comm)
 }
 
