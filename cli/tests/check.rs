@@ -109,7 +109,7 @@ const MUTANTS: &[Mutant] = &[
     mutant("grow", "send-too-long", "wrote behind it"),
     mutant("crosstalk", "comms-apart", "comm 0: byte"),
     mutant("stall_others", "comms-independent", "waited in vain for irecv"),
-    mutant("half_duplex", "two-way", "waited in vain for message of both directions"),
+    mutant("half_duplex", "two-way", "both at once"),
     mutant("late_push", "idle-peer", "while the peer may have stopped calling"),
     mutant("close_send_blocks", "close-send-first", "rank 1: did not return from closeSend"),
     mutant("close_recv_blocks", "close-recv-first", "rank 0: did not return from closeRecv"),

@@ -1,5 +1,6 @@
 //! A rank: the process in which a rule meets the plugin. It runs the rule on its first thread, tells the supervisor what came of it, and ends.
 
+mod flow;
 mod moves;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use super::rules::Rule;
 use super::verdict::{Stop, Verdict, ensure};
 use crate::plugin::{self, Plugin};
 
+pub use flow::Flow;
 pub use moves::{Reusable, STAMP, difference, pattern, stamp};
 
 /// First byte of what a rank tells the supervisor.

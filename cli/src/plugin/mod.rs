@@ -510,11 +510,12 @@ impl Plugin {
 /// [`Failure::status`] of a post that left `*request` as it was.
 pub const UNWRITTEN: c_int = -2;
 
-/// `*request` must have been written, whatever came of the call.
+/// `*request` must have been written by a call that succeeds. What a failed call leaves there is not looked at by NCCL.
 #[inline]
 fn taken(call: &'static str, result: Result<()>, request: Ptr) -> Result<Option<Opaque>> {
+    result?;
     if request == GARBAGE {
         return Err(Failure { call, status: UNWRITTEN });
     }
-    result.map(|()| (!request.is_null()).then_some(Opaque(request)))
+    Ok((!request.is_null()).then_some(Opaque(request)))
 }

@@ -1,6 +1,6 @@
 //! The common moves of a rank: connecting, sending, receiving, waiting, all bounded by the rule's time.
 
-use super::{Rank, own};
+use super::{Flow, Rank, own};
 use crate::check::memory::Mem;
 use crate::check::verdict::{Verdict, during, ensure};
 use crate::plugin::{Buf, HANDLE, Handle, Opaque};
@@ -216,46 +216,15 @@ impl Rank {
         Ok(self.plugin.test(request)?)
     }
 
-    /// Waits for a request; its first size.
-    pub fn wait(&self, what: &str, request: Request) -> Verdict<usize> {
-        let sizes = self.until(what, || during(what, self.test(request)))?;
-        usize::try_from(sizes[0]).or_else(|_| ensure(false, || format!("{what}: test gave the size {}", sizes[0])).map(|()| 0))
+    /// Waits for a request; its first size, which only the rules of sizes look at.
+    pub fn wait(&self, what: &str, request: Request) -> Verdict<i32> {
+        Ok(self.until(what, || during(what, self.test(request)))?[0])
     }
 
-    /// Posts `total` messages, none more than `depth` behind the oldest that is outstanding, and tests those that are, as NCCL's progress
-    /// thread does: `post` tries to post a message, `done` is told its sizes.
-    pub fn flow(
-        &self,
-        what: &str,
-        total: usize,
-        depth: usize,
-        mut post: impl FnMut(usize) -> Verdict<Option<Request>>,
-        mut done: impl FnMut(usize, [i32; 8]) -> Verdict,
-    ) -> Verdict {
-        let mut outstanding: Vec<(usize, Request)> = Vec::with_capacity(depth);
-        let (mut next, mut ended) = (0, 0);
-        while ended < total {
-            self.until(&format!("{what} {ended} of {total}"), || {
-                let mut moved = false;
-                let room = outstanding.first().is_none_or(|(oldest, _)| next - oldest < depth);
-                let posted = if next < total && room { during(format_args!("{what} {next}"), post(next))? } else { None };
-                if let Some(request) = posted {
-                    outstanding.push((next, request));
-                    (next, moved) = (next + 1, true);
-                }
-                let mut i = 0;
-                while let Some(&(n, request)) = outstanding.get(i) {
-                    match during(format_args!("{what} {n}"), self.test(request))? {
-                        None => i += 1,
-                        Some(sizes) => {
-                            outstanding.remove(i);
-                            (ended, moved) = (ended + 1, true);
-                            done(n, sizes)?;
-                        }
-                    }
-                }
-                Ok(moved.then_some(()))
-            })?;
+    /// Runs a flow to its end.
+    pub fn flow(&self, mut flow: Flow) -> Verdict {
+        while !flow.ended() {
+            self.until(&flow.waits_for(), || Ok(flow.step(self)?.then_some(())))?;
         }
         Ok(())
     }
@@ -269,14 +238,13 @@ impl Rank {
         self.release(from)
     }
 
-    /// Receives up to `most` bytes.
-    pub fn recv(&self, comm: Opaque, most: usize) -> Verdict<Vec<u8>> {
-        let to = self.buffer(comm, most.max(1))?;
-        let request = self.irecv(comm, &to, 0, most)?;
-        let size = self.wait("a receive", request)?;
-        ensure(size <= most, || format!("a receive of {most} bytes reports {size}"))?;
+    /// Receives a message of `len` bytes.
+    pub fn recv(&self, comm: Opaque, len: usize) -> Verdict<Vec<u8>> {
+        let to = self.buffer(comm, len.max(1))?;
+        let request = self.irecv(comm, &to, 0, len)?;
+        self.wait("a receive", request)?;
         self.release(to)?;
-        Ok(to.mem.read(0, size))
+        Ok(to.mem.read(0, len))
     }
 
     /// Over a comm of `one_way`: a message that proves that the comm works.

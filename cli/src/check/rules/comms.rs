@@ -1,7 +1,7 @@
 //! Rules of several comms, and of what the two ends of one do at the same time.
 
 use super::{Rule, USUAL};
-use crate::check::rank::{Rank, STAMP, difference, pattern, stamp};
+use crate::check::rank::{Flow, Rank, STAMP, difference, pattern, stamp};
 use crate::check::verdict::{Verdict, during, ensure};
 
 pub const RULES: &[Rule] = &[
@@ -115,21 +115,20 @@ fn two_way(rank: &mut Rank) -> Verdict {
     let (send, recv) = rank.both_ways()?;
     let (out, inn) = (rank.buffer(send, AT_ONCE * LEN)?, rank.buffer(recv, AT_ONCE * LEN)?);
     let at = |n: usize| n % AT_ONCE * LEN;
-    // Sends and receives by turns in one sequence: number 2n is receive n, 2n + 1 send n.
     let r = &*rank;
-    let post = |i: usize| {
-        let n = i / 2;
-        if i.is_multiple_of(2) {
-            return r.try_recv(recv, &inn, at(n), LEN, 3);
-        }
+    let mut sends = Flow::new("send", TOTAL, AT_ONCE, |n| {
         out.mem.write(at(n), &(n as u64).to_ne_bytes());
         r.try_send(send, &out, at(n), LEN, 3)
-    };
-    let done = |i: usize, _| {
-        let got = stamp(&inn.mem.read(at(i / 2), STAMP));
-        ensure(!i.is_multiple_of(2) || got == (i / 2) as u64, || format!("receive {} got message {got}", i / 2))
-    };
-    rank.flow("message of both directions", 2 * TOTAL, 2 * AT_ONCE, post, done)?;
+    });
+    let mut receives = Flow::new("receive", TOTAL, AT_ONCE, |n| r.try_recv(recv, &inn, at(n), LEN, 3)).then(|n, _| {
+        let got = stamp(&inn.mem.read(at(n), STAMP));
+        ensure(got == n as u64, || format!("receive {n} got message {got}"))
+    });
+    while !(sends.ended() && receives.ended()) {
+        let what = format!("{} and {}, both at once", sends.waits_for(), receives.waits_for());
+        rank.until(&what, || Ok((sends.step(r)? | receives.step(r)?).then_some(())))?;
+    }
+    drop((sends, receives));
     rank.release(out)?;
     rank.release(inn)?;
     rank.close_send(send)?;
@@ -143,7 +142,7 @@ fn idle_peer(rank: &mut Rank) -> Verdict {
     for len in [8, 1000, 20_000, most] {
         let r = &*rank;
         let post = |_| if r.index == 1 { r.try_send(comm, &buffer, 0, len, 3) } else { r.try_recv(comm, &buffer, 0, len, 3) };
-        during(format_args!("{len} bytes, while the peer may have stopped calling"), rank.flow("message", 3, 1, post, |_, _| Ok(())))?;
+        during(format_args!("{len} bytes, while the peer may have stopped calling"), rank.flow(Flow::new("message", 3, 1, post)))?;
         // Whoever is through waits here, without a call of the plugin.
         rank.meet()?;
     }

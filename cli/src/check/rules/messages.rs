@@ -1,7 +1,7 @@
 //! Rules of what arrives: the bytes, and no others.
 
 use super::{Rule, USUAL};
-use crate::check::rank::{Rank, Reusable, difference};
+use crate::check::rank::{Flow, Rank, Reusable, difference};
 use crate::check::verdict::{Verdict, ensure};
 
 /// Sizes on both sides of what plugins distinguish: inline data, pages, eager messages, tasks.
@@ -125,16 +125,15 @@ fn data_soak(rank: &mut Rank) -> Verdict {
             buffer.mem.write(at(n), messages.message(n, sizes[n].1));
             r.try_send(comm, &buffer, at(n), sizes[n].1, 3)
         };
-        rank.flow("send", TOTAL, AT_ONCE, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", TOTAL, AT_ONCE, post))?;
     } else {
         let post = |n: usize| r.try_recv(comm, &buffer, at(n), sizes[n].0, 3);
-        let done = |n: usize, got: [i32; 8]| {
+        let done = |n: usize, _| {
             let sent = messages.message(n, sizes[n].1);
-            let len = usize::try_from(got[0]).unwrap_or(0).min(ROOM);
-            let got = buffer.mem.read(at(n), len);
+            let got = buffer.mem.read(at(n), sent.len());
             ensure(got == sent, || format!("message {n}: {}", difference(&got, sent)))
         };
-        rank.flow("receive", TOTAL, AT_ONCE, post, done)?;
+        rank.flow(Flow::new("receive", TOTAL, AT_ONCE, post).then(done))?;
     }
     rank.release(buffer)?;
     rank.close(comm)

@@ -1,7 +1,7 @@
 //! Rules of which message meets which receive.
 
 use super::{Rule, USUAL};
-use crate::check::rank::{Rank, STAMP, stamp};
+use crate::check::rank::{Flow, Rank, STAMP, stamp};
 use crate::check::verdict::{Stop, Verdict, ensure};
 use crate::plugin::{MAX_RECVS, Opaque};
 
@@ -53,26 +53,20 @@ fn exactly_once(rank: &mut Rank) -> Verdict {
             buffer.mem.write(n * LEN, &(n as u64).to_ne_bytes());
             r.try_send(comm, &buffer, n * LEN, LEN, 3)
         };
-        rank.flow("send", TOTAL, AT_ONCE, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", TOTAL, AT_ONCE, post))?;
     } else {
-        let (mut met, mut looked_at, mut came, mut last) = ([None; TOTAL], 0, [0; TOTAL], 0);
+        let (mut came, mut last) = ([0; TOTAL], 0);
         let done = |n: usize, _| {
-            met[n] = Some(stamp(&buffer.mem.read(n * LEN, STAMP)));
-            // In the order of the receives, whichever was seen to be done first.
-            while let Some(Some(got)) = met.get(looked_at).copied() {
-                let got = usize::try_from(got).unwrap_or(usize::MAX);
-                let unknown = || Stop::Fail(format!("receive {looked_at} got no message that was sent"));
-                let times = came.get_mut(got).ok_or_else(unknown)?;
-                *times += 1;
-                ensure(*times == 1, || format!("message {got} arrived {times} times"))?;
-                (looked_at, last) = (looked_at + 1, last.max(got));
-                // Whatever is behind by more than can be on the way at once is lost.
-                let lost = came.iter().take(last.saturating_sub(AT_ONCE)).position(|&times| times == 0);
-                ensure(lost.is_none(), || format!("message {} did not arrive", lost.unwrap_or(0)))?;
-            }
-            Ok(())
+            let got = usize::try_from(stamp(&buffer.mem.read(n * LEN, STAMP))).unwrap_or(usize::MAX);
+            let times = came.get_mut(got).ok_or_else(|| Stop::Fail(format!("receive {n} got no message that was sent")))?;
+            *times += 1;
+            ensure(*times == 1, || format!("message {got} arrived {times} times"))?;
+            last = last.max(got);
+            // Whatever is behind by more than can be on the way at once is lost.
+            let lost = came.iter().take(last.saturating_sub(AT_ONCE)).position(|&times| times == 0);
+            ensure(lost.is_none(), || format!("message {} did not arrive", lost.unwrap_or(0)))
         };
-        rank.flow("receive", TOTAL, 16, |n| r.try_recv(comm, &buffer, n * LEN, LEN, 3), done)?;
+        rank.flow(Flow::new("receive", TOTAL, AT_ONCE, |n| r.try_recv(comm, &buffer, n * LEN, LEN, 3)).then(done))?;
     }
     rank.release(buffer)?;
     rank.close(comm)
@@ -93,14 +87,14 @@ fn numbered(rank: &Rank, total: usize, room: usize, lengths: &[usize]) -> Verdic
             buffer.mem.write(at(n), &(n as u64).to_ne_bytes());
             rank.try_send(comm, &buffer, at(n), lengths[n % lengths.len()], 3)
         };
-        rank.flow("send", total, AT_ONCE, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", total, AT_ONCE, post))?;
     } else {
         let post = |n: usize| rank.try_recv(comm, &buffer, at(n), room, 3);
         let done = |n: usize, sizes: [i32; 8]| {
             let got = stamp(&buffer.mem.read(at(n), STAMP));
             ensure(got == n as u64, || format!("receive {n} got message {got}, of {} bytes", sizes[0]))
         };
-        rank.flow("receive", total, AT_ONCE, post, done)?;
+        rank.flow(Flow::new("receive", total, AT_ONCE, post).then(done))?;
     }
     rank.release(buffer)?;
     rank.close(comm)
@@ -134,7 +128,7 @@ pub fn grouped(
             buffer.mem.write(at(group, tag), &((group * n + tag) as u64).to_ne_bytes());
             rank.try_send(comm, &buffer, at(group, tag), len(group, tag), tag as i32)
         };
-        rank.flow("send", GROUPS * n, n, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", GROUPS * n, n, post))?;
     } else {
         let post = |group: usize| {
             let bufs: Vec<_> = (0..n).map(|tag| buffer.part(at(group, tag), room, tag as i32)).collect();
@@ -142,7 +136,7 @@ pub fn grouped(
             Ok(rank.plugin.irecv(comm, &bufs)?)
         };
         let report = |group: usize, sizes: [i32; 8]| done(group, &sizes[..n], &|tag| buffer.mem.read(at(group, tag), room));
-        rank.flow("receive of several buffers", GROUPS, AT_ONCE, post, report)?;
+        rank.flow(Flow::new("receive of several buffers", GROUPS, AT_ONCE, post).then(report))?;
     }
     rank.release(buffer)
 }

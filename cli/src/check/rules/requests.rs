@@ -5,7 +5,7 @@ use std::ptr;
 use std::thread;
 
 use super::{Rule, USUAL};
-use crate::check::rank::{Rank, STAMP, pattern, stamp};
+use crate::check::rank::{Flow, Rank, STAMP, pattern, stamp};
 use crate::check::verdict::{Stop, Verdict, during, ensure};
 use crate::plugin::MAX_RECVS;
 
@@ -138,22 +138,20 @@ fn null_request(rank: &mut Rank) -> Verdict {
             Some(request) => Ok(Some(request)),
             None => r.try_send(comm, &buffer, n * LEN, LEN, 3),
         };
-        rank.flow("send", TOTAL, 8, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", TOTAL, 8, post))?;
     } else {
         rank.hear()?;
         let done = |n: usize, _| {
             let got = stamp(&buffer.mem.read(n * LEN, STAMP));
             ensure(got == n as u64, || format!("receive {n} got message {got}"))
         };
-        rank.flow("receive", TOTAL, 1, |n| r.try_recv(comm, &buffer, n * LEN, LEN, 3), done)?;
+        rank.flow(Flow::new("receive", TOTAL, 1, |n| r.try_recv(comm, &buffer, n * LEN, LEN, 3)).then(done))?;
     }
     rank.release(buffer)?;
     rank.close(comm)
 }
 
 fn request_written(rank: &mut Rank) -> Verdict {
-    /// More than any comm takes, so that some are refused.
-    const MANY: usize = 300;
     let comm = rank.one_way()?;
     let buffer = rank.buffer(comm, 64)?;
     let (mut requests, mut refused) = (Vec::new(), 0);
@@ -167,7 +165,7 @@ fn request_written(rank: &mut Rank) -> Verdict {
     }
     rank.meet()?;
     if rank.index == 0 {
-        while requests.len() < MANY && refused < TRIES {
+        while requests.len() < max_requests(rank) && refused < TRIES {
             match rank.try_recv(comm, &buffer, 0, 8, 3)? {
                 Some(request) => requests.push(request),
                 None => refused += 1,
@@ -183,7 +181,7 @@ fn request_written(rank: &mut Rank) -> Verdict {
             Some(request) => Ok(Some(request)),
             None => r.try_send(comm, &buffer, 0, 8, 3),
         };
-        rank.flow("send", total, 8, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", total, 8, post))?;
     }
     rank.release(buffer)?;
     rank.close(comm)
@@ -197,14 +195,14 @@ fn optional_recv(rank: &mut Rank) -> Verdict {
     let r = &*rank;
     if rank.index == 1 {
         buffer.mem.fill(0, TOTAL * LEN, 0x77);
-        rank.flow("send", TOTAL, 4, |n| r.try_send(comm, &buffer, n * LEN, LEN, 3), |_, _| Ok(()))?;
+        rank.flow(Flow::new("send", TOTAL, 4, |n| r.try_send(comm, &buffer, n * LEN, LEN, 3)))?;
     } else {
         let post = |n: usize| {
             let request = r.plugin.irecv_with(comm, &[buffer.part(n * LEN, LEN, 3)], OPTIONAL)?;
             ensure(request.is_none_or(|request| request.0 != OPTIONAL), || "irecv left 0x1 in *request".into())?;
             Ok(request)
         };
-        rank.flow("receive", TOTAL, 4, post, |_, _| Ok(()))?;
+        rank.flow(Flow::new("receive", TOTAL, 4, post))?;
         // Such a receive may be done before its data are there; whoever asks for it looks at the data.
         rank.until("the data of receives without completion", || Ok((0..TOTAL * LEN).all(|at| buffer.mem.byte(at) == 0x77).then_some(())))?;
     }
@@ -212,9 +210,14 @@ fn optional_recv(rank: &mut Rank) -> Verdict {
     rank.close(comm)
 }
 
+/// NCCL_NET_MAX_REQUESTS: NCCL has no more outstanding, and plugins may fail if it had.
+fn max_requests(rank: &Rank) -> usize {
+    if rank.version() <= 6 { 8 } else { 32 }
+}
+
 fn requests_at_once(rank: &mut Rank) -> Verdict {
     const LEN: usize = 64;
-    let requests = if rank.version() <= 6 { 8 } else { 32 };
+    let requests = max_requests(rank);
     let recvs = usize::try_from(rank.plugin.properties(rank.dev)?.max_recvs).unwrap_or(1).clamp(1, MAX_RECVS);
     let comm = rank.one_way()?;
     let buffer = rank.buffer(comm, requests * recvs * LEN)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::order::{group, grouped};
 use super::{Rule, USUAL};
-use crate::check::rank::{Rank, STAMP, pattern};
+use crate::check::rank::{Flow, Rank, STAMP, pattern};
 use crate::check::verdict::{Stop, Verdict, ensure};
 
 pub const RULES: &[Rule] = &[
@@ -57,7 +57,7 @@ fn recv_size(rank: &mut Rank) -> Verdict {
         } else {
             let request = rank.irecv(comm, &buffer, 0, ROOM)?;
             let size = rank.wait("a receive", request)?;
-            ensure(size == len, || format!("{len} bytes were sent into a receive of {ROOM}; its test gave {size}"))?;
+            ensure(usize::try_from(size) == Ok(len), || format!("{len} bytes were sent into a receive of {ROOM}; its test gave {size}"))?;
         }
     }
     rank.release(buffer)?;
@@ -72,7 +72,7 @@ fn send_size(rank: &mut Rank) -> Verdict {
         if rank.index == 1 {
             let request = rank.isend(comm, &buffer, 0, len)?;
             let size = rank.wait("a send", request)?;
-            ensure(size == len, || format!("{len} bytes were sent; test of the send gave {size}"))?;
+            ensure(usize::try_from(size) == Ok(len), || format!("{len} bytes were sent; test of the send gave {size}"))?;
         } else {
             let request = rank.irecv(comm, &buffer, 0, ROOM)?;
             rank.wait("a receive", request)?;
@@ -111,10 +111,10 @@ fn size_0(rank: &mut Rank) -> Verdict {
         })
     };
     if rank.index == 1 {
-        rank.flow("send", LENGTHS.len(), 4, |n| r.try_send(comm, &buffer, n * ROOM, LENGTHS[n], 3), check)?;
+        rank.flow(Flow::new("send", LENGTHS.len(), 4, |n| r.try_send(comm, &buffer, n * ROOM, LENGTHS[n], 3)).then(check))?;
     } else {
         // Into receives with room, and then, as NCCL may do too, into receives of 0 bytes.
-        rank.flow("receive", LENGTHS.len(), 4, |n| r.try_recv(comm, &buffer, n * ROOM, ROOM, 3), check)?;
+        rank.flow(Flow::new("receive", LENGTHS.len(), 4, |n| r.try_recv(comm, &buffer, n * ROOM, ROOM, 3)).then(check))?;
     }
     for _ in 0..2 {
         let request = if rank.index == 1 { rank.isend(comm, &buffer, 0, 0)? } else { rank.irecv(comm, &buffer, 0, 0)? };
