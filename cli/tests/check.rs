@@ -2,10 +2,11 @@
 //! by it. The broken plugins are one, `mutants`, which forwards to our library and does one thing wrong.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -264,6 +265,42 @@ fn wrong_usage_is_told_with_what_is_right() {
     assert_eq!(output.status.code(), Some(1));
 }
 
+/// A rank that hangs in the plugin ends with the process that started it.
+#[test]
+fn ranks_do_not_outlive_a_killed_check() {
+    let plugin = mutant_library().to_str().expect("a path in UTF-8");
+    let arguments = ["--plugin", plugin, "--rule", "accept-returns", "--abi", "12", "--timeout", "600"];
+    let mut check = command(&arguments, "block_accept").stdout(Stdio::null()).spawn().expect("railhead starts");
+    let children = format!("/proc/{0}/task/{0}/children", check.id());
+    let ranks = until("two ranks", || {
+        let ranks: Vec<String> = std::fs::read_to_string(&children).ok()?.split_whitespace().map(str::to_owned).collect();
+        // A rank has loaded the plugin: what follows can only end it from outside.
+        let loaded = |pid: &String| std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("mutant.so"));
+        (ranks.len() == 2 && ranks.iter().all(loaded)).then_some(ranks)
+    });
+    check.kill().expect("kill");
+    check.wait().expect("wait");
+    until("the end of the ranks", || {
+        // Whoever inherits the ranks may be slow to wait for them.
+        let gone = |pid: &String| match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(stat) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')),
+            Err(_) => true,
+        };
+        ranks.iter().all(gone).then_some(())
+    });
+}
+
+fn until<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(value) = step() {
+            return value;
+        }
+        assert!(Instant::now() < end, "waited too long for {what}");
+        thread::yield_now();
+    }
+}
+
 /// The rules and their versions.
 fn rules() -> Vec<(String, Vec<u32>)> {
     let output = railhead(&["--list", "--json"], "none");
@@ -297,6 +334,10 @@ fn check(plugin: &Path, arguments: &[&str], mutation: &str) -> (Value, Output) {
 }
 
 fn railhead(arguments: &[&str], mutation: &str) -> Output {
+    command(arguments, mutation).output().expect("railhead starts")
+}
+
+fn command(arguments: &[&str], mutation: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_railhead"));
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
@@ -305,7 +346,8 @@ fn railhead(arguments: &[&str], mutation: &str) -> Output {
         }
     }
     command.env("MUTANT", mutation).env("MUTANT_OF", library());
-    command.arg("check").args(arguments).output().expect("railhead starts")
+    command.arg("check").args(arguments);
+    command
 }
 
 /// The library under test: the one that was asked for, or the one that cargo built along with this test.

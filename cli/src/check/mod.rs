@@ -69,7 +69,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let path = args.plugin.clone().context("--plugin is missing")?;
     if let Some(index) = args.as_rank {
         let (&[rule], Some(version)) = (rules.as_slice(), args.abi) else { bail!("--as-rank is for this program itself") };
-        rank::main(rule, index, &path, version, args.device, args.timeout)
+        let job = Job { plugin: &path, rule, version, device: args.device, timeout: args.timeout };
+        rank::main(&job, index)
     }
     // Loading by a bare name would search the library path; a file is what was asked for.
     let path = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;

@@ -3,7 +3,7 @@
 mod flow;
 mod moves;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use anyhow::Context;
 use super::chan::Chan;
 use super::process;
 use super::rules::Rule;
+use super::supervisor::Job;
 use super::verdict::{Stop, Verdict, ensure};
 use crate::plugin::{self, Plugin};
 
@@ -61,7 +62,7 @@ pub struct Rank {
 }
 
 /// Runs a rank's part of a rule and ends the process.
-pub fn main(rule: &'static Rule, index: usize, path: &Path, version: u32, dev: i32, timeout: Duration) -> ! {
+pub fn main(job: &Job, index: usize) -> ! {
     process::tie_to_parent();
     let Ok((to_parent, to_peer)) = process::channels() else { std::process::exit(2) };
     let parent = Arc::new(Mutex::new(Chan::from_fd(to_parent)));
@@ -71,8 +72,8 @@ pub fn main(rule: &'static Rule, index: usize, path: &Path, version: u32, dev: i
             tell(&log, word::WARNING, &line.text);
         }
     });
-    let peer = (rule.ranks > 1).then(|| Chan::from_fd(to_peer));
-    let (how, text) = match start(rule, index, path, version, dev, peer, &parent, timeout).and_then(|mut rank| rank.play(rule)) {
+    let peer = (job.rule.ranks > 1).then(|| Chan::from_fd(to_peer));
+    let (how, text) = match Rank::start(job, index, peer, &parent).and_then(|mut rank| rank.play(job.rule)) {
         Ok(()) => (word::PASSED, String::new()),
         Err(Stop::Fail(why)) => (word::FAILED, why),
         Err(Stop::Skip(why)) => (word::SKIPPED, why),
@@ -87,27 +88,6 @@ pub fn main(rule: &'static Rule, index: usize, path: &Path, version: u32, dev: i
     std::process::exit(0)
 }
 
-#[allow(clippy::too_many_arguments)]
-fn start(
-    rule: &Rule,
-    index: usize,
-    path: &Path,
-    version: u32,
-    dev: i32,
-    peer: Option<Chan>,
-    parent: &Arc<Mutex<Chan>>,
-    timeout: Duration,
-) -> Verdict<Rank> {
-    tell(parent, word::NOTE, "dlopen");
-    let plugin = Plugin::load(path, Some(version)).map_err(|e| Stop::Fail(format!("{e:#}")))?;
-    let (path, parent, end) = (path.to_owned(), parent.clone(), Instant::now() + timeout);
-    let mut rank = Rank { index, plugin, dev, path, peer, parent, end, note: Mutex::new("dlopen"), alone: AtomicBool::new(false) };
-    if rule.ready {
-        rank.init()?;
-    }
-    Ok(rank)
-}
-
 fn tell(parent: &Mutex<Chan>, word: u8, text: &str) {
     let mut message = vec![word];
     message.extend(text.bytes().take(LONGEST_TEXT));
@@ -116,6 +96,26 @@ fn tell(parent: &Mutex<Chan>, word: u8, text: &str) {
 }
 
 impl Rank {
+    fn start(job: &Job, index: usize, peer: Option<Chan>, parent: &Arc<Mutex<Chan>>) -> Verdict<Rank> {
+        tell(parent, word::NOTE, "dlopen");
+        let plugin = Plugin::load(job.plugin, Some(job.version)).map_err(|e| Stop::Fail(format!("{e:#}")))?;
+        let mut rank = Rank {
+            index,
+            plugin,
+            dev: job.device,
+            path: job.plugin.to_owned(),
+            peer,
+            parent: parent.clone(),
+            end: Instant::now() + job.timeout,
+            note: Mutex::new("dlopen"),
+            alone: AtomicBool::new(false),
+        };
+        if job.rule.ready {
+            rank.init()?;
+        }
+        Ok(rank)
+    }
+
     /// Runs the rule; a rank that is through waits for the other, which may still need it.
     fn play(&mut self, rule: &Rule) -> Verdict {
         (rule.run)(self)?;

@@ -33,7 +33,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "size-0",
         says: "Messages of 0 bytes are messages: they keep their place, complete on both sides, and have the size 0.",
-        source: "src/transport/net.cc sendProxyProgress, recvProxyProgress: a rank whose share is empty sends its steps all the same",
+        source: "src/transport/net.cc sendProxyProgress, recvProxyProgress: 0-byte sends are provided for",
         run: size_0,
         ..USUAL
     },
