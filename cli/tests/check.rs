@@ -136,6 +136,19 @@ fn our_library_passes_every_rule_in_every_version() {
     }
 }
 
+/// The same over the other ways that bytes can take, in the oldest and the newest version.
+#[test]
+fn our_library_passes_every_rule_over_each_wire() {
+    let library = library();
+    let plugin = library.to_str().expect("a path in UTF-8");
+    for (name, value) in [("RAILHEAD_SOFT_WIRE", "tcp"), ("RAILHEAD_CMA", "0")] {
+        for abi in ["4", "12"] {
+            let output = command(&["--plugin", plugin, "--abi", abi], "none").env(name, value).output().expect("railhead starts");
+            assert!(output.status.success(), "{name}={value}:\n{}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
+}
+
 /// The forwarding itself is right, so what a rule finds in a mutant is its defect.
 #[test]
 fn a_mutant_without_a_defect_passes() {

@@ -48,11 +48,11 @@ impl<'a> Flow<'a> {
     /// Tries to post the next message and tests the oldest; whether either came forward.
     pub fn step(&mut self, rank: &Rank) -> Verdict<bool> {
         let mut moved = false;
-        if self.next < self.total && self.outstanding.len() < self.depth {
-            if let Some(request) = during(format_args!("{} {}", self.what, self.next), (self.post)(self.next))? {
-                self.outstanding.push_back(request);
-                (self.next, moved) = (self.next + 1, true);
-            }
+        let room = self.next < self.total && self.outstanding.len() < self.depth;
+        let posted = if room { during(format_args!("{} {}", self.what, self.next), (self.post)(self.next))? } else { None };
+        if let Some(request) = posted {
+            self.outstanding.push_back(request);
+            (self.next, moved) = (self.next + 1, true);
         }
         if let Some(&request) = self.outstanding.front() {
             let n = self.oldest();
