@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Lines kept; older ones go.
 const KEPT: usize = 1000;
@@ -16,6 +16,10 @@ pub struct Line {
     pub text: String,
 }
 
+/// Is told of each line as it comes.
+type Watcher = Box<dyn Fn(&Line) + Send + Sync>;
+
+static WATCHER: OnceLock<Watcher> = OnceLock::new();
 static LOG: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
 
 unsafe extern "C" {
@@ -28,14 +32,23 @@ unsafe extern "C" {
 extern "C" fn railhead_cli_log(level: c_int, _flags: c_ulong, _file: *const c_char, _line: c_int, message: *const c_char) {
     // SAFETY: logger.c passes a buffer that vsnprintf ended with a NUL.
     let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
+    let line = Line { level, text };
+    if let Some(watcher) = WATCHER.get() {
+        watcher(&line);
+    }
     let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     if log.len() == KEPT {
         log.pop_front();
     }
-    log.push_back(Line { level, text });
+    log.push_back(line);
 }
 
 /// Takes what was logged so far.
 pub fn take_log() -> Vec<Line> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+}
+
+/// From now on `watcher` is told of each line as it comes, on the plugin's thread. The first watcher stays.
+pub fn watch_log(watcher: impl Fn(&Line) + Send + Sync + 'static) {
+    let _ = WATCHER.set(Box::new(watcher));
 }

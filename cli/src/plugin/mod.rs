@@ -13,7 +13,7 @@ use std::ptr;
 
 use anyhow::{Context, bail};
 
-pub use log::take_log;
+pub use log::{take_log, watch_log};
 
 /// NCCL_PTR_HOST.
 pub const HOST: c_int = 1;
@@ -142,6 +142,7 @@ enum F {
     CloseListen,
     MakeVDevice,
     Finalize,
+    SetNetAttr,
 }
 
 impl F {
@@ -164,6 +165,7 @@ impl F {
             F::CloseListen => "closeListen",
             F::MakeVDevice => "makeVDevice",
             F::Finalize => "finalize",
+            F::SetNetAttr => "setNetAttr",
         }
     }
 
@@ -188,6 +190,7 @@ impl F {
             F::CloseListen => 15 + shift,
             F::MakeVDevice => 19,
             F::Finalize => 20,
+            F::SetNetAttr => 21,
         }
     }
 }
@@ -205,6 +208,8 @@ macro_rules! call {
         }
     }};
 }
+
+mod probe;
 
 /// [`Failure::status`] of a function that the table does not have.
 pub const MISSING: c_int = -1;
@@ -505,11 +510,12 @@ impl Plugin {
 /// [`Failure::status`] of a post that left `*request` as it was.
 pub const UNWRITTEN: c_int = -2;
 
-/// `*request` must have been written, whatever came of the call.
+/// `*request` must have been written by a call that succeeds. What a failed call leaves there is not looked at by NCCL.
 #[inline]
 fn taken(call: &'static str, result: Result<()>, request: Ptr) -> Result<Option<Opaque>> {
+    result?;
     if request == GARBAGE {
         return Err(Failure { call, status: UNWRITTEN });
     }
-    result.map(|()| (!request.is_null()).then_some(Opaque(request)))
+    Ok((!request.is_null()).then_some(Opaque(request)))
 }
