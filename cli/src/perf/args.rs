@@ -1,9 +1,11 @@
 //! The command line of `railhead perf`, and what is wrong with it. Read once, by the coordinator.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
+use super::measure::Effort;
 use super::message::{MAX_OUTSTANDING, MAX_SIZE};
 
 /// Measures a plugin between two ranks, beside what the machine can do without one.
@@ -113,6 +115,16 @@ impl Args {
             _ => bail!("--env {text:?}: NAME=VALUE is wanted"),
         };
         self.env.iter().map(pair).collect()
+    }
+
+    /// `--timeout`.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(u64::from(self.timeout))
+    }
+
+    /// `--rounds` and `--round-ms`.
+    pub fn effort(&self) -> Effort {
+        Effort { rounds: self.rounds as usize, seconds: f64::from(self.round_ms) * 1e-3 }
     }
 
     /// `--limits`, as names.

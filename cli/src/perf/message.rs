@@ -162,6 +162,19 @@ impl Work {
     }
 }
 
+impl Work {
+    /// Bytes of buffers that a rank allocates.
+    pub fn bytes(&self) -> usize {
+        match *self {
+            Work::Bandwidth(b) => b.size * b.slots * b.comms * (1 + usize::from(b.two_way)),
+            Work::Memcpy(b) => 2 * b.size * b.slots,
+            Work::Readv(b) | Work::TcpStream(b) => b.size * b.slots,
+            Work::Latency { size } => 16 * size,
+            Work::Churn { .. } | Work::CacheLine | Work::TcpPingPong { .. } => 0,
+        }
+    }
+}
+
 /// What a command gave.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Outcome {

@@ -87,6 +87,21 @@ pub fn read_peer(pid: u32, addr: usize, into: &mut [u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// Whether a rank may take so many bytes: there are two, and the limits have theirs.
+pub fn can_hold(bytes: usize) -> anyhow::Result<()> {
+    let info = std::fs::read_to_string("/proc/meminfo")?;
+    let available = info.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+    // A kernel too old to tell: the allocation itself will.
+    let Some(available) = available.map(|kilobytes| kilobytes * 1024) else { return Ok(()) };
+    anyhow::ensure!(
+        bytes <= available / 2,
+        "{} MiB of buffers in each rank, and {} MiB of memory are free: fewer outstanding, fewer comms or smaller messages",
+        bytes >> 20,
+        available >> 20
+    );
+    Ok(())
+}
+
 fn check(rc: libc::c_int) -> io::Result<()> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

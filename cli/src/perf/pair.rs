@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 
 use super::channel;
 use super::message::{FromRank, Outcome, ToRank};
@@ -22,6 +22,8 @@ pub struct Pair {
     events: Receiver<(usize, Event)>,
     timeout: Duration,
     next_id: u32,
+    /// A rank owes an answer: there is no talking to them any more.
+    lost: bool,
 }
 
 enum Event {
@@ -44,6 +46,8 @@ struct Rank {
     warning: Option<String>,
     /// Messages completed, as far as it told.
     messages: u64,
+    /// Its connection has ended.
+    gone: bool,
 }
 
 /// A rank's process; ended when dropped.
@@ -133,9 +137,9 @@ impl Pair {
                 Stream::Local(s) => read_all(index, s.try_clone()?, sender)?,
                 Stream::Remote(s) => read_all(index, s.try_clone()?, sender)?,
             }
-            Ok(Rank { writer, child, warning: None, messages: 0 })
+            Ok(Rank { writer, child, warning: None, messages: 0, gone: false })
         };
-        Ok(Pair { what: what.into(), ranks: [rank(0, zero)?, rank(1, one)?], events, timeout, next_id: 0 })
+        Ok(Pair { what: what.into(), ranks: [rank(0, zero)?, rank(1, one)?], events, timeout, next_id: 0, lost: false })
     }
 
     /// Whether both ranks read one clock.
@@ -151,10 +155,15 @@ impl Pair {
 
     /// Gives each rank its command and waits until both have obeyed, carrying what they swap.
     pub fn command(&mut self, doing: &str, command: impl Fn(usize) -> ToRank) -> anyhow::Result<[Outcome; 2]> {
+        ensure!(!self.lost, "{}: {doing}: ended after an earlier failure", self.what);
         self.obey(command).map_err(|trouble| self.explain(doing, trouble))
     }
 
     fn obey(&mut self, command: impl Fn(usize) -> ToRank) -> Result<[Outcome; 2], Trouble> {
+        self.lost = true;
+        if let Some(index) = self.ranks.iter().position(|rank| rank.gone) {
+            return Err(Trouble::Gone(index, None));
+        }
         for index in 0..2 {
             self.send(index, &command(index));
         }
@@ -164,6 +173,7 @@ impl Pair {
         let mut deadline = Instant::now() + self.timeout;
         loop {
             if outcomes.iter().all(Option::is_some) {
+                self.lost = false;
                 if let Some(failure) = failure {
                     return Err(failure);
                 }
@@ -197,7 +207,13 @@ impl Pair {
                     outcomes[index] = Some(Outcome::Nothing);
                     Some(Trouble::Failed(index, message))
                 }
+                Event::Gone(_) if outcomes[index].is_some() => {
+                    // After its answer: only the next command, if there is one, is in trouble.
+                    self.ranks[index].gone = true;
+                    continue;
+                }
                 Event::Gone(error) => {
+                    self.ranks[index].gone = true;
                     outcomes[index] = Some(Outcome::Nothing);
                     Some(Trouble::Gone(index, error))
                 }

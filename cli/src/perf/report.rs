@@ -58,6 +58,15 @@ impl Report {
         text
     }
 
+    /// Of the plugins, in a legend.
+    pub fn names(&self) -> Vec<String> {
+        let name = |about: &About| about.started.name.clone();
+        match &self.plugins[..] {
+            [a, b] => vec![format!("A: {}", name(a)), format!("B: {}", name(b))],
+            plugins => plugins.iter().map(name).collect(),
+        }
+    }
+
     /// "A = " and "B = " where there are two.
     fn letters(&self) -> impl Iterator<Item = (&'static str, &About)> {
         let letters = if self.plugins.len() == 2 { ["A = ", "B = "] } else { ["", ""] };

@@ -64,7 +64,7 @@ impl Link {
         match self.next()?.ok_or_else(|| anyhow!("the coordinator is gone"))? {
             ToRank::Swapped { data } => Ok(data),
             ToRank::Abort => Err(Aborted.into()),
-            other => bail!("{other:?} while swapping"),
+            _ => bail!("a command came while swapping"),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! with a hidden argument; the coordinator is on its standard input. One thread drives the plugin.
 
 mod bandwidth;
+mod churn;
 mod comms;
 mod flow;
 pub mod job;
@@ -59,6 +60,7 @@ impl Rank {
             ToRank::Start(start) => self.start(&start),
             ToRank::Prepare { id, work } => {
                 work.check()?;
+                os::can_hold(work.bytes())?;
                 ensure!(self.jobs.len() < MAX_JOBS, "{MAX_JOBS} jobs are prepared already");
                 let (job, note) = self.prepare(work)?;
                 self.jobs.insert(id, job);
@@ -105,7 +107,7 @@ impl Rank {
         match work {
             Work::Bandwidth(spec) => Ok((Box::new(bandwidth::Stream::new(session?, spec)?), None)),
             Work::Latency { size } => Ok((Box::new(latency::PingPong::new(session?, size)?), None)),
-            Work::Churn { .. } => bail!("later"),
+            Work::Churn { comms } => Ok((Box::new(churn::Churn::new(session?, comms)), None)),
             limit => limits::prepare(limit, self.rank, &mut self.link),
         }
     }
