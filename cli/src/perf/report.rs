@@ -42,15 +42,20 @@ impl Report {
         if !bounce.is_empty() {
             text +=
                 &format!("\nHalf round trip in us: median (min..max) of {} rounds; limits: one way, and the ratio to them\n", self.rounds);
-            text += &aligned(&self.lines(&bounce, vec!["size".into()], |row| vec![size(row.size())]));
+            text += &aligned(&self.lines(&bounce, vec!["size".into()], |row| vec![size(row.size())]), 0);
         }
         if !bulk.is_empty() {
             text += &format!("\nThroughput in GB/s: median (min..max) of {} rounds; limits: GB/s, and the ratio to them\n", self.rounds);
             let head = ["size", "outstanding", "comms"].map(String::from).to_vec();
-            text += &aligned(&self.lines(&bulk, head, |row| match row.what {
-                What::Bandwidth { size: bytes, outstanding, comms, .. } => vec![size(bytes), outstanding.to_string(), comms.to_string()],
-                What::Latency { size: bytes } => vec![size(bytes)],
-            }));
+            text += &aligned(
+                &self.lines(&bulk, head, |row| match row.what {
+                    What::Bandwidth { size: bytes, outstanding, comms, .. } => {
+                        vec![size(bytes), outstanding.to_string(), comms.to_string()]
+                    }
+                    What::Latency { size: bytes } => vec![size(bytes)],
+                }),
+                0,
+            );
         }
         for (name, note) in self.notes() {
             text += &format!("{name}: {note}\n");
@@ -134,14 +139,17 @@ fn against(limit: &Limit) -> String {
     format!("{} {}", digits(figure.median), ratios.join(" "))
 }
 
-/// Columns, all but the first flush right.
-pub fn aligned(lines: &[Vec<String>]) -> String {
+/// Columns, the first `left` of them flush left, the others flush right.
+pub fn aligned(lines: &[Vec<String>], left: usize) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for line in lines {
-        let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}")).collect();
+        let cell = |(column, (cell, &width)): (usize, (&String, &usize))| {
+            if column < left { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        };
+        let cells: Vec<String> = line.iter().zip(&widths).enumerate().map(cell).collect();
         text += cells.join("   ").trim_end();
         text.push('\n');
     }

@@ -322,7 +322,7 @@ pub fn table(verdicts: &[Verdict], rounds: usize) -> String {
         ]);
     }
     let mut text = format!("Medians of {rounds} rounds in which limit and figure take turns; the ratio is taken in each round.\n");
-    text += &aligned(&lines);
+    text += &aligned(&lines, 3);
     let mut notes: Vec<String> = Vec::new();
     for v in verdicts {
         if let Some(note) = &v.note {

@@ -52,7 +52,7 @@ impl Stream {
             for flow in &mut self.sends {
                 if flow.done < target {
                     moved |= flow.post_sends(plugin, target, payload)?;
-                    moved |= flow.take_sends(plugin)?;
+                    moved |= flow.take_sends(plugin, payload)?;
                     unfinished += usize::from(flow.done < target);
                     finished += usize::from(flow.done == target);
                 }
@@ -74,7 +74,7 @@ impl Job for Stream {
     fn verify(&mut self, _: &mut Link) -> anyhow::Result<()> {
         // Each slot twice, so that what a slot held before cannot pass for what it must hold.
         self.run(2 * self.spec.slots as u64, Pattern)?;
-        Ok(())
+        self.receives.iter().try_for_each(Flow::check_margins)
     }
 
     fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {

@@ -41,7 +41,7 @@ impl Churn {
             while flow.done < 1 {
                 if *rank == 0 {
                     flow.post_sends(plugin, 1, Pattern)?;
-                    flow.take_sends(plugin)?;
+                    flow.take_sends(plugin, Pattern)?;
                 } else {
                     flow.post_receives(plugin, 1)?;
                     flow.take_receives(plugin, Pattern)?;

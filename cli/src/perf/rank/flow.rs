@@ -40,6 +40,12 @@ impl Flow {
         Ok(Flow { comm, mr, slots, size, outstanding: outstanding as u64, tag, requests, filled: 0, posted: 0, done: 0 })
     }
 
+    /// After [`super::payload::Pattern`] has been received: nothing else may have been written.
+    pub fn check_margins(&self) -> anyhow::Result<()> {
+        ensure!(self.slots.margins_intact(self.size), "a byte before or behind a message of {} bytes was overwritten", self.size);
+        Ok(())
+    }
+
     /// Deregisters.
     pub fn release(self, plugin: &Plugin) -> anyhow::Result<()> {
         Ok(plugin.dereg_mr(self.comm, self.mr)?)
@@ -78,9 +84,10 @@ impl Flow {
 
     /// Takes the sends that are done, oldest first.
     #[inline]
-    pub fn take_sends(&mut self, plugin: &Plugin) -> anyhow::Result<bool> {
+    pub fn take_sends<P: Payload>(&mut self, plugin: &Plugin, payload: P) -> anyhow::Result<bool> {
         let before = self.done;
         while self.done < self.posted && self.test(plugin)?.is_some() {
+            payload.check_sent(self.slots.slot(self.done), self.size, self.done)?;
             self.done += 1;
         }
         Ok(self.done != before)

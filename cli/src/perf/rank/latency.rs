@@ -39,7 +39,7 @@ impl PingPong {
             }
             while self.recv.done <= seq {
                 let posted = self.recv.post_receives(plugin, target.min(seq + RECEIVES))?;
-                let moved = self.recv.take_receives(plugin, payload)? | self.send.take_sends(plugin)?;
+                let moved = self.recv.take_receives(plugin, payload)? | self.send.take_sends(plugin, payload)?;
                 if !posted && !moved {
                     std::hint::spin_loop();
                 }
@@ -50,7 +50,7 @@ impl PingPong {
             self.recv.post_receives(plugin, target.min(seq + 1 + RECEIVES))?;
         }
         while self.send.done < target {
-            self.send.take_sends(plugin)?;
+            self.send.take_sends(plugin, payload)?;
         }
         Ok(())
     }
@@ -62,7 +62,7 @@ impl PingPong {
             self.recv.post_receives(plugin, seq + 1)?;
         }
         while self.send.posted <= seq {
-            if !self.send.post_sends(plugin, seq + 1, payload)? && !self.send.take_sends(plugin)? {
+            if !self.send.post_sends(plugin, seq + 1, payload)? && !self.send.take_sends(plugin, payload)? {
                 std::hint::spin_loop();
             }
         }
@@ -72,7 +72,8 @@ impl PingPong {
 
 impl Job for PingPong {
     fn verify(&mut self, _: &mut Link) -> anyhow::Result<()> {
-        self.run(2 * DEPTH as u64, Pattern)
+        self.run(2 * DEPTH as u64, Pattern)?;
+        self.recv.check_margins()
     }
 
     fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {

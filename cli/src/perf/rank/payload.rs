@@ -1,13 +1,17 @@
 //! What is in a message, and whether it arrived: the three ways a rank fills and checks its slots. Called on the thread that drives a rank.
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 /// Fills slots before a send and checks them after a receive. `slot` runs to the end of its last page.
 pub trait Payload: Copy {
     /// Before message `seq` is posted.
     fn fill(self, slot: &mut [u8], len: usize, seq: u64);
     /// After message `seq` has arrived.
-    fn check(self, slot: &mut [u8], len: usize, seq: u64) -> anyhow::Result<()>;
+    fn check(self, slot: &[u8], len: usize, seq: u64) -> anyhow::Result<()>;
+    /// After the send of message `seq` has completed.
+    fn check_sent(self, _slot: &[u8], _len: usize, _seq: u64) -> anyhow::Result<()> {
+        Ok(())
+    }
 }
 
 /// For timing: the sequence number at both ends.
@@ -26,7 +30,7 @@ impl Payload for Stamp {
     }
 
     #[inline]
-    fn check(self, slot: &mut [u8], len: usize, seq: u64) -> anyhow::Result<()> {
+    fn check(self, slot: &[u8], len: usize, seq: u64) -> anyhow::Result<()> {
         let stamp = seq.to_le_bytes();
         let n = len.min(8);
         if slot[..n] != stamp[..n] || len >= 16 && slot[len - 8..len] != stamp {
@@ -70,7 +74,7 @@ impl Payload for Pattern {
         }
     }
 
-    fn check(self, slot: &mut [u8], len: usize, seq: u64) -> anyhow::Result<()> {
+    fn check(self, slot: &[u8], len: usize, seq: u64) -> anyhow::Result<()> {
         for (at, part) in slot[..len].chunks(8).enumerate() {
             let want = word(seq, at);
             if let Some(i) = (0..part.len()).find(|&i| part[i] != want[i]) {
@@ -81,6 +85,10 @@ impl Payload for Pattern {
             bail!("message {seq} of {len} bytes: byte {i} behind its end was overwritten");
         }
         Ok(())
+    }
+
+    fn check_sent(self, slot: &[u8], len: usize, seq: u64) -> anyhow::Result<()> {
+        self.check(slot, len, seq).context("the sender's own buffer was changed")
     }
 }
 
@@ -102,7 +110,7 @@ impl Payload for Touch {
     }
 
     #[inline]
-    fn check(self, slot: &mut [u8], len: usize, seq: u64) -> anyhow::Result<()> {
+    fn check(self, slot: &[u8], len: usize, seq: u64) -> anyhow::Result<()> {
         let want = Touch::byte(seq);
         // Without an early exit, so that it compiles to vector instructions and no byte is left unread.
         let wrong = slot[..len].iter().fold(0, |all, &b| all | (b ^ want));
@@ -120,11 +128,11 @@ mod tests {
     fn notices<P: Payload>(payload: P, len: usize, places: &[usize]) {
         let mut slot = vec![SLACK; 4096];
         payload.fill(&mut slot, len, 77);
-        payload.check(&mut slot, len, 77).unwrap();
-        assert!(len == 0 || payload.check(&mut slot, len, 78).is_err(), "the message before");
+        payload.check(&slot, len, 77).unwrap();
+        assert!(len == 0 || payload.check(&slot, len, 78).is_err(), "the message before");
         for &at in places {
             slot[at] ^= 1;
-            assert!(payload.check(&mut slot, len, 77).is_err(), "byte {at} of {len}");
+            assert!(payload.check(&slot, len, 77).is_err(), "byte {at} of {len}");
             slot[at] ^= 1;
         }
     }
