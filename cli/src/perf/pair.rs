@@ -231,8 +231,8 @@ impl Pair {
                 (failure, None) => failure,
             };
             if failure.is_some() {
-                for index in 0..2 {
-                    if swaps[index].take().is_some() {
+                for (index, swap) in swaps.iter_mut().enumerate() {
+                    if swap.take().is_some() {
                         self.send(index, &ToRank::Abort);
                     }
                 }

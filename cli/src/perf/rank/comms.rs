@@ -122,7 +122,7 @@ fn unhex(text: &str) -> anyhow::Result<Vec<Handle>> {
         }
         Some(handle)
     };
-    if text.len() % (2 * HANDLE) != 0 {
+    if !text.len().is_multiple_of(2 * HANDLE) {
         bail!("the other rank's handles have {} digits", text.len());
     }
     text.as_bytes().chunks(2 * HANDLE).map(|digits| handle(digits).context("the other rank's handles are no digits")).collect()
