@@ -231,7 +231,15 @@ fn the_plot_names_plugin_and_limits() {
     Perf::new(&library()).args(["--sizes", "0..16,64K", "--plot"]).args([&file]).run().passes();
     let svg = std::fs::read_to_string(&file).expect("the plot");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in ["Throughput (GB/s)", "Half round trip (us)", "Railhead", "memcpy", "tcp-stream", "cache-line", "tcp-ping-pong"] {
+    for text in [
+        "Throughput, 8 outstanding, 1 comm (GB/s)",
+        "Half round trip (us)",
+        "Railhead",
+        "memcpy",
+        "tcp-stream",
+        "cache-line",
+        "tcp-ping-pong",
+    ] {
         assert!(svg.contains(text), "{text}");
     }
 }
@@ -293,7 +301,7 @@ fn a_stamp_that_is_wrong_is_noticed_while_timing() {
 
 #[test]
 fn nonsense_is_refused_with_the_range() {
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--sizes", "65M"], "\"65M\" is no size from 0 to 64M"),
         (&["--sizes", ""], "--sizes"),
         (&["--outstanding", "33"], "\"33\" is no number from 1 to 32"),
@@ -303,6 +311,8 @@ fn nonsense_is_refused_with_the_range() {
         (&["--timeout", "0"], "1..=86400"),
         (&["--limits", "speed-of-light"], "memcpy, readv, cache-line, tcp-stream, tcp-ping-pong"),
         (&["--env", "NAME"], "NAME=VALUE is wanted"),
+        (&["--cpus", "0"], "two numbers are wanted"),
+        (&["--cpus", "0,1000"], "may not run on CPU 1000"),
         (&["--dev", "7"], "has no device 7: 0 to"),
         (&["--connect", "nowhere"], "is no ADDRESS:PORT"),
         (&["--listen", "nowhere"], "is no ADDRESS:PORT"),

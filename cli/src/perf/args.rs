@@ -60,6 +60,9 @@ pub struct Args {
     /// Sets a variable in the ranks' environment only. May be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
     pub env: Vec<String>,
+    /// CPUs that the two ranks stay on. With --listen and --connect, each side uses the one of its rank: 1 and 0.
+    #[arg(long, value_name = "A,B")]
+    pub cpus: Option<String>,
     /// Prints JSON instead of the table.
     #[arg(long)]
     pub json: bool,
@@ -125,6 +128,13 @@ impl Args {
     /// `--rounds` and `--round-ms`.
     pub fn effort(&self) -> Effort {
         Effort { rounds: self.rounds as usize, seconds: f64::from(self.round_ms) * 1e-3 }
+    }
+
+    /// `--cpus`, by rank.
+    pub fn cpus(&self) -> anyhow::Result<[Option<usize>; 2]> {
+        let Some(text) = &self.cpus else { return Ok([None; 2]) };
+        let two = text.split_once(',').and_then(|(a, b)| Some([a.trim().parse().ok()?, b.trim().parse().ok()?]));
+        Ok(two.with_context(|| format!("--cpus {text:?}: two numbers are wanted, such as 0,1"))?.map(Some))
     }
 
     /// `--limits`, as names.

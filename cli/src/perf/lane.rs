@@ -63,9 +63,9 @@ impl Lane {
         self.messages = match self.work {
             Work::Bandwidth(b) => 2 * b.outstanding as u64,
             Work::Memcpy(b) | Work::Readv(b) | Work::TcpStream(b) => 2 * b.slots as u64,
-            Work::Latency { .. } | Work::TcpPingPong { .. } => 16,
-            // Says itself how much it does.
-            Work::CacheLine | Work::Churn { .. } => return Ok(()),
+            Work::Latency { .. } | Work::TcpPingPong { .. } | Work::CacheLine => 16,
+            // Its size is its own.
+            Work::Churn { .. } => return Ok(()),
         };
         let least = self.messages;
         loop {

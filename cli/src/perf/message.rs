@@ -57,6 +57,8 @@ pub struct Start {
     pub plugin: Option<PluginSpec>,
     /// Comms to set up, each with both directions.
     pub comms: usize,
+    /// The CPU to stay on.
+    pub cpu: Option<usize>,
 }
 
 /// Which plugin, and how.

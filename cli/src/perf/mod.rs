@@ -14,6 +14,7 @@ mod rank;
 mod remote;
 mod report;
 mod shared;
+mod spin;
 mod summary;
 mod targets;
 
@@ -21,7 +22,6 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if let Some(address) = &args.listen {
         let plugin = args.plugin.as_deref().context("--plugin is missing")?;
-        remote::listen(address, &spec(args, plugin)?, &args.env()?)?;
+        remote::listen(address, &spec(args, plugin)?, args.cpus()?[1], &args.env()?)?;
     } else if args.targets {
         targets(args)?;
     } else {
@@ -56,7 +56,6 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     let limits = args.limits()?;
     let comms = args.comms()?.into_iter().max().unwrap_or(1);
     let effort = args.effort();
-    let timeout = args.timeout();
     let mut plugins: Vec<Shared> = Vec::new();
     let mut about = Vec::new();
     for path in args.plugin.iter().chain(&args.compare) {
@@ -64,7 +63,7 @@ fn measure(args: &Args) -> anyhow::Result<()> {
         plugins.push(pair);
         about.push(what);
     }
-    let bare = if limits.is_empty() { None } else { Some(bare(timeout)?) };
+    let bare = if limits.is_empty() { None } else { Some(bare(args)?) };
     let bar = bar(rows.len() as u64);
     let mut report = Report { railhead: env!("CARGO_PKG_VERSION"), rounds: effort.rounds, plugins: about, rows: Vec::new() };
     for what in rows {
@@ -95,7 +94,7 @@ fn targets(args: &Args) -> anyhow::Result<()> {
         let spec = PluginSpec { refuse_cma: setting == Setting::ShmNoCma, ..spec(args, path)? };
         Ok(plugin(args, &spec, comms, &env)?.0)
     };
-    let bare = bare(args.timeout())?;
+    let bare = bare(args)?;
     let bar = bar(targets::count() as u64);
     let verdicts = targets::measure(open, close, &bare, effort, |name| {
         bar.set_message(name.to_owned());
@@ -173,7 +172,8 @@ fn plugin(args: &Args, spec: &PluginSpec, comms: usize, env: &[(String, String)]
         Some(address) => Pair::with_remote(&path, env, remote::connect(address)?, timeout)?,
         None => Pair::local(&path, env, timeout)?,
     };
-    let start = |rank| ToRank::Start(Start { rank, plugin: Some(spec.clone()), comms });
+    let cpus = args.cpus()?;
+    let start = |rank| ToRank::Start(Start { rank, plugin: Some(spec.clone()), comms, cpu: cpus[rank] });
     let [Outcome::Started(zero), Outcome::Started(one)] = pair.command("starting", start)? else {
         bail!("a rank answered its start with something else")
     };
@@ -184,9 +184,10 @@ fn plugin(args: &Args, spec: &PluginSpec, comms: usize, env: &[(String, String)]
 }
 
 /// Two ranks without a plugin, for the limits.
-fn bare(timeout: Duration) -> anyhow::Result<Shared> {
-    let mut pair = Pair::local("limits", &[], timeout)?;
-    pair.command("starting", |rank| ToRank::Start(Start { rank, plugin: None, comms: 0 }))?;
+fn bare(args: &Args) -> anyhow::Result<Shared> {
+    let mut pair = Pair::local("limits", &[], args.timeout())?;
+    let cpus = args.cpus()?;
+    pair.command("starting", |rank| ToRank::Start(Start { rank, plugin: None, comms: 0, cpu: cpus[rank] }))?;
     Ok(Rc::new(RefCell::new(pair)))
 }
 

@@ -36,6 +36,19 @@ pub fn allow_attach(pid: u32) {
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::from(pid)) };
 }
 
+/// Keeps this thread, and those that it starts, on one CPU.
+pub fn stay_on(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: zeroes are the empty set; `cpu` is within it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        check(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set))
+    }
+}
+
 /// Raises the limit on open files as far as it goes without privilege.
 pub fn raise_open_files() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

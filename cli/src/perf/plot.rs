@@ -31,15 +31,30 @@ pub struct Series {
 
 const WIDTH: u32 = 1000;
 const HEIGHT: u32 = 460;
+/// Distinct for most kinds of colour vision (Okabe and Ito), without yellow, which is weak on white.
+const COLOURS: [(u8, u8, u8); 7] =
+    [(213, 94, 0), (0, 114, 178), (0, 158, 115), (86, 86, 86), (204, 121, 167), (86, 180, 233), (230, 159, 0)];
 
 /// The diagrams of a table: throughput and half round trips, as far as there are any.
 pub fn charts(plugins: &[impl AsRef<str>], rows: &[Row]) -> Vec<Chart> {
     let mut bulk = Chart { title: "Throughput".into(), unit: "GB/s", series: Vec::new() };
     let mut bounce = Chart { title: "Half round trip".into(), unit: "us", series: Vec::new() };
     let name = |index: usize| plugins.get(index).map_or("", AsRef::as_ref);
+    // Said in the legend where it differs.
+    let load = |row: &Row| match row.what {
+        What::Bandwidth { outstanding, comms, .. } => Some((outstanding, comms)),
+        What::Latency { .. } => None,
+    };
+    let first = rows.iter().find_map(load);
+    let several = rows.iter().filter_map(load).any(|load| Some(load) != first);
+    if let (Some((outstanding, comms)), false) = (first, several) {
+        bulk.title = format!("Throughput, {outstanding} outstanding, {comms} comm{}", if comms == 1 { "" } else { "s" });
+    }
     for row in rows {
         let (chart, suffix) = match row.what {
-            What::Bandwidth { outstanding, comms, .. } => (&mut bulk, format!(", {outstanding} outstanding, {comms} comms")),
+            What::Bandwidth { outstanding, comms, .. } => {
+                (&mut bulk, if several { format!(", {outstanding} outstanding, {comms} comms") } else { String::new() })
+            }
             What::Latency { .. } => (&mut bounce, String::new()),
         };
         for (index, plugin) in row.plugins.iter().enumerate() {
@@ -99,6 +114,8 @@ fn one(area: &DrawingArea<SVGBackend, Shift>, chart: &Chart) -> Result<(), Box<d
     let mut context = ChartBuilder::on(area)
         .caption(format!("{} ({})", chart.title, chart.unit), ("sans-serif", 18))
         .margin(12)
+        // Half of the last size's name.
+        .margin_right(36)
         .x_label_area_size(36)
         .y_label_area_size(56)
         .build_cartesian_2d(x, y.log_scale())?;
@@ -113,7 +130,8 @@ fn one(area: &DrawingArea<SVGBackend, Shift>, chart: &Chart) -> Result<(), Box<d
         .label_style(("sans-serif", 12))
         .draw()?;
     for (index, series) in chart.series.iter().enumerate() {
-        let colour = Palette99::pick(index).mix(1.0);
+        let (red, green, blue) = COLOURS[index % COLOURS.len()];
+        let colour = RGBColor(red, green, blue);
         let style = colour.stroke_width(if series.limit { 1 } else { 2 });
         let points: Vec<(f64, f64)> = series.points.iter().map(|&(bytes, figure)| ((bytes as f64).log2(), figure)).collect();
         let key = move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], style);
@@ -126,7 +144,7 @@ fn one(area: &DrawingArea<SVGBackend, Shift>, chart: &Chart) -> Result<(), Box<d
     }
     context
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(if chart.unit == "us" { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight })
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.3))
         .label_font(("sans-serif", 12))

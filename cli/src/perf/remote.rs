@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Waits for a coordinator and serves it until it leaves.
-pub fn listen(address: &str, spec: &PluginSpec, env: &[(String, String)]) -> anyhow::Result<()> {
+pub fn listen(address: &str, spec: &PluginSpec, cpu: Option<usize>, env: &[(String, String)]) -> anyhow::Result<()> {
     let addresses = resolve(address).context("--listen")?;
     let listener = TcpListener::bind(&addresses[..]).with_context(|| format!("cannot listen at {address}"))?;
     println!("listening at {}", listener.local_addr()?);
@@ -29,7 +29,7 @@ pub fn listen(address: &str, spec: &PluginSpec, env: &[(String, String)]) -> any
     loop {
         let (stream, from) = listener.accept()?;
         match greet(&stream) {
-            Ok(()) => return serve(&stream, from, spec, env),
+            Ok(()) => return serve(&stream, from, spec, cpu, env),
             Err(error) => eprintln!("railhead: {from}: {error:#}"),
         }
     }
@@ -73,14 +73,14 @@ fn greet(stream: &TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(stream: &TcpStream, from: SocketAddr, spec: &PluginSpec, env: &[(String, String)]) -> anyhow::Result<()> {
+fn serve(stream: &TcpStream, from: SocketAddr, spec: &PluginSpec, cpu: Option<usize>, env: &[(String, String)]) -> anyhow::Result<()> {
     println!("measured by {from}");
     let (mut process, rank) = Process::start(env)?;
     let answers = {
         let (from_rank, to_peer) = (rank.try_clone()?, stream.try_clone()?);
         std::thread::Builder::new().name("answers".into()).spawn(move || answers(from_rank, to_peer))?
     };
-    let commands = commands(stream, &rank, spec);
+    let commands = commands(stream, &rank, spec, cpu);
     // A rank that has been told to finish ends by itself; any other is ended with its process.
     if matches!(commands, Ok(Ended::Finished)) {
         let ended = process.ended();
@@ -102,12 +102,12 @@ enum Ended {
 }
 
 /// From the coordinator to the rank. The plugin is ours, whatever the coordinator names.
-fn commands(mut from: &TcpStream, mut to: &UnixStream, spec: &PluginSpec) -> anyhow::Result<Ended> {
+fn commands(mut from: &TcpStream, mut to: &UnixStream, spec: &PluginSpec, cpu: Option<usize>) -> anyhow::Result<Ended> {
     while let Some(command) = channel::read::<ToRank>(&mut from).context("what the coordinator sends")? {
         let command = match command {
             ToRank::Start(start) => {
                 ensure!(start.rank == 1, "the coordinator asks for rank {}", start.rank);
-                ToRank::Start(Start { plugin: Some(spec.clone()), ..start })
+                ToRank::Start(Start { plugin: Some(spec.clone()), cpu, ..start })
             }
             other => other,
         };

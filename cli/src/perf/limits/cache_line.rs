@@ -12,14 +12,13 @@ use super::super::os;
 use super::super::rank::job::{Begin, Job, Meter};
 use super::super::rank::link::{self, Link};
 use super::super::shared::Words;
+use super::super::spin::Spin;
 use super::super::summary::Summary;
 
 /// Pages with one line each.
 const PAGES: usize = 16;
 /// Words of a page.
 const PAGE: usize = 4096 / 8;
-/// There and back, per line and round.
-const BOUNCES: u64 = 2000;
 
 /// A mapping that both ranks have.
 pub struct CacheLine {
@@ -54,18 +53,19 @@ impl CacheLine {
     }
 
     /// Rank 0 stores odd numbers, rank 1 the even ones that follow; each waits for the other's. Nanoseconds.
-    fn bounce(&self, page: usize) -> anyhow::Result<u64> {
+    fn bounce(&self, page: usize, bounces: u64) -> anyhow::Result<u64> {
         let line = self.line(page)?;
         let begun = os::now_ns();
-        for turn in self.turns..self.turns + BOUNCES {
+        for turn in self.turns..self.turns + bounces {
             let (there, back) = (2 * turn + 1, 2 * turn + 2);
             // Relaxed would do, since the line is all there is; a plugin's flag needs Release and Acquire. Pairs with itself in the other rank.
             let (store, wait) = if self.rank == 0 { (there, back) } else { (back, there) };
             if self.rank == 0 {
                 line.store(store, Ordering::Release);
             }
+            let mut spin = Spin::default();
             while line.load(Ordering::Acquire) != wait {
-                std::hint::spin_loop();
+                spin.idle();
             }
             if self.rank == 1 {
                 line.store(store, Ordering::Release);
@@ -76,15 +76,17 @@ impl CacheLine {
 }
 
 impl Job for CacheLine {
-    fn round(&mut self, _: &mut Link, _: u64, begin: Begin) -> anyhow::Result<Round> {
+    /// `messages` there and back, in equal parts on each line.
+    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         ensure!(begin.0.is_some(), "both ranks must be on one host");
         let meter = Meter::start(begin);
+        let bounces = messages.div_ceil(PAGES as u64);
         let mut figures = Vec::with_capacity(PAGES);
         for page in 0..PAGES {
-            figures.push(self.bounce(page)? as f64 * 1e-9 / (2 * BOUNCES) as f64);
+            figures.push(self.bounce(page, bounces)? as f64 * 1e-9 / (2 * bounces) as f64);
+            link::count(bounces);
         }
-        self.turns += BOUNCES;
-        link::count(PAGES as u64 * BOUNCES);
+        self.turns += bounces;
         let value = Summary::of(figures).map(|s| s.median).filter(|_| self.rank == 0);
         Ok(Round { value, ..meter.stop() })
     }

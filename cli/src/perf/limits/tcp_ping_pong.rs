@@ -8,6 +8,7 @@ use anyhow::bail;
 use super::super::message::Round;
 use super::super::rank::job::{Begin, Job, Meter};
 use super::super::rank::link::{self, Link};
+use super::super::spin::Spin;
 use super::tcp;
 
 /// A connection.
@@ -28,11 +29,11 @@ impl TcpPingPong {
 
     fn send(&mut self, seq: u64) -> anyhow::Result<()> {
         self.message[0] = seq as u8;
-        let mut sent = 0;
+        let (mut sent, mut spin) = (0, Spin::default());
         while sent < self.message.len() {
             match self.stream.write(&self.message[sent..]) {
                 Ok(n) => sent += n,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => spin.idle(),
                 Err(e) => return Err(e.into()),
             }
         }
@@ -40,12 +41,12 @@ impl TcpPingPong {
     }
 
     fn receive(&mut self, seq: u64) -> anyhow::Result<()> {
-        let mut have = 0;
+        let (mut have, mut spin) = (0, Spin::default());
         while have < self.message.len() {
             match self.stream.read(&mut self.message[have..]) {
                 Ok(0) => bail!("the connection was closed"),
                 Ok(n) => have += n,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => spin.idle(),
                 Err(e) => return Err(e.into()),
             }
         }

@@ -8,6 +8,7 @@ use super::link::Link;
 use super::payload::{Pattern, Payload, Stamp, Touch};
 use super::session::Session;
 use crate::perf::message::{Bandwidth, Round};
+use crate::perf::spin::Spin;
 
 /// The flows of the comms in use.
 pub struct Stream {
@@ -38,7 +39,7 @@ impl Stream {
         let plugin = &self.session.plugin;
         let begun = self.sends.first().or(self.receives.first()).map_or(0, |flow| flow.done);
         let target = begun + messages;
-        let mut at_first = Vec::new();
+        let (mut at_first, mut spin) = (Vec::new(), Spin::default());
         loop {
             let (mut moved, mut unfinished, mut finished) = (false, 0, 0);
             for flow in &mut self.receives {
@@ -63,9 +64,7 @@ impl Stream {
             if unfinished == 0 {
                 return Ok(at_first);
             }
-            if !moved {
-                std::hint::spin_loop();
-            }
+            spin.after(moved);
         }
     }
 }

@@ -12,6 +12,7 @@ use super::payload::Pattern;
 use super::session::Session;
 use crate::perf::message::{Memory, Round};
 use crate::perf::os;
+use crate::perf::spin::Spin;
 
 /// How many.
 pub struct Churn {
@@ -38,14 +39,13 @@ impl Churn {
         for (i, comm) in comms.iter().enumerate() {
             let comm = if *rank == 0 { comm.send } else { comm.recv };
             let mut flow = Flow::new(plugin, comm.context("one direction is set up")?, i as i32, MESSAGE, 1, 1)?;
+            let mut spin = Spin::default();
             while flow.done < 1 {
-                if *rank == 0 {
-                    flow.post_sends(plugin, 1, Pattern)?;
-                    flow.take_sends(plugin, Pattern)?;
+                spin.after(if *rank == 0 {
+                    flow.post_sends(plugin, 1, Pattern)? | flow.take_sends(plugin, Pattern)?
                 } else {
-                    flow.post_receives(plugin, 1)?;
-                    flow.take_receives(plugin, Pattern)?;
-                }
+                    flow.post_receives(plugin, 1)? | flow.take_receives(plugin, Pattern)?
+                });
             }
             flow.release(plugin)?;
         }

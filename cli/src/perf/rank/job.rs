@@ -3,6 +3,7 @@
 use super::link::Link;
 use crate::perf::message::Round;
 use crate::perf::os;
+use crate::perf::spin::Spin;
 
 /// Prepared work. All calls on the thread that drives the rank; the other rank is called alike.
 pub trait Job {
@@ -34,8 +35,9 @@ impl Meter {
     /// Waits for the beginning, busily, so that both ranks begin together with warm cores.
     pub fn start(begin: Begin) -> Meter {
         if let Begin(Some(at)) = begin {
+            let mut spin = Spin::default();
             while os::now_ns() < at {
-                std::hint::spin_loop();
+                spin.idle();
             }
         }
         let cpu_s = os::cpu_seconds();

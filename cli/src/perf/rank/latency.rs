@@ -8,6 +8,7 @@ use super::link::Link;
 use super::payload::{Pattern, Payload, Stamp};
 use super::session::Session;
 use crate::perf::message::Round;
+use crate::perf::spin::Spin;
 
 /// Slots and requests per direction: two receives are posted ahead, and a send may complete behind the answer to it.
 const DEPTH: usize = 8;
@@ -37,20 +38,20 @@ impl PingPong {
             if self.session.rank == 0 {
                 self.send(seq, payload)?;
             }
+            let mut spin = Spin::default();
             while self.recv.done <= seq {
                 let posted = self.recv.post_receives(plugin, target.min(seq + RECEIVES))?;
                 let moved = self.recv.take_receives(plugin, payload)? | self.send.take_sends(plugin, payload)?;
-                if !posted && !moved {
-                    std::hint::spin_loop();
-                }
+                spin.after(posted || moved);
             }
             if self.session.rank == 1 {
                 self.send(seq, payload)?;
             }
             self.recv.post_receives(plugin, target.min(seq + 1 + RECEIVES))?;
         }
+        let mut spin = Spin::default();
         while self.send.done < target {
-            self.send.take_sends(plugin, payload)?;
+            spin.after(self.send.take_sends(plugin, payload)?);
         }
         Ok(())
     }
@@ -61,10 +62,10 @@ impl PingPong {
         if self.recv.posted == seq {
             self.recv.post_receives(plugin, seq + 1)?;
         }
+        let mut spin = Spin::default();
         while self.send.posted <= seq {
-            if !self.send.post_sends(plugin, seq + 1, payload)? && !self.send.take_sends(plugin, payload)? {
-                std::hint::spin_loop();
-            }
+            let moved = self.send.post_sends(plugin, seq + 1, payload)? || self.send.take_sends(plugin, payload)?;
+            spin.after(moved);
         }
         Ok(())
     }

@@ -96,6 +96,9 @@ impl Rank {
         ensure!(start.rank < 2, "rank {}: there are 0 and 1", start.rank);
         ensure!(self.session.is_none(), "this rank has a plugin already");
         self.rank = start.rank;
+        if let Some(cpu) = start.cpu {
+            os::stay_on(cpu).with_context(|| format!("this process may not run on CPU {cpu}"))?;
+        }
         let Some(spec) = &start.plugin else { return Ok(Outcome::Nothing) };
         let (session, started) = Session::start(spec, start.rank, start.comms, &mut self.link)?;
         self.session = Some(Rc::new(session));
