@@ -245,6 +245,53 @@ fn the_plot_names_plugin_and_limits() {
 }
 
 #[test]
+fn every_target_is_measured_and_judged() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is ours.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    if limit.rlim_max < 8192 {
+        println!("SKIP: 1000 comms need more than the {} files that may be open here", limit.rlim_max);
+        return;
+    }
+    let verdicts = Perf::new(&library()).args(["--targets", "--json"]).run().json();
+    let verdicts = verdicts.as_array().unwrap();
+    let named = |setting: &str, name: &str| {
+        let found = verdicts.iter().find(|v| v["setting"] == setting && v["name"].as_str().unwrap().starts_with(name));
+        found.unwrap_or_else(|| panic!("{setting}, {name}"))
+    };
+    for (setting, name, limit) in [
+        ("shm", "1 MiB x 8", "memcpy"),
+        ("shm", "64 KiB x 8", "readv"),
+        ("shm, no cross-memory attach", "1 MiB x 8", "memcpy"),
+        ("shm", "8 B half round trip", "cache-line"),
+        ("tcp", "1 MiB x 8", "tcp-stream"),
+        ("tcp", "64 KiB x 8", "tcp-stream"),
+        ("tcp", "8 B half round trip", "tcp-ping-pong"),
+        ("shm", "64 active comms", "one comm"),
+        ("tcp", "64 active comms", "one comm"),
+    ] {
+        let verdict = named(setting, name);
+        assert!(verdict["limit_name"].as_str().unwrap().starts_with(limit), "{verdict}");
+        if limit == "readv" && verdict["limit"].is_null() {
+            println!("SKIP: {}", verdict["note"]);
+            continue;
+        }
+        positive(&verdict["limit"]);
+        positive(&verdict["figure"]);
+        positive(&verdict["ratio"]);
+        let (median, target) = (verdict["ratio"]["median"].as_f64().unwrap(), verdict["target"].as_str().unwrap());
+        let (direction, bound) = target.split_once(' ').unwrap();
+        let bound: f64 = bound.parse().unwrap();
+        assert_eq!(verdict["met"], if direction == ">=" { median >= bound } else { median <= bound }, "{verdict}");
+    }
+    for setting in ["shm", "tcp"] {
+        positive(&named(setting, "slowest of them")["figure"]);
+        positive(&named(setting, "1000 comms set up")["figure"]);
+        assert!(named(setting, "private memory of an idle comm")["met"].is_boolean());
+    }
+}
+
+#[test]
 fn variables_are_set_in_the_ranks_and_the_kernel_refuses_when_told_to() {
     // What the plugin warns of is told.
     let done = Perf::new(&library()).args(["--sizes", "8", "--env", "NCCL_SOCKET_IFNAME==nosuch0"]).run();
@@ -329,12 +376,26 @@ fn nonsense_is_refused_with_the_range() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard input is no socket"), "{output:?}");
 }
 
+/// Even one that is in a call that does not return.
 #[test]
 fn ranks_end_with_their_parent() {
-    let mut running = Perf::new(&library()).args(["--rounds", "1000", "--round-ms", "1000", "--sizes", "8", "--limits", "none"]).start();
-    until("two ranks", || ranks(&running.mark).len() == 2);
+    let plugin = fake("orphans", 12);
+    let arguments = ["--sizes", "8", "--limits", "none", "--timeout", "600", "--env", "FAKE_FAULT=hang"];
+    let mut running = Perf::new(&plugin).args(arguments).start();
+    until("a rank hangs", || ranks(&running.mark).into_iter().any(hangs));
     running.child.kill().expect("kill");
     until("no rank", || ranks(&running.mark).is_empty());
+}
+
+/// Whether a process is in pause(), which is ppoll() where there is no such system call.
+fn hangs(pid: u32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    let number = call.split(' ').next().and_then(|number| number.parse().ok());
+    #[cfg(target_arch = "x86_64")]
+    let pause = libc::SYS_pause;
+    #[cfg(not(target_arch = "x86_64"))]
+    let pause = libc::SYS_ppoll;
+    number == Some(pause)
 }
 
 // ---- two hosts ----

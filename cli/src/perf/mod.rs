@@ -19,6 +19,7 @@ mod summary;
 mod targets;
 
 use std::cell::RefCell;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -76,12 +77,12 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.plot {
         plot::draw(file, &plot::charts(&report.names(), &report.rows))?;
     }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{}", report.table());
-    }
-    Ok(())
+    if args.json { say(&(serde_json::to_string_pretty(&report)? + "\n")) } else { say(&report.table()) }
+}
+
+/// On standard output, which may be a pipe that nobody reads any more.
+fn say(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("standard output")
 }
 
 /// The table of all speed targets and, if asked for, the plot of every setting.
@@ -122,12 +123,7 @@ fn targets(args: &Args) -> anyhow::Result<()> {
         pairs.into_iter().try_for_each(close)?;
     }
     close(bare)?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&verdicts)?);
-    } else {
-        print!("{}", targets::table(&verdicts, effort.rounds));
-    }
-    Ok(())
+    if args.json { say(&(serde_json::to_string_pretty(&verdicts)? + "\n")) } else { say(&targets::table(&verdicts, effort.rounds)) }
 }
 
 fn bulk(size: usize, outstanding: usize, comms: usize) -> What {

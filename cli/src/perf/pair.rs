@@ -61,6 +61,8 @@ impl Drop for Process {
     }
 }
 
+/// What [`Process::ended`] says when nothing is wrong.
+pub const ENDED_WELL: &str = "exited with status 0";
 /// How long the other rank is given to tell its side of a failure.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -80,9 +82,9 @@ impl Process {
         Ok((Process(child), ours))
     }
 
-    /// How it ended; waits a little for that, since its connection is closed before.
-    pub fn ended(&mut self) -> String {
-        let deadline = Instant::now() + GRACE;
+    /// How it ended; waits for that, since its connection is closed before.
+    pub fn ended(&mut self, patience: Duration) -> String {
+        let deadline = Instant::now() + patience;
         loop {
             match self.0.try_wait() {
                 Ok(Some(status)) => {
@@ -279,7 +281,7 @@ impl Pair {
             Trouble::Failed(index, message) => format!("rank {index}: {}", printable(&message)),
             Trouble::Gone(index, error) => {
                 let how = match &mut self.ranks[index].child {
-                    Some(child) => child.ended(),
+                    Some(child) => child.ended(GRACE),
                     None => "is gone, or the connection to its host".into(),
                 };
                 match error {
@@ -300,8 +302,8 @@ impl Pair {
         self.command("closing", |_| ToRank::Finish)?;
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if let Some(child) = &mut rank.child {
-                let ended = child.ended();
-                if ended != "exited with status 0" {
+                let ended = child.ended(self.timeout);
+                if ended != ENDED_WELL {
                     bail!("{}: rank {index} {ended} after closing", self.what);
                 }
             }

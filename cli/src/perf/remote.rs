@@ -11,11 +11,11 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::channel;
 use super::message::{FromRank, PluginSpec, Start, ToRank};
-use super::pair::{Process, printable};
+use super::pair::{ENDED_WELL, Process, printable};
 
 /// Sent by both sides first, so that neither talks to something else.
 const GREETING: &[u8; 16] = b"railhead perf 1\n";
-/// For the greeting and for connecting.
+/// For the greeting, for connecting, and for a rank to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Idle time before the kernel asks whether the other host still lives.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -83,8 +83,8 @@ fn serve(stream: &TcpStream, from: SocketAddr, spec: &PluginSpec, cpu: Option<us
     let commands = commands(stream, &rank, spec, cpu);
     // A rank that has been told to finish ends by itself; any other is ended with its process.
     if matches!(commands, Ok(Ended::Finished)) {
-        let ended = process.ended();
-        ensure!(ended == "exited with status 0", "the rank {ended}");
+        let ended = process.ended(PATIENCE);
+        ensure!(ended == ENDED_WELL, "the rank {ended}");
     }
     drop(process);
     // Its end of the connection is closed now, which ends the thread.
