@@ -1,11 +1,11 @@
 # What a user or a developer does with Railhead. Cargo builds; this file knows the rest.
 #
 #   make deps      the Debian packages that tests and examples need
-#   make build     target/release/librailhead.so
+#   make build     target/release/librailhead.so and target/release/railhead, the command line program
 #   make demo      two processes move verified data through it, over shared memory and over TCP
 #   make test      everything once
 #   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
-#   make bench     measurements
+#   make bench     the table of all speed targets, and docs/perf.svg
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
 #   make install   into PREFIX (and below DESTDIR)
@@ -18,6 +18,7 @@ PUBLISHES ?= 100000000
 
 PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps
 LIBRARY := target/release/librailhead.so
+PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
 STAGED := --profile staged --features stages --target-dir target/stages
 SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs readme.rs),$(wildcard tests/*.rs)))
@@ -44,7 +45,7 @@ deps:
 	@command -v $(firstword $(CARGO)) >/dev/null || { echo "make deps: no cargo; install Rust 1.88 or later (https://rustup.rs)"; exit 1; }
 
 build:
-	$(CARGO) build --release
+	$(CARGO) build --release --workspace
 
 examples: build
 	$(MAKE) --no-print-directory -C c_examples
@@ -62,7 +63,7 @@ demo: deps examples
 
 # TEST_ARGS: for the test programs, such as --show-output or part of a name.
 test: deps examples
-	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast -- $(TEST_ARGS)
+	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
 
 soak: deps examples
 	@$(CARGO) test $(STAGED) $(SOAK) --no-run
@@ -74,12 +75,9 @@ soak: deps examples
 	    $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \
 	done
 
-ifneq ($(wildcard benches/*.rs),)
-bench: deps examples
-	$(CARGO) bench --bench '*'
-else
-bench: demo
-endif
+# BENCH_ARGS: for the program, such as --rounds 25 or --json.
+bench: build
+	$(PROGRAM) perf --targets --plugin $(LIBRARY) --sizes 8,64,512,4K,16K,64K,256K,1M,4M,16M --plot docs/perf.svg $(BENCH_ARGS)
 
 header:
 	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact header_is_what_the_source_gives
@@ -89,7 +87,8 @@ docs:
 
 # Links, not copies: a process that loads two copies has two sets of state.
 install: build
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/railhead
 	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/librailhead.so
 	ln -sf librailhead.so $(DESTDIR)$(PREFIX)/lib/libnccl-net-railhead.so
 	ln -sf librailhead.so $(DESTDIR)$(PREFIX)/lib/librccl-net-railhead.so

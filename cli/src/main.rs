@@ -22,7 +22,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Info(info::Args),
-    Perf(perf::Args),
+    Perf(Box<perf::Args>),
     Check(check::Args),
     Stats(stats::Args),
     Top(top::Args),

@@ -1,0 +1,33 @@
+//! What the machine can do without any plugin, measured by two processes of their own in the same run. One file per limit. Called by `rank`
+//! on its one thread.
+
+mod cache_line;
+mod memcpy;
+mod readv;
+mod tcp;
+mod tcp_ping_pong;
+mod tcp_stream;
+
+use anyhow::bail;
+
+use super::message::Work;
+use super::rank::job::Job;
+use super::rank::link::Link;
+
+/// Gets ready to measure a limit, with a remark on how. Both ranks at the same time.
+pub fn prepare(work: Work, rank: usize, link: &mut Link) -> anyhow::Result<(Box<dyn Job>, Option<String>)> {
+    match work {
+        Work::Memcpy(block) => Ok((Box::new(memcpy::Memcpy::new(block, rank)?), None)),
+        Work::Readv(block) => Ok((Box::new(readv::Readv::new(block, rank, link)?), None)),
+        Work::CacheLine => Ok((Box::new(cache_line::CacheLine::new(rank, link)?), None)),
+        Work::TcpStream(block) => {
+            let (job, note) = tcp_stream::TcpLoop::new(block, rank, link)?;
+            Ok((Box::new(job), Some(note)))
+        }
+        Work::TcpPingPong { size } => {
+            let (job, note) = tcp_ping_pong::TcpPingPong::new(size, rank, link)?;
+            Ok((Box::new(job), Some(note)))
+        }
+        Work::Bandwidth(_) | Work::Latency { .. } | Work::Churn { .. } => bail!("{work:?} is no limit"),
+    }
+}

@@ -1,0 +1,90 @@
+//! Ping-pong on one comm, with receives posted ahead as NCCL does. Driven by one thread per rank.
+
+use std::rc::Rc;
+
+use super::flow::Flow;
+use super::job::{Begin, Job, Meter};
+use super::link::Link;
+use super::payload::{Pattern, Payload, Stamp};
+use super::session::Session;
+use crate::perf::message::Round;
+use crate::perf::spin::Spin;
+
+/// Slots and requests per direction: two receives are posted ahead, and a send may complete behind the answer to it.
+const DEPTH: usize = 8;
+const RECEIVES: u64 = 2;
+
+/// Both directions of a comm.
+pub struct PingPong {
+    session: Rc<Session>,
+    send: Flow,
+    recv: Flow,
+}
+
+impl PingPong {
+    /// Allocates and registers.
+    pub fn new(session: &Rc<Session>, size: usize) -> anyhow::Result<PingPong> {
+        let (send, recv) = session.both_ways()?;
+        let flow = |comm| Flow::new(&session.plugin, comm, 0, size, DEPTH, DEPTH);
+        Ok(PingPong { session: Rc::clone(session), send: flow(send)?, recv: flow(recv)? })
+    }
+
+    fn run<P: Payload>(&mut self, messages: u64, payload: P) -> anyhow::Result<()> {
+        let session = Rc::clone(&self.session);
+        let plugin = &session.plugin;
+        let begun = self.recv.done;
+        let target = begun + messages;
+        for seq in begun..target {
+            if self.session.rank == 0 {
+                self.send(seq, payload)?;
+            }
+            let mut spin = Spin::default();
+            while self.recv.done <= seq {
+                let posted = self.recv.post_receives(plugin, target.min(seq + RECEIVES))?;
+                let moved = self.recv.take_receives(plugin, payload)? | self.send.take_sends(plugin, payload)?;
+                spin.after(posted || moved);
+            }
+            if self.session.rank == 1 {
+                self.send(seq, payload)?;
+            }
+            self.recv.post_receives(plugin, target.min(seq + 1 + RECEIVES))?;
+        }
+        let mut spin = Spin::default();
+        while self.send.done < target {
+            spin.after(self.send.take_sends(plugin, payload)?);
+        }
+        Ok(())
+    }
+
+    fn send<P: Payload>(&mut self, seq: u64, payload: P) -> anyhow::Result<()> {
+        let plugin = &self.session.plugin;
+        // The other rank can only see this one once its own receive is posted.
+        if self.recv.posted == seq {
+            self.recv.post_receives(plugin, seq + 1)?;
+        }
+        let mut spin = Spin::default();
+        while self.send.posted <= seq {
+            let moved = self.send.post_sends(plugin, seq + 1, payload)? || self.send.take_sends(plugin, payload)?;
+            spin.after(moved);
+        }
+        Ok(())
+    }
+}
+
+impl Job for PingPong {
+    fn verify(&mut self, _: &mut Link) -> anyhow::Result<()> {
+        self.run(2 * DEPTH as u64, Pattern)?;
+        self.recv.check_margins()
+    }
+
+    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+        let meter = Meter::start(begin);
+        self.run(messages, Stamp)?;
+        Ok(meter.stop())
+    }
+
+    fn release(self: Box<Self>) -> anyhow::Result<()> {
+        self.send.release(&self.session.plugin)?;
+        self.recv.release(&self.session.plugin)
+    }
+}

@@ -1,0 +1,139 @@
+//! Two hosts: the listening side lends its rank 1, with its own plugin and environment, to one coordinator on another host. What comes over
+//! the connection is frames of `channel`; nothing in them names a file here, and a rank checks the sizes that it is asked for.
+
+use std::io::{self, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::channel;
+use super::message::{FromRank, PluginSpec, Start, ToRank};
+use super::pair::{ENDED_WELL, Process, printable};
+
+/// Sent by both sides first, so that neither talks to something else.
+const GREETING: &[u8; 16] = b"railhead perf 1\n";
+/// For the greeting, for connecting, and for a rank to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Idle time before the kernel asks whether the other host still lives.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// Waits for a coordinator and serves it until it leaves.
+pub fn listen(address: &str, spec: &PluginSpec, cpu: Option<usize>, env: &[(String, String)]) -> anyhow::Result<()> {
+    let addresses = resolve(address).context("--listen")?;
+    let listener = TcpListener::bind(&addresses[..]).with_context(|| format!("cannot listen at {address}"))?;
+    println!("listening at {}", listener.local_addr()?);
+    io::stdout().flush()?;
+    loop {
+        let (stream, from) = listener.accept()?;
+        match greet(&stream) {
+            Ok(()) => return serve(&stream, from, spec, cpu, env),
+            Err(error) => eprintln!("railhead: {from}: {error:#}"),
+        }
+    }
+}
+
+/// Connects with a listening side.
+pub fn connect(address: &str) -> anyhow::Result<TcpStream> {
+    let addresses = resolve(address).context("--connect")?;
+    let connect = |address: &SocketAddr| TcpStream::connect_timeout(address, PATIENCE);
+    let mut last = None;
+    for candidate in &addresses {
+        match connect(candidate) {
+            Ok(stream) => {
+                greet(&stream)?;
+                return Ok(stream);
+            }
+            Err(e) => last = Some(e),
+        }
+    }
+    let why = last.map_or_else(|| "no address".to_owned(), |e| e.to_string());
+    bail!("cannot connect with {address}: {why}; is `railhead perf --listen` running there?")
+}
+
+fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
+    let found: Vec<SocketAddr> = address.to_socket_addrs().with_context(|| format!("{address:?} is no ADDRESS:PORT"))?.collect();
+    ensure!(!found.is_empty(), "{address:?} has no address");
+    Ok(found)
+}
+
+fn greet(stream: &TcpStream) -> anyhow::Result<()> {
+    use std::io::Read;
+    stream.set_nodelay(true)?;
+    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut both: &TcpStream = stream;
+    both.write_all(GREETING)?;
+    let mut theirs = [0; GREETING.len()];
+    both.read_exact(&mut theirs).context("no greeting: no railhead perf there?")?;
+    ensure!(theirs == *GREETING, "not this version of railhead perf at the other end");
+    stream.set_read_timeout(None)?;
+    Ok(())
+}
+
+fn serve(stream: &TcpStream, from: SocketAddr, spec: &PluginSpec, cpu: Option<usize>, env: &[(String, String)]) -> anyhow::Result<()> {
+    println!("measured by {from}");
+    let (mut process, rank) = Process::start(env)?;
+    let answers = {
+        let (from_rank, to_peer) = (rank.try_clone()?, stream.try_clone()?);
+        std::thread::Builder::new().name("answers".into()).spawn(move || answers(from_rank, to_peer))?
+    };
+    let commands = commands(stream, &rank, spec, cpu);
+    // A rank that has been told to finish ends by itself; any other is ended with its process.
+    if matches!(commands, Ok(Ended::Finished)) {
+        let ended = process.ended(PATIENCE);
+        ensure!(ended == ENDED_WELL, "the rank {ended}");
+    }
+    drop(process);
+    // Its end of the connection is closed now, which ends the thread.
+    let told = answers.join().unwrap_or(None);
+    match (commands?, told) {
+        (_, Some(failure)) => bail!("the rank failed: {}", printable(&failure)),
+        (Ended::Finished, None) => Ok(()),
+        (Ended::Left, None) => bail!("{from} left before it was done"),
+    }
+}
+
+enum Ended {
+    Finished,
+    Left,
+}
+
+/// From the coordinator to the rank. The plugin is ours, whatever the coordinator names.
+fn commands(mut from: &TcpStream, mut to: &UnixStream, spec: &PluginSpec, cpu: Option<usize>) -> anyhow::Result<Ended> {
+    while let Some(command) = channel::read::<ToRank>(&mut from).context("what the coordinator sends")? {
+        let command = match command {
+            ToRank::Start(start) => {
+                ensure!(start.rank == 1, "the coordinator asks for rank {}", start.rank);
+                ToRank::Start(Start { plugin: Some(spec.clone()), cpu, ..start })
+            }
+            other => other,
+        };
+        // The thread that reads its answers tells the coordinator that the rank is gone.
+        if channel::write(&mut to, &command).is_err() {
+            return Ok(Ended::Left);
+        }
+        if matches!(command, ToRank::Finish) {
+            return Ok(Ended::Finished);
+        }
+    }
+    Ok(Ended::Left)
+}
+
+/// From the rank to the coordinator; what the rank failed with, if it did.
+fn answers(mut from: UnixStream, mut to: TcpStream) -> Option<String> {
+    let mut failure = None;
+    while let Ok(Some(answer)) = channel::read::<FromRank>(&mut from) {
+        if let FromRank::Failed { message } = &answer {
+            failure = Some(message.clone());
+        }
+        if channel::write(&mut to, &answer).is_err() {
+            break;
+        }
+    }
+    // Wakes the other thread too, if the rank died.
+    let _ = to.shutdown(Shutdown::Both);
+    failure
+}
