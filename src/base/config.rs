@@ -70,6 +70,52 @@ impl Value for bool {
     }
 }
 
+/// A time in seconds, to the millisecond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seconds {
+    millis: u64,
+}
+
+impl Seconds {
+    /// Whole seconds.
+    pub const fn new(seconds: u64) -> Seconds {
+        Seconds { millis: seconds * 1000 }
+    }
+
+    /// In nanoseconds.
+    pub fn nanos(self) -> u64 {
+        self.millis * 1_000_000
+    }
+}
+
+impl Value for Seconds {
+    /// Whole seconds at most.
+    type Limits = u64;
+
+    fn parse(text: &str, most: &u64) -> Option<Self> {
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+        let digits = |part: &str, longest| (1..=longest).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole, 9) || !digits(fraction, 3) {
+            return None;
+        }
+        let seconds: u64 = whole.parse().ok()?;
+        let millis: u64 = format!("{fraction:0<3}").parse().ok()?;
+        let value = Seconds { millis: seconds * 1000 + millis };
+        (value.millis <= most * 1000).then_some(value)
+    }
+
+    fn accepted(most: &u64) -> String {
+        format!("0..{most}, in thousandths")
+    }
+
+    fn show(&self) -> String {
+        match self.millis % 1000 {
+            0 => (self.millis / 1000).to_string(),
+            rest => format!("{}.{rest:03}", self.millis / 1000).trim_end_matches('0').into(),
+        }
+    }
+}
+
 /// Text that passes a check.
 struct Text {
     accepted: &'static str,
@@ -277,6 +323,8 @@ table! {
         "Seconds after which a peer that lives but does not answer is an error. 0: never, it is only reported.";
     tcp_user_timeout_s: u32, "RAILHEAD_TCP_USER_TIMEOUT_S", 60, 0..=86400,
         "Seconds that sent data may stay unacknowledged before a TCP connection counts as dead. 0: the system's default.";
+    stall_warn_s: Seconds, "RAILHEAD_STALL_WARN_S", Seconds::new(10), 86400,
+        "Seconds after which a request that is still outstanding is reported, once, with what it waits for. 0: never.";
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
         "Seconds that a request posted to a NIC may take to complete.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
@@ -434,6 +482,13 @@ mod tests {
             ("RAILHEAD_PORT_RANGE", "3000-2999", "LOW-HIGH"),
             ("RAILHEAD_PORT_RANGE", "3000", "LOW-HIGH"),
             ("RAILHEAD_PORT_RANGE", "3000-65536", "LOW-HIGH"),
+            ("RAILHEAD_STALL_WARN_S", "86400.001", "0..86400, in thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "0.0001", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", ".5", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "1.", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "-1", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "1e3", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "9999999999", "thousandths"),
             ("RAILHEAD_TCP_CONGESTION", "", "algorithm"),
             ("RAILHEAD_TCP_CONGESTION", "sixteen_letters_", "algorithm"),
             ("RAILHEAD_TCP_CONGESTION", "../bbr", "algorithm"),
@@ -444,6 +499,20 @@ mod tests {
             assert_eq!(said.len(), 1, "{name}={value}");
             assert_eq!(said[0].0, Level::Warn, "{name}={value}");
             assert!(said[0].1.contains(&format!("{name}={value} ")) && said[0].1.contains(accepted), "{}", said[0].1);
+        }
+    }
+
+    #[test]
+    fn seconds_have_thousandths() {
+        for (text, nanos, shown) in
+            [("0.2", 200_000_000, "0.2"), ("10", 10_000_000_000, "10"), ("0.005", 5_000_000, "0.005"), ("0", 0, "0")]
+        {
+            let (config, said) = read(&[("RAILHEAD_STALL_WARN_S", text)]);
+            assert_eq!(config.stall_warn_s.nanos(), nanos, "{text}");
+            assert!(
+                said.iter().all(|(level, said)| *level == Level::Info && *said == format!("RAILHEAD_STALL_WARN_S={shown}")),
+                "{said:?}"
+            );
         }
     }
 
@@ -460,7 +529,7 @@ mod tests {
     fn both_ends_of_a_range_and_every_choice_are_accepted() {
         for row in rows() {
             let values: Vec<&str> = match row.accepted.split_once("..") {
-                Some((low, high)) if !row.accepted.contains('`') => vec![low, high],
+                Some((low, high)) if !row.accepted.contains('`') => vec![low, high.split(',').next().unwrap_or_default()],
                 _ if row.accepted.contains('`') || row.accepted == "any text" => continue,
                 _ => row.accepted.split(", ").collect(),
             };

@@ -119,6 +119,13 @@ impl RequestTable {
         Ok(Some(sizes))
     }
 
+    /// The oldest request that is not done.
+    pub fn oldest(&self) -> Option<(RequestId, Request)> {
+        let open = self.entries.iter().enumerate().filter(|(_, e)| e.used && e.request.left != 0);
+        let (slot, entry) = open.min_by_key(|(_, e)| e.request.sequence)?;
+        Some((RequestId(entry.generation << 8 | slot as u32), entry.request))
+    }
+
     /// Requests that are not done, and the sequence number of the oldest of them.
     pub fn unfinished(&self) -> (usize, Option<u64>) {
         let open = self.entries.iter().filter(|e| e.used && e.request.left != 0);
@@ -219,6 +226,9 @@ mod tests {
                 }
                 prop_assert_eq!(table.used(), model.len());
                 prop_assert_eq!(table.unfinished().0, model.values().filter(|&&l| l != 0).count());
+                let oldest = table.oldest();
+                prop_assert_eq!(oldest.is_some(), table.unfinished().0 > 0);
+                prop_assert!(oldest.is_none_or(|(id, request)| model.get(&id.0) == Some(&request.left) && request.left != 0));
             }
         }
     }

@@ -91,6 +91,20 @@ impl RailCounter {
         RailCounter::Syscalls,
         RailCounter::Reconnects,
     ];
+
+    /// Those that count payload bytes.
+    pub const BYTES: [RailCounter; 10] = [
+        RailCounter::TxInline,
+        RailCounter::TxMapped,
+        RailCounter::TxCma,
+        RailCounter::TxBounce,
+        RailCounter::TxTcp,
+        RailCounter::RxInline,
+        RailCounter::RxMapped,
+        RailCounter::RxCma,
+        RailCounter::RxBounce,
+        RailCounter::RxTcp,
+    ];
 }
 
 /// What is counted per comm.
@@ -107,6 +121,14 @@ pub enum CommCounter {
     NullPosts,
     /// Requests that failed.
     Errors,
+    /// Requests reported as stalled (RAILHEAD_STALL_WARN_S).
+    Stalls,
+}
+
+impl CommCounter {
+    /// Every counter, in the page's order.
+    pub const ALL: [CommCounter; 6] =
+        [CommCounter::Ops, CommCounter::Completions, CommCounter::Bytes, CommCounter::NullPosts, CommCounter::Errors, CommCounter::Stalls];
 }
 
 /// What a comm waits for.
@@ -143,6 +165,20 @@ impl WaitCause {
         WaitCause::PeerStopped,
         WaitCause::PeerGone,
     ];
+
+    /// In words, as in "cause: ..." of a log line.
+    pub fn words(self) -> &'static str {
+        match self {
+            WaitCause::None => "nothing",
+            WaitCause::PeerNoReceive => "the peer has not posted a receive",
+            WaitCause::PeerNoSend => "the peer has not sent",
+            WaitCause::Fabric => "the fabric has not completed",
+            WaitCause::LocalIdle => "the local producer has nothing",
+            WaitCause::Handshake => "the connection is being made",
+            WaitCause::PeerStopped => "the peer's process is stopped",
+            WaitCause::PeerGone => "the peer is gone",
+        }
+    }
 }
 
 /// What kind of comm a record belongs to.
@@ -265,6 +301,13 @@ impl CommStats {
         self.record().counters[counter as usize].load(Ordering::Relaxed)
     }
 
+    /// Bytes that the comm's rails have moved, either way.
+    pub fn moved(&self) -> u64 {
+        let rails = self.rails.borrow();
+        let all = rails.iter().flat_map(|rail| RailCounter::BYTES.map(|counter| rail.get(counter)));
+        all.fold(0, u64::wrapping_add)
+    }
+
     /// Nanoseconds accounted to a cause so far.
     pub fn waited(&self, cause: WaitCause) -> u64 {
         self.record().wait_ns[cause as usize].load(Ordering::Relaxed)
@@ -281,8 +324,9 @@ impl CommStats {
         }
     }
 
+    /// What [`CommStats::wait`] does every 64th time, for a caller that counts its idle polls itself.
     #[cold]
-    fn sample(&self, cause: WaitCause, now: u64) {
+    pub fn sample(&self, cause: WaitCause, now: u64) {
         let record = self.record();
         let before = self.sampled_at.replace(now);
         if before != 0 {
