@@ -319,18 +319,17 @@ impl Core {
     /// Errors: a request that is not outstanding.
     #[inline]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        let Some(sizes) = self.requests.finish(id)? else { return Ok(None) };
-        self.stats.add(CommCounter::Completions, 1);
-        self.stats.add(CommCounter::Bytes, sizes.bytes.iter().take(sizes.n).sum::<usize>() as u64);
-        self.stats.set_outstanding(self.requests.used() as u32);
-        Ok(Some(sizes))
+        let stats = &self.stats;
+        self.requests.finish(id, |bytes| {
+            stats.add(CommCounter::Completions, 1);
+            stats.add(CommCounter::Bytes, bytes as u64);
+        })
     }
 
     /// Counts a request given out.
     #[inline]
     pub fn posted(&mut self) {
         self.stats.add(CommCounter::Ops, 1);
-        self.stats.set_outstanding(self.requests.used() as u32);
     }
 
     /// Tells the peer that the comm closes.

@@ -88,7 +88,7 @@ impl SendComm {
             State::Up(sender) => sender.test(request),
             State::Failed(failure) => failure.result(),
             // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
-            State::Connecting(_) => super::request::RequestTable::new().finish(request),
+            State::Connecting(_) => super::request::RequestTable::new().finish(request, |_| ()),
         }
     }
 

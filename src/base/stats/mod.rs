@@ -107,7 +107,7 @@ impl RailCounter {
     ];
 }
 
-/// What is counted per comm.
+/// What is counted per comm. Requests that are outstanding are those given out and not completed, so nobody counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum CommCounter {
@@ -346,12 +346,6 @@ impl CommStats {
             self.waiting.set(WaitCause::None);
             self.record().wait_cause.store(WaitCause::None as u32, Ordering::Relaxed);
         }
-    }
-
-    /// Publishes how many requests are outstanding.
-    #[inline]
-    pub fn set_outstanding(&self, requests: u32) {
-        self.record().outstanding.store(requests, Ordering::Relaxed);
     }
 }
 
