@@ -4,6 +4,7 @@
 //! messages move. Records are taken when a comm is made and given back when its last handle is dropped. A full page, no page
 //! (RAILHEAD_STATS=0) and a failed one look alike to the caller: the counters then stand in private memory.
 
+mod names;
 pub mod page;
 mod place;
 
@@ -165,20 +166,6 @@ impl WaitCause {
         WaitCause::PeerStopped,
         WaitCause::PeerGone,
     ];
-
-    /// In words, as in "cause: ..." of a log line.
-    pub fn words(self) -> &'static str {
-        match self {
-            WaitCause::None => "nothing",
-            WaitCause::PeerNoReceive => "the peer has not posted a receive",
-            WaitCause::PeerNoSend => "the peer has not sent",
-            WaitCause::Fabric => "the fabric has not completed",
-            WaitCause::LocalIdle => "the local producer has nothing",
-            WaitCause::Handshake => "the connection is being made",
-            WaitCause::PeerStopped => "the peer's process is stopped",
-            WaitCause::PeerGone => "the peer is gone",
-        }
-    }
 }
 
 /// What kind of comm a record belongs to.

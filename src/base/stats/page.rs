@@ -168,7 +168,7 @@ impl CommRecord {
                 device: take_text(&self.device),
                 peer: take_text(&self.peer),
                 peer_pid: self.peer_pid.load(Ordering::Relaxed),
-                outstanding: outstanding(&counters),
+                outstanding: outstanding(kind, &counters),
                 wait,
                 wait_age_ns: if wait == WaitCause::None { 0 } else { now.saturating_sub(since) },
                 counters,
@@ -235,9 +235,12 @@ fn load_all<const N: usize>(words: &[AtomicU64; N]) -> [u64; N] {
     std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
 }
 
-/// Requests given out and not completed. The owner may count between two of our loads.
-fn outstanding(counters: &[u64; 8]) -> u32 {
+/// Requests given out and not completed; a listener has none. The owner may count between two of our loads.
+fn outstanding(kind: CommKind, counters: &[u64; 8]) -> u32 {
     let [ops, completions, ..] = counters;
+    if kind == CommKind::Listen {
+        return 0;
+    }
     u32::try_from(ops.saturating_sub(*completions)).unwrap_or(u32::MAX)
 }
 
