@@ -3,7 +3,7 @@
 mod json;
 pub mod processes;
 mod prometheus;
-mod text;
+pub mod text;
 
 use std::io::Write;
 use std::process::ExitCode;

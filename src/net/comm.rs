@@ -285,7 +285,7 @@ impl Core {
             let age = self.watch.age(now, sequence).map_or(String::new(), |age_ns| format!(", for {} so far", Seconds(age_ns)));
             format!(", the oldest is number {sequence}{age}")
         });
-        let gone = self.liveness.ended().then(|| format!("; cause: {}", WaitCause::PeerGone.words())).unwrap_or_default();
+        let gone = if self.liveness.ended() { format!("; cause: {}", WaitCause::PeerGone.words()) } else { String::new() };
         let failure = failure.in_context(&self.name, &format!("{outstanding} request(s) outstanding{oldest}{gone}"));
         log_warn!(log::NET, "{failure}");
         self.stats.add(CommCounter::Errors, outstanding.max(1) as u64);
