@@ -326,11 +326,11 @@ fn plain_lines_where_there_is_no_screen() {
     let output = Command::new(env!("CARGO_BIN_EXE_railhead")).args(["top", "--once", "--interval", "0.1"]).output().expect("railhead");
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success() && !text.contains('\x1b'), "{text}");
-    assert!(text.starts_with("#1 over 0.1"), "{text}");
+    assert!(text.starts_with("#1 over "), "{text}");
     assert!(pids.iter().all(|pid| row(&text, *pid) == Some((0.0, 0.0))), "{text}");
     assert!(text.lines().all(|line| !line.ends_with(' ')) && text.contains("WAITS FOR") && text.contains(" pid "), "{text}");
     let terminal = Terminal::new("dumb", &format!("TERM=dumb {}", top(&format!("--interval 0.1 --pid {}", pids[0]))));
-    terminal.wait_for(" over 0.1");
+    terminal.wait_for(" over 0.");
     assert_eq!(terminal.ask("#{alternate_on}"), "0");
     for (args, why) in
         [(["--interval", "0"], "from 0.1 to 3600"), (["--interval", "x"], "from 0.1 to 3600"), (["--sort", "x"], "rate, wait, pid")]

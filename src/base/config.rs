@@ -10,6 +10,12 @@ use std::ops::RangeInclusive;
 use crate::base::log::{self, Level, log_info, log_warn};
 use crate::base::stage;
 
+mod effective;
+mod seconds;
+
+pub use effective::{Effective, Setting, Source, Unknown};
+pub use seconds::Seconds;
+
 /// A type that a setting can have.
 trait Value: Sized + PartialEq {
     /// What narrows the type down.
@@ -67,52 +73,6 @@ impl Value for bool {
 
     fn show(&self) -> String {
         u8::from(*self).to_string()
-    }
-}
-
-/// A time in seconds, to the millisecond.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seconds {
-    millis: u64,
-}
-
-impl Seconds {
-    /// Whole seconds.
-    pub const fn new(seconds: u64) -> Seconds {
-        Seconds { millis: seconds * 1000 }
-    }
-
-    /// In nanoseconds.
-    pub fn nanos(self) -> u64 {
-        self.millis * 1_000_000
-    }
-}
-
-impl Value for Seconds {
-    /// Whole seconds at most.
-    type Limits = u64;
-
-    fn parse(text: &str, most: &u64) -> Option<Self> {
-        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-        let digits = |part: &str, longest| (1..=longest).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
-        if !digits(whole, 9) || !digits(fraction, 3) {
-            return None;
-        }
-        let seconds: u64 = whole.parse().ok()?;
-        let millis: u64 = format!("{fraction:0<3}").parse().ok()?;
-        let value = Seconds { millis: seconds * 1000 + millis };
-        (value.millis <= most * 1000).then_some(value)
-    }
-
-    fn accepted(most: &u64) -> String {
-        format!("0..{most}, in thousandths")
-    }
-
-    fn show(&self) -> String {
-        match self.millis % 1000 {
-            0 => (self.millis / 1000).to_string(),
-            rest => format!("{}.{rest:03}", self.millis / 1000).trim_end_matches('0').into(),
-        }
     }
 }
 
@@ -251,6 +211,13 @@ struct Row {
     doc: &'static str,
 }
 
+/// What the environment has for a row.
+enum Found<T> {
+    Nothing,
+    Value(&'static str, T),
+    Bad(&'static str, OsString),
+}
+
 macro_rules! table {
     ($($field:ident: $type:ty, $env:literal $(or $alias:literal)?, $default:expr, $limits:expr, $doc:literal;)*) => {
         /// Every setting, by the lower-case rest of its variable's name.
@@ -273,6 +240,11 @@ macro_rules! table {
 
         /// Every variable that is ours.
         const NAMES: &[&str] = &[$($env),*];
+
+        /// For each row, in order, where its value comes from and how it is written.
+        fn origins(env: &impl Fn(&str) -> Option<OsString>) -> Vec<(Source, String)> {
+            vec![$(effective::origin(find::<$type>($env, [$($alias)?].first().copied(), &$limits, env), &$default),)*]
+        }
 
         fn rows() -> Vec<Row> {
             vec![$(Row {
@@ -350,14 +322,30 @@ impl Config {
 
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, tell: &mut impl FnMut(Level, String)) -> Config {
         let config = Config::read(env, tell);
-        for name in names.filter(|name| name.starts_with("RAILHEAD_") && !NAMES.contains(&name.as_str())) {
-            tell(Level::Warn, format!("{name} is not a setting of Railhead; see docs/env.md"));
+        for Unknown { name, nearest } in effective::unknown(names) {
+            let hint = nearest.map_or(String::new(), |nearest| format!(": {nearest} is meant?"));
+            tell(Level::Warn, format!("{name} is not a setting of Railhead{hint}; see docs/env.md"));
         }
         config
     }
 }
 
-/// The value of one row. Railhead's own name wins over the alias; a bad value is reported, and the default stands.
+/// Looks for one row. Railhead's own name wins over the alias.
+fn find<T: Value>(
+    name: &'static str,
+    alias: Option<&'static str>,
+    limits: &T::Limits,
+    env: &impl Fn(&str) -> Option<OsString>,
+) -> Found<T> {
+    let found = |source: &'static str| env(source).map(|text| (source, text));
+    let Some((source, text)) = found(name).or_else(|| alias.and_then(found)) else { return Found::Nothing };
+    match text.to_str().and_then(|text| T::parse(text.trim(), limits)) {
+        Some(value) => Found::Value(source, value),
+        None => Found::Bad(source, text),
+    }
+}
+
+/// The value of one row. A bad value is reported, and the default stands.
 fn setting<T: Value>(
     name: &'static str,
     alias: Option<&'static str>,
@@ -366,17 +354,16 @@ fn setting<T: Value>(
     env: &impl Fn(&str) -> Option<OsString>,
     tell: &mut impl FnMut(Level, String),
 ) -> T {
-    let found = |source: &'static str| env(source).map(|text| (source, text));
-    let Some((source, text)) = found(name).or_else(|| alias.and_then(found)) else { return default };
-    match text.to_str().and_then(|text| T::parse(text.trim(), limits)) {
-        Some(value) => {
+    match find::<T>(name, alias, limits, env) {
+        Found::Nothing => default,
+        Found::Value(source, value) => {
             if value != default {
                 let meaning = if source == name { String::new() } else { format!(" (as {name})") };
                 tell(Level::Info, format!("{source}={}{meaning}", value.show()));
             }
             value
         }
-        None => {
+        Found::Bad(source, text) => {
             let (bad, accepted, default_text) = (text.to_string_lossy(), T::accepted(limits), default.show());
             tell(Level::Warn, format!("{source}={bad} is not accepted ({accepted}); using the default, {}", Shown(&default_text)));
             default
@@ -548,7 +535,8 @@ mod tests {
         let (config, said) = read(&[("RAILHEAD_FABRICS", "soft")]);
         assert_eq!(config, Config::default());
         assert_eq!(said.len(), 1);
-        assert!(said[0].0 == Level::Warn && said[0].1.contains("RAILHEAD_FABRICS"), "{said:?}");
+        assert!(said[0].0 == Level::Warn && said[0].1.contains("RAILHEAD_FABRICS is not"), "{said:?}");
+        assert!(said[0].1.contains("RAILHEAD_FABRIC is meant"), "{said:?}");
     }
 
     #[test]
