@@ -16,7 +16,7 @@ ROUNDS ?= 20
 # Flow-control slots that a reader follows in `make soak`, on each wire.
 PUBLISHES ?= 100000000
 
-PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps
+PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps tmux
 LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.

@@ -111,7 +111,7 @@ fn settings(_: &Ctx) {
     comms::exchange_with_itself(&plugin, send, recv, &pattern(1, 100_000));
 }
 
-const BAD_SETTINGS: [(&str, &str); 18] = [
+const BAD_SETTINGS: [(&str, &str); 19] = [
     ("RAILHEAD_FABRIC", "carrier-pigeon"),
     ("RAILHEAD_SOFT_WIRE", "barbed"),
     ("RAILHEAD_CMA", "perhaps"),
@@ -130,6 +130,7 @@ const BAD_SETTINGS: [(&str, &str); 18] = [
     ("RAILHEAD_FABRIC_TIMEOUT_S", "NaN"),
     ("RAILHEAD_DEBUG", "loud"),
     ("RAILHEAD_STATS", "2"),
+    ("RAILHEAD_STALL_WARN_S", "soon"),
 ];
 
 #[test]

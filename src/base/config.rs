@@ -10,6 +10,12 @@ use std::ops::RangeInclusive;
 use crate::base::log::{self, Level, log_info, log_warn};
 use crate::base::stage;
 
+mod effective;
+mod seconds;
+
+pub use effective::{Effective, Setting, Source, Unknown};
+pub use seconds::Seconds;
+
 /// A type that a setting can have.
 trait Value: Sized + PartialEq {
     /// What narrows the type down.
@@ -217,6 +223,13 @@ struct Row {
     doc: &'static str,
 }
 
+/// What the environment has for a row.
+enum Found<T> {
+    Nothing,
+    Value(&'static str, T),
+    Bad(&'static str, OsString),
+}
+
 macro_rules! table {
     ($($field:ident: $type:ty, $env:literal $(or $alias:literal)?, $default:expr, $limits:expr, $doc:literal;)*) => {
         /// Every setting, by the lower-case rest of its variable's name.
@@ -239,6 +252,11 @@ macro_rules! table {
 
         /// Every variable that is ours.
         const NAMES: &[&str] = &[$($env),*];
+
+        /// For each row, in order, where its value comes from and how it is written.
+        fn origins(env: &impl Fn(&str) -> Option<OsString>) -> Vec<(Source, String)> {
+            vec![$(effective::origin(find::<$type>($env, [$($alias)?].first().copied(), &$limits, env), &$default),)*]
+        }
 
         fn rows() -> Vec<Row> {
             vec![$(Row {
@@ -289,6 +307,8 @@ table! {
         "Seconds after which a peer that lives but does not answer is an error. 0: never, it is only reported.";
     tcp_user_timeout_s: u32, "RAILHEAD_TCP_USER_TIMEOUT_S", 60, 0..=86400,
         "Seconds that sent data may stay unacknowledged before a TCP connection counts as dead. 0: the system's default.";
+    stall_warn_s: Seconds, "RAILHEAD_STALL_WARN_S", Seconds::new(10), 86400,
+        "Seconds after which a request that is still outstanding is reported, once, with what it waits for. 0: never.";
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
         "Seconds that a request posted to a NIC may take to complete.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
@@ -314,14 +334,30 @@ impl Config {
 
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, tell: &mut impl FnMut(Level, String)) -> Config {
         let config = Config::read(env, tell);
-        for name in names.filter(|name| name.starts_with("RAILHEAD_") && !NAMES.contains(&name.as_str())) {
-            tell(Level::Warn, format!("{name} is not a setting of Railhead; see docs/env.md"));
+        for Unknown { name, nearest } in effective::unknown(names) {
+            let hint = nearest.map_or(String::new(), |nearest| format!(": {nearest} is meant?"));
+            tell(Level::Warn, format!("{name} is not a setting of Railhead{hint}; see docs/env.md"));
         }
         config
     }
 }
 
-/// The value of one row. Railhead's own name wins over the alias; a bad value is reported, and the default stands.
+/// Looks for one row. Railhead's own name wins over the alias.
+fn find<T: Value>(
+    name: &'static str,
+    alias: Option<&'static str>,
+    limits: &T::Limits,
+    env: &impl Fn(&str) -> Option<OsString>,
+) -> Found<T> {
+    let found = |source: &'static str| env(source).map(|text| (source, text));
+    let Some((source, text)) = found(name).or_else(|| alias.and_then(found)) else { return Found::Nothing };
+    match text.to_str().and_then(|text| T::parse(text.trim(), limits)) {
+        Some(value) => Found::Value(source, value),
+        None => Found::Bad(source, text),
+    }
+}
+
+/// The value of one row. A bad value is reported, and the default stands.
 fn setting<T: Value>(
     name: &'static str,
     alias: Option<&'static str>,
@@ -330,17 +366,16 @@ fn setting<T: Value>(
     env: &impl Fn(&str) -> Option<OsString>,
     tell: &mut impl FnMut(Level, String),
 ) -> T {
-    let found = |source: &'static str| env(source).map(|text| (source, text));
-    let Some((source, text)) = found(name).or_else(|| alias.and_then(found)) else { return default };
-    match text.to_str().and_then(|text| T::parse(text.trim(), limits)) {
-        Some(value) => {
+    match find::<T>(name, alias, limits, env) {
+        Found::Nothing => default,
+        Found::Value(source, value) => {
             if value != default {
                 let meaning = if source == name { String::new() } else { format!(" (as {name})") };
                 tell(Level::Info, format!("{source}={}{meaning}", value.show()));
             }
             value
         }
-        None => {
+        Found::Bad(source, text) => {
             let (bad, accepted, default_text) = (text.to_string_lossy(), T::accepted(limits), default.show());
             tell(Level::Warn, format!("{source}={bad} is not accepted ({accepted}); using the default, {}", Shown(&default_text)));
             default
@@ -446,6 +481,13 @@ mod tests {
             ("RAILHEAD_PORT_RANGE", "3000-2999", "LOW-HIGH"),
             ("RAILHEAD_PORT_RANGE", "3000", "LOW-HIGH"),
             ("RAILHEAD_PORT_RANGE", "3000-65536", "LOW-HIGH"),
+            ("RAILHEAD_STALL_WARN_S", "86400.001", "0..86400, in thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "0.0001", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", ".5", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "1.", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "-1", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "1e3", "thousandths"),
+            ("RAILHEAD_STALL_WARN_S", "9999999999", "thousandths"),
             ("RAILHEAD_TCP_CONGESTION", "", "algorithm"),
             ("RAILHEAD_TCP_CONGESTION", "sixteen_letters_", "algorithm"),
             ("RAILHEAD_TCP_CONGESTION", "../bbr", "algorithm"),
@@ -456,6 +498,20 @@ mod tests {
             assert_eq!(said.len(), 1, "{name}={value}");
             assert_eq!(said[0].0, Level::Warn, "{name}={value}");
             assert!(said[0].1.contains(&format!("{name}={value} ")) && said[0].1.contains(accepted), "{}", said[0].1);
+        }
+    }
+
+    #[test]
+    fn seconds_have_thousandths() {
+        for (text, nanos, shown) in
+            [("0.2", 200_000_000, "0.2"), ("10", 10_000_000_000, "10"), ("0.005", 5_000_000, "0.005"), ("0", 0, "0")]
+        {
+            let (config, said) = read(&[("RAILHEAD_STALL_WARN_S", text)]);
+            assert_eq!(config.stall_warn_s.nanos(), nanos, "{text}");
+            assert!(
+                said.iter().all(|(level, said)| *level == Level::Info && *said == format!("RAILHEAD_STALL_WARN_S={shown}")),
+                "{said:?}"
+            );
         }
     }
 
@@ -472,7 +528,7 @@ mod tests {
     fn both_ends_of_a_range_and_every_choice_are_accepted() {
         for row in rows() {
             let values: Vec<&str> = match row.accepted.split_once("..") {
-                Some((low, high)) if !row.accepted.contains('`') => vec![low, high],
+                Some((low, high)) if !row.accepted.contains('`') => vec![low, high.split(',').next().unwrap_or_default()],
                 _ if row.accepted.contains('`') || row.accepted == "any text" => continue,
                 _ => row.accepted.split(", ").collect(),
             };
@@ -491,7 +547,8 @@ mod tests {
         let (config, said) = read(&[("RAILHEAD_FABRICS", "soft")]);
         assert_eq!(config, Config::default());
         assert_eq!(said.len(), 1);
-        assert!(said[0].0 == Level::Warn && said[0].1.contains("RAILHEAD_FABRICS"), "{said:?}");
+        assert!(said[0].0 == Level::Warn && said[0].1.contains("RAILHEAD_FABRICS is not"), "{said:?}");
+        assert!(said[0].1.contains("RAILHEAD_FABRIC is meant"), "{said:?}");
     }
 
     #[test]

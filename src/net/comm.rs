@@ -1,17 +1,25 @@
 //! What the two ends of a comm have in common: polling, failing, and knowing why one waits. Used by the thread that drives the comm.
 
+use std::fmt;
+
+use crate::base::clock;
 use crate::base::error::{Error, Result};
-use crate::base::log::{self, log_warn};
+use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, CommStats, WaitCause};
-use crate::fabric::{Completion, WcStatus};
+use crate::fabric::{Completion, Opcode, Payload, SendRequest, WcStatus};
 
 use super::handshake::Established;
 use super::liveness::{Failure, Liveness, Peer, Verdict, cause};
-use super::rails::{BATCH, NO_COMPLETION, Rails, WrId, WrKind};
+use super::rails::{BATCH, NO_COMPLETION, Rails, Side, WrId, WrKind};
 use super::request::{RequestId, RequestTable, Sizes};
+use super::stall::{Step, Subject, Waiting, Watch};
 
 /// Batches of completions taken from one rail per call: enough to empty it under any load that calls often, and an end to every call.
 const BATCHES: usize = 4;
+/// Idle polls per look at the clock.
+const LOOK_EVERY: u32 = 64;
+/// Nanoseconds that a lost comm may take to learn why: a dying process does not close everything at once.
+const AUTOPSY_NS: u64 = 50_000_000;
 
 /// The common part. Fields drop in order: queue pairs, regions, then the control connection.
 pub struct Core {
@@ -22,6 +30,10 @@ pub struct Core {
     /// Counters.
     pub stats: CommStats,
     liveness: Liveness,
+    side: Side,
+    watch: Watch,
+    /// Polls that found nothing, of all time; only the remainder matters.
+    idle_polls: u32,
     /// For messages: "send comm on eth0 to host pid 5 (eth1 at 10.0.0.2)".
     name: String,
     batch: [Completion; BATCH],
@@ -33,11 +45,21 @@ pub struct Core {
 struct Dying {
     status: WcStatus,
     text: String,
+    /// When it was first asked why; 0 before.
+    since: u64,
+}
+
+impl Dying {
+    /// Whether the status says no more than that the other end is not there.
+    fn is_silent(&self) -> bool {
+        matches!(self.status, WcStatus::RetryExcErr | WcStatus::WrFlushErr)
+    }
 }
 
 impl Core {
-    /// From a handshake; `what` is "send comm on eth0 to" or the like. Also gives the memory that the peer writes to.
-    pub fn new<M>(established: Established<M>, what: String) -> (Core, M) {
+    /// From a handshake; `what` is "send comm on eth0 to" or the like. Requests are reported when they are older than `stall_ns`, unless
+    /// that is 0. Also gives the memory that the peer writes to.
+    pub fn new<M>(established: Established<M>, side: Side, what: String, stall_ns: u64) -> (Core, M) {
         let Established { rails, memory, peer, liveness, stats } = established;
         let Peer { label, .. } = peer;
         let core = Core {
@@ -45,6 +67,9 @@ impl Core {
             requests: RequestTable::new(),
             stats,
             liveness,
+            side,
+            watch: Watch::new(stall_ns),
+            idle_polls: 0,
             name: format!("{what} {label}"),
             batch: [NO_COMPLETION; BATCH],
             dying: None,
@@ -62,9 +87,10 @@ impl Core {
         }
     }
 
-    /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`.
+    /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`. True, rarely: the
+    /// caller is to call [`Core::watch`].
     #[inline]
-    pub fn progress(&mut self, waits_for: WaitCause, mut on: impl FnMut(&mut Core, &WrId, &Completion)) {
+    pub fn progress(&mut self, waits_for: WaitCause, mut on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
         let mut found = 0;
         for rail in 0..self.rails.rails() {
             for _ in 0..BATCHES {
@@ -89,25 +115,33 @@ impl Core {
         if found > 0 {
             self.stats.clear_wait();
             self.liveness.busy();
-        } else {
-            self.idle(waits_for);
+            return false;
         }
+        self.idle_polls = self.idle_polls.wrapping_add(1);
+        if self.dying.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
+            return false;
+        }
+        self.idle(waits_for)
     }
 
-    fn idle(&mut self, waits_for: WaitCause) {
+    /// One of many polls that found nothing.
+    #[cold]
+    fn idle(&mut self, waits_for: WaitCause) -> bool {
         if self.failed.is_some() {
-            return;
+            return false;
         }
+        let now = clock::now();
         if let Some(dying) = self.dying.take() {
-            return self.die(dying);
+            self.die(dying, now);
+            return false;
         }
-        self.stats.wait(cause(waits_for, self.liveness.stopped()));
-        match self.liveness.idle() {
+        self.stats.sample(cause(waits_for, self.liveness.stopped()), now);
+        match self.liveness.look(now) {
             Verdict::Alive => {}
             Verdict::LookedAt => {
-                if let Some(why) = self.rails.broken() {
-                    let text = self.liveness.explain().map_or(why.clone(), |known| format!("{known} ({why})"));
-                    return self.fail(Failure::remote(text));
+                if let Some(text) = self.rails.broken() {
+                    self.dying = Some(Dying { status: WcStatus::WrFlushErr, text, since: now });
+                    return false;
                 }
                 if let Some(pid) = self.rails.peer_pid().and_then(|pid| u32::try_from(pid).ok()) {
                     self.liveness.set_pid(pid);
@@ -116,6 +150,89 @@ impl Core {
             Verdict::Gone(why) => self.fail(Failure::remote(why)),
             Verdict::Nonsense(why) => self.fail(Failure::remote(format!("the peer sent {why}"))),
         }
+        self.failed.is_none() && self.watch.due(now)
+    }
+
+    /// Looks whether something has been outstanding for too long, and says so, once. `next` is the send that `isend` gave no request for,
+    /// and `why` what is known of the wait beyond its cause.
+    #[cold]
+    pub fn watch(&mut self, next: Option<u64>, why: &'static str) {
+        let oldest = self.requests.oldest();
+        let request = oldest.map(|(id, request)| Waiting { subject: Subject::Request(id), sequence: request.sequence });
+        let waiting = request.or(next.map(|sequence| Waiting { subject: Subject::NextSend, sequence }));
+        let now = clock::now();
+        match self.watch.look(now, waiting, self.stats.moved()) {
+            Step::Nothing => {}
+            Step::Suspect => self.ask(),
+            Step::Stalled { age_ns, moved } => {
+                // Looked at now, as the last look may have been long ago.
+                let gone = self.liveness.condition(now);
+                let part = oldest.is_some_and(|(_, request)| request.left < request.n);
+                let (cause, detail) = self.stall_cause(request.is_some(), gone, part || moved > 0, why);
+                let Some(waiting) = waiting else { return };
+                self.stats.add(CommCounter::Stalls, 1);
+                let (what, name, age, used) = (self.what(&waiting), &self.name, Seconds(age_ns), self.requests.used());
+                log_warn!(
+                    log::NET,
+                    "stalled: {what} of {name}: for {age} so far; cause: {}{detail}; {used} request(s) outstanding",
+                    cause.words()
+                );
+            }
+            Step::Over { was, age_ns } => {
+                log_info!(log::NET, "no longer stalled: {} of {}: it took {}", self.what(&was), self.name, Seconds(age_ns));
+            }
+        }
+    }
+
+    /// Why a wait goes on: what is known of the peer's process explains any wait; then what the wait is for.
+    fn stall_cause(&self, posted: bool, gone: Option<String>, part: bool, why: &'static str) -> (WaitCause, String) {
+        let detail = |text: &str| if text.is_empty() { String::new() } else { format!(" ({text})") };
+        if let Some(gone) = gone {
+            return (WaitCause::PeerGone, detail(&gone));
+        }
+        match self.side {
+            _ if self.liveness.stopped() => (WaitCause::PeerStopped, String::new()),
+            Side::Send if posted => {
+                let text = if part { "part of it has moved" } else { "the peer does not poll, or the network does not deliver" };
+                (WaitCause::Fabric, detail(text))
+            }
+            Side::Send => (WaitCause::PeerNoReceive, detail(why)),
+            Side::Recv if part => (WaitCause::Fabric, detail("part of it has arrived")),
+            Side::Recv if self.watch.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
+            Side::Recv => (
+                WaitCause::PeerNoSend,
+                detail("nor taken the announcement of the receive: it does not poll, or the network does not deliver"),
+            ),
+        }
+    }
+
+    fn what(&self, waiting: &Waiting) -> String {
+        let number = waiting.sequence;
+        match (self.side, waiting.subject) {
+            (Side::Send, Subject::Request(_)) => format!("send {number}"),
+            (Side::Send, Subject::NextSend) => format!("send {number}, not yet posted,"),
+            (Side::Recv, _) => format!("receive {number}"),
+        }
+    }
+
+    /// Asks the peer's fabric for a sign that it has taken what was announced: a WRITE of nothing, which completes behind all that.
+    fn ask(&mut self) {
+        const LANE: usize = 0;
+        if self.side != Side::Recv || self.rails.room(LANE) == 0 {
+            return;
+        }
+        let (remote_addr, rkey) = self.rails.remote(LANE, 0);
+        let nothing =
+            SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: true };
+        let id = self.watch.ask();
+        // A lane that takes nothing has failed, which the next poll says in its own words.
+        let _ = self.rails.post_send(LANE, &mut [nothing], WrKind::Cts, id, true);
+    }
+
+    /// An announcement was accepted, or a question.
+    #[inline]
+    pub fn accepted(&mut self, id: RequestId) {
+        self.watch.answer(id);
     }
 
     /// A completion that failed.
@@ -135,17 +252,22 @@ impl Core {
             WrKind::Flush => "the READ of a flush",
         };
         let why = self.rails.why(usize::from(wr.lane)).map_or(String::new(), |why| format!(": {why}"));
-        self.dying = Some(Dying { status, text: format!("{what} ended with {status}{why}") });
+        self.dying = Some(Dying { status, text: format!("{what} ended with {status}{why}"), since: 0 });
     }
 
     #[cold]
-    fn die(&mut self, dying: Dying) {
+    fn die(&mut self, dying: Dying, now: u64) {
         let ours = matches!(dying.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr);
         if ours {
             return self.fail(Failure::internal(dying.text));
         }
+        let since = if dying.since == 0 { now } else { dying.since };
         let text = match self.liveness.explain() {
             Some(why) => format!("{why} ({})", dying.text),
+            None if dying.is_silent() && now.saturating_sub(since) < AUTOPSY_NS => {
+                self.dying = Some(Dying { since, ..dying });
+                return;
+            }
             None => dying.text,
         };
         self.fail(Failure::remote(text));
@@ -157,14 +279,18 @@ impl Core {
         if self.failed.is_some() {
             return;
         }
+        let now = clock::now();
         let (outstanding, oldest) = self.requests.unfinished();
-        let oldest = oldest.map_or(String::new(), |sequence| format!(", the oldest is number {sequence}"));
-        let failure = failure.in_context(&self.name, &format!("{outstanding} request(s) outstanding{oldest}"));
+        let oldest = oldest.map_or(String::new(), |sequence| {
+            let age = self.watch.age(now, sequence).map_or(String::new(), |age_ns| format!(", for {} so far", Seconds(age_ns)));
+            format!(", the oldest is number {sequence}{age}")
+        });
+        let gone = if self.liveness.ended() { format!("; cause: {}", WaitCause::PeerGone.words()) } else { String::new() };
+        let failure = failure.in_context(&self.name, &format!("{outstanding} request(s) outstanding{oldest}{gone}"));
         log_warn!(log::NET, "{failure}");
         self.stats.add(CommCounter::Errors, outstanding.max(1) as u64);
         if failure.is_remote() {
-            // The page shows a cause when the clock is sampled, and that is every 64th time.
-            (0..64).for_each(|_| self.stats.wait(WaitCause::PeerGone));
+            self.stats.sample(WaitCause::PeerGone, now);
         }
         self.failed = Some(failure);
         self.dying = None;
@@ -174,7 +300,7 @@ impl Core {
 
     /// The peer broke the protocol.
     #[cold]
-    pub fn nonsense(&mut self, what: std::fmt::Arguments<'_>) {
+    pub fn nonsense(&mut self, what: fmt::Arguments<'_>) {
         self.fail(Failure::remote(format!("the peer sent {what}")));
     }
 
@@ -193,18 +319,17 @@ impl Core {
     /// Errors: a request that is not outstanding.
     #[inline]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        let Some(sizes) = self.requests.finish(id)? else { return Ok(None) };
-        self.stats.add(CommCounter::Completions, 1);
-        self.stats.add(CommCounter::Bytes, sizes.bytes.iter().take(sizes.n).sum::<usize>() as u64);
-        self.stats.set_outstanding(self.requests.used() as u32);
-        Ok(Some(sizes))
+        let stats = &self.stats;
+        self.requests.finish(id, |bytes| {
+            stats.add(CommCounter::Completions, 1);
+            stats.add(CommCounter::Bytes, bytes as u64);
+        })
     }
 
     /// Counts a request given out.
     #[inline]
     pub fn posted(&mut self) {
         self.stats.add(CommCounter::Ops, 1);
-        self.stats.set_outstanding(self.requests.used() as u32);
     }
 
     /// Tells the peer that the comm closes.
@@ -220,6 +345,15 @@ impl Core {
     /// Puts bytes on the control connection.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.liveness.say_for_test(bytes);
+    }
+}
+
+/// An age, to a tenth.
+struct Seconds(u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{} s", self.0 / 1_000_000_000, self.0 / 100_000_000 % 10)
     }
 }
 

@@ -113,6 +113,17 @@ impl Liveness {
         self.idle_since = 0;
     }
 
+    /// Looks at the peer's process, whenever that was last done. Some if it is gone, or its connection: how one knows.
+    pub fn condition(&mut self, now: u64) -> Option<String> {
+        self.look_at_process(now);
+        self.ended.map(|(_, why)| self.describe(why))
+    }
+
+    /// Whether the peer was seen to be gone.
+    pub fn ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// Whether the peer's process was stopped when last looked at.
     #[inline]
     pub fn stopped(&self) -> bool {
@@ -126,8 +137,9 @@ impl Liveness {
         if self.polls.is_multiple_of(CLOCK_EVERY) { self.look(clock::now()) } else { Verdict::Alive }
     }
 
+    /// One of many polls that found nothing.
     #[cold]
-    fn look(&mut self, now: u64) -> Verdict {
+    pub fn look(&mut self, now: u64) -> Verdict {
         if self.idle_since == 0 {
             self.idle_since = now;
         }

@@ -8,7 +8,8 @@
 //! 3. `test` on either side polls, and gives the sizes once all stripes are accounted for ([`request`]).
 //!
 //! Before that, three authenticated messages made the comm: [`wire`] has their bytes, [`connect`] and [`accept`] the two ends' state
-//! machines, [`handle`] what is carried from listen to connect. [`liveness`] watches the peer, [`mr_cache`] the registered memory.
+//! machines, [`handle`] what is carried from listen to connect. [`liveness`] watches the peer, [`stall`] what waits too long,
+//! [`mr_cache`] the registered memory.
 #![forbid(unsafe_code)]
 
 mod accept;
@@ -28,6 +29,7 @@ mod rails;
 mod recv;
 mod request;
 mod send;
+mod stall;
 pub mod wire;
 
 #[cfg(test)]

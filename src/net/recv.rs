@@ -13,7 +13,7 @@ use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
 use super::flush::Flusher;
 use super::handshake::Established;
 use super::mr_cache::{MemoryKind, MrHandle};
-use super::rails::{WrId, WrKind};
+use super::rails::{Side, WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -70,7 +70,8 @@ const FREE: RecvSlot =
 impl RecvComm {
     /// From a handshake. Every lane gets as many receives as messages can come, and from then on one for each that came.
     pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
-        let (mut core, records) = Core::new(established, format!("recv comm on {} from", net.device_name(dev)));
+        let name = format!("recv comm on {} from", net.device_name(dev));
+        let (mut core, records) = Core::new(established, Side::Recv, name, net.config.stall_warn_s.nanos());
         for lane in 0..core.rails.lanes() {
             for _ in 0..MAX_REQUESTS {
                 core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
@@ -215,15 +216,19 @@ impl RecvComm {
     #[inline]
     fn progress(&mut self, cause: WaitCause) {
         let RecvComm { core, records, slots, .. } = self;
-        core.progress(cause, |core, wr, completion| match wr.kind {
+        let watch = core.progress(cause, |core, wr, completion| match wr.kind {
             WrKind::Recv => received(core, records, slots, wr, completion),
             WrKind::Flush => {
                 if let Some(request) = core.requests.get_mut(wr.id) {
                     request.left = request.left.saturating_sub(1);
                 }
             }
-            WrKind::Cts | WrKind::Data => {}
+            WrKind::Cts => core.accepted(wr.id),
+            WrKind::Data => {}
         });
+        if watch {
+            core.watch(None, "");
+        }
     }
 }
 

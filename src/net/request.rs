@@ -97,17 +97,21 @@ impl RequestTable {
         (entry.used && entry.generation == id.0 >> 8).then_some(&mut entry.request)
     }
 
-    /// Its sizes if it is done, in which case it is freed.
+    /// Its sizes if it is done, in which case it is freed, and `count` called with their sum.
     ///
     /// Errors: a request that is not outstanding: finished before, or never made here.
     #[inline]
-    pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+    pub fn finish(&mut self, id: RequestId, count: impl FnOnce(usize)) -> Result<Option<Sizes>> {
         let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize).filter(|e| e.used && e.generation == id.0 >> 8) else {
             return Err(stale(id));
         };
         if entry.request.left != 0 {
             return Ok(None);
         }
+        count(match (entry.request.n, &entry.request.bytes) {
+            (1, [bytes, ..]) => *bytes,
+            (n, all) => all.iter().take(usize::from(n)).sum(),
+        });
         let sizes = Sizes { n: usize::from(entry.request.n), bytes: entry.request.bytes };
         entry.used = false;
         // Generation 0 is skipped so that no id is 0.
@@ -117,6 +121,13 @@ impl RequestTable {
             self.free_count += 1;
         }
         Ok(Some(sizes))
+    }
+
+    /// The oldest request that is not done.
+    pub fn oldest(&self) -> Option<(RequestId, Request)> {
+        let open = self.entries.iter().enumerate().filter(|(_, e)| e.used && e.request.left != 0);
+        let (slot, entry) = open.min_by_key(|(_, e)| e.request.sequence)?;
+        Some((RequestId(entry.generation << 8 | slot as u32), entry.request))
     }
 
     /// Requests that are not done, and the sequence number of the oldest of them.
@@ -149,7 +160,7 @@ mod tests {
         let ids: Vec<_> = (0..MAX_REQUESTS).map(|_| table.insert(EMPTY).unwrap()).collect();
         assert!(table.insert(EMPTY).is_none() && !table.has_room());
         for id in ids {
-            assert!(table.finish(id).unwrap().is_some());
+            assert!(table.finish(id, |_| ()).unwrap().is_some());
         }
         assert_eq!(table.used(), 0);
     }
@@ -158,10 +169,10 @@ mod tests {
     fn a_finished_request_is_gone() {
         let mut table = RequestTable::new();
         let id = table.insert(Request { n: 1, left: 1, ..EMPTY }).unwrap();
-        assert_eq!(table.finish(id).unwrap(), None);
+        assert_eq!(table.finish(id, |_| ()).unwrap(), None);
         table.get_mut(id).unwrap().left = 0;
-        assert_eq!(table.finish(id).unwrap().unwrap().n, 1);
-        assert!(matches!(table.finish(id), Err(Error::Internal(_))));
+        assert_eq!(table.finish(id, |_| ()).unwrap().unwrap().n, 1);
+        assert!(matches!(table.finish(id, |_| ()), Err(Error::Internal(_))));
         assert!(table.get_mut(id).is_none());
         let next = table.insert(EMPTY).unwrap();
         assert_eq!(next.0 & 0xff, id.0 & 0xff);
@@ -174,7 +185,7 @@ mod tests {
         table.entries[0].generation = LAST_GENERATION;
         let id = table.insert(EMPTY).unwrap();
         assert_eq!(id.0, u32::MAX << 8);
-        table.finish(id).unwrap();
+        table.finish(id, |_| ()).unwrap();
         assert_eq!(table.insert(EMPTY).unwrap().0, 1 << 8);
     }
 
@@ -206,9 +217,9 @@ mod tests {
                     },
                     Op::Finish(i) => if let Some(&id) = ever.get(i) {
                         match model.get(&id.0) {
-                            None => prop_assert!(table.finish(id).is_err()),
-                            Some(0) => { prop_assert!(table.finish(id).unwrap().is_some()); model.remove(&id.0); }
-                            Some(_) => prop_assert!(table.finish(id).unwrap().is_none()),
+                            None => prop_assert!(table.finish(id, |_| ()).is_err()),
+                            Some(0) => { prop_assert!(table.finish(id, |_| ()).unwrap().is_some()); model.remove(&id.0); }
+                            Some(_) => prop_assert!(table.finish(id, |_| ()).unwrap().is_none()),
                         }
                     },
                     Op::Complete(i) => if let Some(&id) = ever.get(i) {
@@ -219,6 +230,9 @@ mod tests {
                 }
                 prop_assert_eq!(table.used(), model.len());
                 prop_assert_eq!(table.unfinished().0, model.values().filter(|&&l| l != 0).count());
+                let oldest = table.oldest();
+                prop_assert_eq!(oldest.is_some(), table.unfinished().0 > 0);
+                prop_assert!(oldest.is_none_or(|(id, request)| model.get(&id.0) == Some(&request.left) && request.left != 0));
             }
         }
     }

@@ -14,7 +14,7 @@ use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS,
 use super::handshake::Established;
 use super::liveness::Failure;
 use super::mr_cache::{MrHandle, MrTable};
-use super::rails::{Plan, WrKind};
+use super::rails::{Plan, Side, WrKind};
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -88,7 +88,7 @@ impl SendComm {
             State::Up(sender) => sender.test(request),
             State::Failed(failure) => failure.result(),
             // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
-            State::Connecting(_) => super::request::RequestTable::new().finish(request),
+            State::Connecting(_) => super::request::RequestTable::new().finish(request, |_| ()),
         }
     }
 
@@ -135,7 +135,8 @@ impl Drop for SendComm {
 
 impl Sender {
     fn new(net: &Net, dev: usize, established: Established<CtsFifo>) -> Sender {
-        let (core, fifo) = Core::new(established, format!("send comm on {} to", net.device_name(dev)));
+        let name = format!("send comm on {} to", net.device_name(dev));
+        let (core, fifo) = Core::new(established, Side::Send, name, net.config.stall_warn_s.nanos());
         Sender {
             core,
             fifo,
@@ -287,7 +288,7 @@ impl Sender {
 
     #[inline]
     fn progress(&mut self, cause: WaitCause) {
-        self.core.progress(cause, |core, wr, _| {
+        let watch = self.core.progress(cause, |core, wr, _| {
             let Some(request) = core.requests.get_mut(wr.id) else { return };
             request.stripes &= !(1 << wr.lane);
             if request.stripes == 0 && request.left > 0 {
@@ -295,6 +296,17 @@ impl Sender {
                 stage::reach(Stage::SendDone);
             }
         });
+        if watch {
+            self.watch(cause);
+        }
+    }
+
+    #[cold]
+    fn watch(&mut self, cause: WaitCause) {
+        let next = self.head + u64::from(self.used.trailing_ones());
+        let why = if self.group_len > 0 { "with this tag; there is one with another" } else { "" };
+        // Who only tests requests has no further send to post.
+        self.core.watch((cause == WaitCause::PeerNoReceive).then_some(next), why);
     }
 
     #[inline]

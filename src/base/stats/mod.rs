@@ -4,6 +4,7 @@
 //! messages move. Records are taken when a comm is made and given back when its last handle is dropped. A full page, no page
 //! (RAILHEAD_STATS=0) and a failed one look alike to the caller: the counters then stand in private memory.
 
+mod names;
 pub mod page;
 mod place;
 
@@ -94,9 +95,23 @@ impl RailCounter {
         RailCounter::Reconnects,
         RailCounter::TxGranted,
     ];
+
+    /// Those that count payload bytes.
+    pub const BYTES: [RailCounter; 10] = [
+        RailCounter::TxInline,
+        RailCounter::TxMapped,
+        RailCounter::TxCma,
+        RailCounter::TxBounce,
+        RailCounter::TxTcp,
+        RailCounter::RxInline,
+        RailCounter::RxMapped,
+        RailCounter::RxCma,
+        RailCounter::RxBounce,
+        RailCounter::RxTcp,
+    ];
 }
 
-/// What is counted per comm.
+/// What is counted per comm. Requests that are outstanding are those given out and not completed, so nobody counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum CommCounter {
@@ -110,6 +125,14 @@ pub enum CommCounter {
     NullPosts,
     /// Requests that failed.
     Errors,
+    /// Requests reported as stalled (RAILHEAD_STALL_WARN_S).
+    Stalls,
+}
+
+impl CommCounter {
+    /// Every counter, in the page's order.
+    pub const ALL: [CommCounter; 6] =
+        [CommCounter::Ops, CommCounter::Completions, CommCounter::Bytes, CommCounter::NullPosts, CommCounter::Errors, CommCounter::Stalls];
 }
 
 /// What a comm waits for.
@@ -268,6 +291,13 @@ impl CommStats {
         self.record().counters[counter as usize].load(Ordering::Relaxed)
     }
 
+    /// Bytes that the comm's rails have moved, either way.
+    pub fn moved(&self) -> u64 {
+        let rails = self.rails.borrow();
+        let all = rails.iter().flat_map(|rail| RailCounter::BYTES.map(|counter| rail.get(counter)));
+        all.fold(0, u64::wrapping_add)
+    }
+
     /// Nanoseconds accounted to a cause so far.
     pub fn waited(&self, cause: WaitCause) -> u64 {
         self.record().wait_ns[cause as usize].load(Ordering::Relaxed)
@@ -284,8 +314,9 @@ impl CommStats {
         }
     }
 
+    /// What [`CommStats::wait`] does every 64th time, for a caller that counts its idle polls itself.
     #[cold]
-    fn sample(&self, cause: WaitCause, now: u64) {
+    pub fn sample(&self, cause: WaitCause, now: u64) {
         let record = self.record();
         let before = self.sampled_at.replace(now);
         if before != 0 {
@@ -305,12 +336,6 @@ impl CommStats {
             self.waiting.set(WaitCause::None);
             self.record().wait_cause.store(WaitCause::None as u32, Ordering::Relaxed);
         }
-    }
-
-    /// Publishes how many requests are outstanding.
-    #[inline]
-    pub fn set_outstanding(&self, requests: u32) {
-        self.record().outstanding.store(requests, Ordering::Relaxed);
     }
 }
 

@@ -65,11 +65,10 @@ pub struct CommRecord {
     pub id: AtomicU64,
     /// Peer's process id, or 0.
     pub peer_pid: AtomicI32,
-    /// Requests outstanding.
-    pub outstanding: AtomicU32,
+    spare0: AtomicU32,
     /// [`WaitCause`].
     pub wait_cause: AtomicU32,
-    spare0: AtomicU32,
+    spare1: AtomicU32,
     /// CLOCK_MONOTONIC, in ns, at the first sample of the present wait.
     pub wait_since_ns: AtomicU64,
     /// When the comm was made.
@@ -111,13 +110,12 @@ pub struct Layout {
 }
 
 const _: () = {
+    assert!(CommCounter::Ops as usize == 0 && CommCounter::Completions as usize == 1);
     assert!(size_of::<Header>() == 4096 && offset_of!(Header, version) == 8 && offset_of!(Header, pid) == 12);
     assert!(offset_of!(Header, started_ns) == 16 && offset_of!(Header, size) == 24 && offset_of!(Header, comms) == 32);
     assert!(offset_of!(Header, rails) == 36 && offset_of!(Header, overflowed) == 40);
     assert!(size_of::<CommRecord>() == 384 && offset_of!(CommRecord, kind) == 4 && offset_of!(CommRecord, id) == 8);
-    assert!(
-        offset_of!(CommRecord, peer_pid) == 16 && offset_of!(CommRecord, outstanding) == 20 && offset_of!(CommRecord, wait_cause) == 24
-    );
+    assert!(offset_of!(CommRecord, peer_pid) == 16 && offset_of!(CommRecord, wait_cause) == 24);
     assert!(offset_of!(CommRecord, wait_since_ns) == 32 && offset_of!(CommRecord, made_ns) == 40 && offset_of!(CommRecord, counters) == 48);
     assert!(offset_of!(CommRecord, wait_ns) == 112 && offset_of!(CommRecord, device) == 176 && offset_of!(CommRecord, peer) == 240);
     assert!(size_of::<RailRecord>() == 256 && offset_of!(RailRecord, index) == 4 && offset_of!(RailRecord, owner) == 8);
@@ -144,7 +142,6 @@ impl CommRecord {
         for word in self.counters.iter().chain(&self.wait_ns).chain([&self.id, &self.wait_since_ns, &self.made_ns]) {
             word.store(0, Ordering::Relaxed);
         }
-        self.outstanding.store(0, Ordering::Relaxed);
         self.wait_cause.store(0, Ordering::Relaxed);
         self.set_peer("", 0);
     }
@@ -164,16 +161,17 @@ impl CommRecord {
             let cause = self.wait_cause.load(Ordering::Relaxed);
             let wait = WaitCause::ALL.get(cause as usize).copied().unwrap_or(WaitCause::None);
             let since = self.wait_since_ns.load(Ordering::Relaxed);
+            let counters = load_all(&self.counters);
             Some(CommSnapshot {
                 kind,
                 id: self.id.load(Ordering::Relaxed),
                 device: take_text(&self.device),
                 peer: take_text(&self.peer),
                 peer_pid: self.peer_pid.load(Ordering::Relaxed),
-                outstanding: self.outstanding.load(Ordering::Relaxed),
+                outstanding: outstanding(kind, &counters),
                 wait,
                 wait_age_ns: if wait == WaitCause::None { 0 } else { now.saturating_sub(since) },
-                counters: load_all(&self.counters),
+                counters,
                 wait_ns: load_all(&self.wait_ns),
                 rails: Vec::new(),
             })
@@ -235,6 +233,15 @@ fn consistent<T>(seq: &AtomicU32, read: impl Fn() -> Option<T>) -> Option<T> {
 
 fn load_all<const N: usize>(words: &[AtomicU64; N]) -> [u64; N] {
     std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
+}
+
+/// Requests given out and not completed; a listener has none. The owner may count between two of our loads.
+fn outstanding(kind: CommKind, counters: &[u64; 8]) -> u32 {
+    let [ops, completions, ..] = counters;
+    if kind == CommKind::Listen {
+        return 0;
+    }
+    u32::try_from(ops.saturating_sub(*completions)).unwrap_or(u32::MAX)
 }
 
 fn put_text(to: &[AtomicU8; NAME_SIZE], text: &str) {

@@ -42,11 +42,12 @@ fn what_is_counted_stands_in_the_page_by_comm_and_rail() {
     comm.add(CommCounter::Bytes, 5);
     comm.add(CommCounter::Bytes, 6);
     comm.add(CommCounter::Errors, 1);
-    comm.set_outstanding(3);
+    comm.add(CommCounter::Ops, 5);
+    comm.add(CommCounter::Completions, 2);
 
     let seen = shown("counts").unwrap();
     assert_eq!((seen.kind, seen.device.as_str(), seen.peer_pid, seen.outstanding), (CommKind::Send, "eth0", 77, 3));
-    assert_eq!(seen.counters, [0, 0, 11, 0, 1, 0, 0, 0]);
+    assert_eq!(seen.counters, [5, 2, 11, 0, 1, 0, 0, 0]);
     assert_eq!((seen.get(CommCounter::Bytes), comm.get(CommCounter::Bytes)), (11, 11));
     assert_eq!(seen.rails.iter().map(|r| r.index).collect::<Vec<_>>(), [0, 1]);
     for (i, counter) in RailCounter::ALL.into_iter().enumerate() {

@@ -166,7 +166,9 @@ impl Tier {
 
     fn why_not(self) -> &'static str {
         match self {
-            Tier::Ib | Tier::Other => "is passed over because there are ib* interfaces, which NCCL uses alone",
+            Tier::Ib | Tier::Other => {
+                "is passed over because there are ib* interfaces, which NCCL uses alone; RAILHEAD_SOCKET_IFNAME can ask for it"
+            }
             Tier::Veth => "is a veth* interface, used only if there is nothing better or if asked for",
             Tier::LinkLocal => "has only a link-local IPv6 address, used only if there is nothing better or if asked for",
             Tier::Docker => "is a docker* interface, used only if there is nothing better or if asked for",
@@ -201,12 +203,12 @@ pub fn select(links: Vec<Link>, ifname: &str, family: Family) -> Result<Listing>
         match (refusal, address(&link.addrs, family)) {
             (Some(why), _) => excluded.push(Excluded { name: link.name, why }),
             (None, None) => {
-                let what = match family {
-                    Family::Any => "IP",
-                    Family::V4 => "IPv4",
-                    Family::V6 => "IPv6",
+                let (what, remedy) = match family {
+                    Family::Any => ("IP", "; `ip addr add` gives it one"),
+                    Family::V4 => ("IPv4", ", and RAILHEAD_SOCKET_FAMILY or NCCL_SOCKET_FAMILY asks for one"),
+                    Family::V6 => ("IPv6", ", and RAILHEAD_SOCKET_FAMILY or NCCL_SOCKET_FAMILY asks for one"),
                 };
-                excluded.push(Excluded { name: link.name, why: format!("has no {what} address") });
+                excluded.push(Excluded { name: link.name, why: format!("has no {what} address{remedy}") });
             }
             (None, Some(addr)) => usable.push((Tier::of(&link, &addr), addr, link)),
         }
@@ -244,9 +246,9 @@ pub fn select(links: Vec<Link>, ifname: &str, family: Family) -> Result<Listing>
 
 fn not_running(flags: u32) -> Option<&'static str> {
     if flags & libc::IFF_UP as u32 == 0 {
-        Some("is down")
+        Some("is down; `ip link set dev ... up` makes it usable")
     } else if flags & (libc::IFF_RUNNING | libc::IFF_LOOPBACK) as u32 == 0 {
-        Some("is up but has no carrier")
+        Some("is up but has no carrier; look at its cable and at the other end")
     } else {
         None
     }

@@ -1,0 +1,209 @@
+//! What `info` shows, gathered: from the plugin through its own interface, from this machine, and from the environment.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use railhead::base::config::{Effective, Family, Source};
+use railhead::fabric::soft::iface;
+use serde::Serialize;
+
+use super::host::{self, Host};
+use crate::plugin::{Plugin, Properties, take_log};
+use crate::stats::processes::printable;
+
+/// What our own plugin calls itself.
+const OURS: &str = "Railhead";
+const FILE: &str = "librailhead.so";
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub struct Facts {
+    /// The plugin.
+    pub plugin: About,
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// What is there and not used; of our own plugin only.
+    pub unusable: Vec<Unusable>,
+    /// The machine.
+    pub host: Host,
+    /// Settings of this release, by the table's order; of our own plugin only.
+    pub settings: Vec<Setting>,
+    /// Variables that are called like settings, and are none.
+    pub unknown: Vec<Unknown>,
+}
+
+/// The plugin.
+#[derive(Debug, Serialize)]
+pub struct About {
+    /// Where it was found.
+    pub file: PathBuf,
+    /// What it calls itself.
+    pub name: String,
+    /// Versions of the interface that it has.
+    pub versions: Vec<u32>,
+    /// The one that was asked.
+    pub version: u32,
+    /// Why it has no devices to show, if a call failed.
+    pub error: Option<String>,
+    /// What it had to say meanwhile, at WARN.
+    pub warnings: Vec<String>,
+}
+
+/// A device.
+#[derive(Debug, Serialize)]
+pub struct Device {
+    /// Its number.
+    pub device: i32,
+    /// Its name.
+    pub name: String,
+    /// Where it is in /sys.
+    pub pci_path: Option<String>,
+    /// Unique per NIC.
+    pub guid: u64,
+    /// On the NIC.
+    pub port: i32,
+    /// Mbit/s.
+    pub speed_mbps: i32,
+    /// Kinds of memory: "host", "cuda", "dma-buf".
+    pub memory: Vec<&'static str>,
+    /// Comms at most.
+    pub max_comms: i32,
+    /// Buffers of one receive at most.
+    pub max_recvs: i32,
+    /// Longest message, where the version says so.
+    pub max_p2p_bytes: Option<usize>,
+    /// The devices that it is made of, where the version says so.
+    pub made_of: Option<Vec<i32>>,
+}
+
+/// What is there and not used.
+#[derive(Debug, Serialize)]
+pub struct Unusable {
+    /// What.
+    pub name: String,
+    /// Why, to be read after the name.
+    pub why: String,
+}
+
+/// A setting.
+#[derive(Debug, Serialize)]
+pub struct Setting {
+    /// Our name for it.
+    pub name: &'static str,
+    /// NCCL's.
+    pub alias: Option<&'static str>,
+    /// In force.
+    pub value: String,
+    /// "default", or the variable.
+    pub source: &'static str,
+    /// What the variable holds, if that is not accepted.
+    pub rejected: Option<String>,
+    /// What would be in force otherwise.
+    pub default: String,
+    /// What is accepted.
+    pub accepted: String,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+/// A variable that is nobody's.
+#[derive(Debug, Serialize)]
+pub struct Unknown {
+    /// Its name.
+    pub name: String,
+    /// The setting that is called most alike.
+    pub nearest: Option<&'static str>,
+}
+
+/// Asks everybody.
+///
+/// Errors: no such plugin.
+pub fn gather(file: Option<&Path>) -> anyhow::Result<Facts> {
+    let file = file.map_or_else(find, Path::to_path_buf);
+    let versions = Plugin::versions(&file)?;
+    let Some(&version) = versions.last() else { bail!("{} exports no version of NCCL's interface", file.display()) };
+    let mut plugin = Plugin::load(&file, Some(version))?;
+    let name = printable(&plugin.name());
+    let (devices, error) = match devices(&mut plugin) {
+        Ok(devices) => (devices, None),
+        Err(failure) => (Vec::new(), Some(failure.to_string())),
+    };
+    let warnings = take_log().into_iter().filter(|line| line.level == 2).map(|line| printable(&line.text)).collect();
+    let about = About { file, versions, version, error, warnings, name };
+    let mut facts = Facts { plugin: about, devices, unusable: Vec::new(), host: host::look(), settings: Vec::new(), unknown: Vec::new() };
+    if facts.plugin.name == OURS {
+        let effective = Effective::read();
+        facts.unusable = unusable(&effective);
+        facts.unknown = effective.unknown.iter().map(|u| Unknown { name: printable(&u.name), nearest: u.nearest }).collect();
+        facts.settings = effective.settings.into_iter().map(setting).collect();
+    }
+    Ok(facts)
+}
+
+/// Our own library: as installed, as built, or by the loader.
+fn find() -> PathBuf {
+    let program = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
+    let places = program.iter().flat_map(|dir| [dir.join(FILE), dir.join("../lib").join(FILE)]);
+    places.into_iter().find(|place| place.is_file()).unwrap_or_else(|| FILE.into())
+}
+
+fn devices(plugin: &mut Plugin) -> crate::plugin::Result<Vec<Device>> {
+    plugin.init()?;
+    let devices = plugin.devices().and_then(|n| (0..n).map(|i| plugin.properties(i).map(|p| device(i, p))).collect());
+    // It has served; what it says about its end changes nothing.
+    let _ = plugin.finalize();
+    devices
+}
+
+fn device(number: i32, p: Properties) -> Device {
+    let kinds = [(1, "host"), (2, "cuda"), (4, "dma-buf")];
+    Device {
+        device: number,
+        name: printable(&p.name),
+        pci_path: p.pci_path.map(|path| printable(&path)),
+        guid: p.guid,
+        port: p.port,
+        speed_mbps: p.speed,
+        memory: kinds.into_iter().filter(|(bit, _)| p.ptr_support & bit != 0).map(|(_, kind)| kind).collect(),
+        max_comms: p.max_comms,
+        max_recvs: p.max_recvs,
+        max_p2p_bytes: p.max_p2p_bytes,
+        made_of: p.vdevs,
+    }
+}
+
+/// Interfaces that are passed over, and NICs that no provider drives.
+fn unusable(effective: &Effective) -> Vec<Unusable> {
+    let family = match effective.config.socket_family {
+        Family::Any => iface::Family::Any,
+        Family::Inet => iface::Family::V4,
+        Family::Inet6 => iface::Family::V6,
+    };
+    let mut all: Vec<Unusable> = match iface::list(&effective.config.socket_ifname, family) {
+        Ok(listing) => listing.excluded.into_iter().map(|e| Unusable { name: e.name, why: e.why }).collect(),
+        Err(error) => vec![Unusable { name: "every interface".into(), why: format!("is passed over: {error}") }],
+    };
+    for name in host::rdma_devices() {
+        let why = "is an RDMA NIC, for which this release has no provider; its network interface serves with TCP".into();
+        all.push(Unusable { name, why });
+    }
+    all
+}
+
+fn setting(setting: railhead::base::config::Setting) -> Setting {
+    let (source, rejected) = match setting.source {
+        Source::Default => ("default", None),
+        Source::Variable(name) => (name, None),
+        Source::Rejected(name, text) => (name, Some(printable(&text))),
+    };
+    Setting {
+        name: setting.name,
+        alias: setting.alias,
+        value: printable(&setting.value),
+        source,
+        rejected,
+        default: setting.default,
+        accepted: setting.accepted,
+        meaning: setting.doc,
+    }
+}

@@ -1,0 +1,102 @@
+//! The pages as JSON.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use railhead::base::stats::page::{CommSnapshot, RailSnapshot};
+use railhead::base::stats::{CommCounter, RailCounter, WaitCause};
+use serde::Serialize;
+
+use super::processes::Process;
+
+#[derive(Serialize)]
+struct Page<'a> {
+    processes: Vec<OneProcess<'a>>,
+}
+
+#[derive(Serialize)]
+struct OneProcess<'a> {
+    pid: i32,
+    copy: usize,
+    command: &'a str,
+    age_s: f64,
+    /// Comms and rails that found no room in the page.
+    overflowed: u64,
+    comms: Vec<Comm<'a>>,
+}
+
+#[derive(Serialize)]
+struct Comm<'a> {
+    id: u64,
+    direction: &'static str,
+    device: &'a str,
+    peer: &'a str,
+    peer_pid: Option<i32>,
+    outstanding: u32,
+    waits_for: Option<Wait>,
+    counters: BTreeMap<&'static str, u64>,
+    /// Seconds, by cause.
+    waited_s: BTreeMap<&'static str, f64>,
+    rails: Vec<Rail>,
+}
+
+#[derive(Serialize)]
+struct Wait {
+    cause: &'static str,
+    words: &'static str,
+    for_s: f64,
+}
+
+#[derive(Serialize)]
+struct Rail {
+    rail: u32,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+/// One object, with a newline.
+pub fn page(processes: &[Process]) -> anyhow::Result<String> {
+    let page = Page { processes: processes.iter().map(process).collect() };
+    let text = serde_json::to_string_pretty(&page).context("writing JSON")?;
+    Ok(text + "\n")
+}
+
+fn process(process: &Process) -> OneProcess<'_> {
+    OneProcess {
+        pid: process.pid,
+        copy: process.copy,
+        command: &process.command,
+        age_s: seconds(process.page.age_ns),
+        overflowed: process.page.overflowed,
+        comms: process.page.comms.iter().map(comm).collect(),
+    }
+}
+
+fn comm(comm: &CommSnapshot) -> Comm<'_> {
+    let wait = Wait { cause: comm.wait.name(), words: comm.wait.words(), for_s: seconds(comm.wait_age_ns) };
+    Comm {
+        id: comm.id,
+        direction: comm.kind.name(),
+        device: &comm.device,
+        peer: &comm.peer,
+        peer_pid: (comm.peer_pid > 0).then_some(comm.peer_pid),
+        outstanding: comm.outstanding,
+        waits_for: (comm.wait != WaitCause::None).then_some(wait),
+        counters: CommCounter::ALL.into_iter().map(|counter| (counter.name(), comm.get(counter))).collect(),
+        waited_s: causes().map(|cause| (cause.name(), seconds(comm.waited(cause)))).collect(),
+        rails: comm.rails.iter().map(rail).collect(),
+    }
+}
+
+fn rail(rail: &RailSnapshot) -> Rail {
+    Rail { rail: rail.index, counters: RailCounter::ALL.into_iter().map(|counter| (counter.name(), rail.get(counter))).collect() }
+}
+
+/// Every cause that time is accounted to.
+pub fn causes() -> impl Iterator<Item = WaitCause> {
+    WaitCause::ALL.into_iter().filter(|cause| *cause != WaitCause::None)
+}
+
+/// Nanoseconds as seconds.
+pub fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}

@@ -1,0 +1,164 @@
+//! The settings as they are in force, and where each came from: for whoever shows them. Any thread, at any time.
+
+use std::ffi::OsString;
+
+use super::{Config, Found, NAMES, Value, origins, rows};
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Nobody set it.
+    Default,
+    /// This variable.
+    Variable(&'static str),
+    /// This variable holds that text, which is not accepted; the default is in force.
+    Rejected(&'static str, String),
+}
+
+/// One setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// Railhead's own name for it.
+    pub name: &'static str,
+    /// NCCL's, if it has one.
+    pub alias: Option<&'static str>,
+    /// What is in force.
+    pub value: String,
+    /// Where that comes from.
+    pub source: Source,
+    /// What would be in force otherwise.
+    pub default: String,
+    /// What is accepted.
+    pub accepted: String,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// A variable that is called as if it were ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unknown {
+    /// Its name.
+    pub name: String,
+    /// The setting that is called most alike, if one is.
+    pub nearest: Option<&'static str>,
+}
+
+/// Everything that the environment says about Railhead.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Effective {
+    /// The values.
+    pub config: Config,
+    /// The same in words, in the table's order.
+    pub settings: Vec<Setting>,
+    /// What is nobody's.
+    pub unknown: Vec<Unknown>,
+}
+
+impl Effective {
+    /// Reads the environment, and says nothing.
+    pub fn read() -> Effective {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        Effective::from(&|name| std::env::var_os(name), names)
+    }
+
+    fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>) -> Effective {
+        let config = Config::read(env, &mut |_, _| ());
+        let setting = |(row, (source, value)): (super::Row, (Source, String))| Setting {
+            name: row.env,
+            alias: row.alias,
+            value,
+            source,
+            default: row.default,
+            accepted: row.accepted,
+            doc: row.doc,
+        };
+        Effective { config, settings: rows().into_iter().zip(origins(env)).map(setting).collect(), unknown: unknown(names) }
+    }
+}
+
+/// The source of a row's value, and the value.
+pub(super) fn origin<T: Value>(found: Found<T>, default: &T) -> (Source, String) {
+    match found {
+        Found::Nothing => (Source::Default, default.show()),
+        Found::Value(name, value) => (Source::Variable(name), value.show()),
+        Found::Bad(name, text) => (Source::Rejected(name, text.to_string_lossy().into_owned()), default.show()),
+    }
+}
+
+/// Those of `names` that begin like ours and are not, in order.
+pub(super) fn unknown(names: impl Iterator<Item = String>) -> Vec<Unknown> {
+    let ours = |name: &String| name.starts_with("RAILHEAD_") && !NAMES.contains(&name.as_str());
+    let mut found: Vec<Unknown> = names.filter(ours).map(|name| Unknown { nearest: nearest(&name), name }).collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// The setting that is called most like that, unless half of its name would have to change.
+fn nearest(name: &str) -> Option<&'static str> {
+    const PREFIX: usize = "RAILHEAD_".len();
+    // Bounds the work for a name of any length.
+    let ends = NAMES.iter().filter(|ours| name.len() < 2 * ours.len());
+    let (steps, best) = ends.map(|ours| (distance(name.as_bytes(), ours.as_bytes()), *ours)).min()?;
+    (2 * steps < best.len() - PREFIX).then_some(best)
+}
+
+/// Levenshtein's: insertions, removals and replacements.
+fn distance(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        // What was left of, and above left of, the place being filled.
+        let (mut left, mut corner) = (i + 1, i);
+        for (y, above) in b.iter().zip(row.iter_mut().skip(1)) {
+            let here = (corner + usize::from(x != y)).min(left + 1).min(*above + 1);
+            (corner, left) = (*above, here);
+            *above = here;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or(a.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> Effective {
+        let env = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
+        Effective::from(&env, vars.iter().map(|(name, _)| name.to_string()))
+    }
+
+    #[test]
+    fn every_value_has_its_source() {
+        let vars = [("RAILHEAD_CMA", "off"), ("NCCL_IB_TC", "7"), ("RAILHEAD_SPLIT_MIN", "1"), ("NCCL_SOCKET_FAMILY", "AF_INET")];
+        let it = read(&vars);
+        assert_eq!((it.config.cma, it.config.traffic_class, it.config.split_min), (false, 7, 65536));
+        assert_eq!(it.settings.len(), NAMES.len());
+        let of = |name: &str| it.settings.iter().find(|s| s.name == name).map(|s| (s.value.as_str(), s.source.clone())).unwrap();
+        assert_eq!(of("RAILHEAD_CMA"), ("0", Source::Variable("RAILHEAD_CMA")));
+        assert_eq!(of("RAILHEAD_TC"), ("7", Source::Variable("NCCL_IB_TC")));
+        assert_eq!(of("RAILHEAD_SOCKET_FAMILY"), ("AF_INET", Source::Variable("NCCL_SOCKET_FAMILY")));
+        assert_eq!(of("RAILHEAD_SPLIT_MIN"), ("65536", Source::Rejected("RAILHEAD_SPLIT_MIN", "1".into())));
+        let set = it.settings.iter().filter(|s| s.source != Source::Default).count();
+        assert_eq!(set, vars.len());
+        assert!(it.settings.iter().all(|s| s.source != Source::Default || s.value == s.default));
+    }
+
+    #[test]
+    fn unknown_names_have_the_nearest_one_with_them() {
+        let it = read(&[("RAILHEAD_TCP_STREAM", "1"), ("RAILHEAD_XYZZY_PLUGH", "1"), ("RAILHEAD_DEBUG", "none"), ("RAILHEAD_", "")]);
+        let all: Vec<_> = it.unknown.iter().map(|u| (u.name.as_str(), u.nearest)).collect();
+        assert_eq!(all, [("RAILHEAD_", None), ("RAILHEAD_TCP_STREAM", Some("RAILHEAD_TCP_STREAMS")), ("RAILHEAD_XYZZY_PLUGH", None)]);
+        assert_eq!(read(&[(&format!("RAILHEAD_{}", "A".repeat(100_000)), "")]).unknown[0].nearest, None);
+    }
+
+    #[test]
+    fn distances_are_levenshteins() {
+        for (a, b, steps) in
+            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("same", "same", 0)]
+        {
+            assert_eq!((distance(a.as_bytes(), b.as_bytes()), distance(b.as_bytes(), a.as_bytes())), (steps, steps), "{a} {b}");
+        }
+    }
+}

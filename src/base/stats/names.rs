@@ -1,0 +1,87 @@
+//! What the page's numbers are called: short names for programs, words for people. Used by whoever shows a page.
+
+use super::{CommCounter, CommKind, RailCounter, WaitCause};
+
+impl RailCounter {
+    /// In snake case.
+    pub fn name(self) -> &'static str {
+        match self {
+            RailCounter::TxInline => "tx_inline_bytes",
+            RailCounter::TxMapped => "tx_mapped_bytes",
+            RailCounter::TxCma => "tx_cma_bytes",
+            RailCounter::TxBounce => "tx_bounce_bytes",
+            RailCounter::TxTcp => "tx_tcp_bytes",
+            RailCounter::RxInline => "rx_inline_bytes",
+            RailCounter::RxMapped => "rx_mapped_bytes",
+            RailCounter::RxCma => "rx_cma_bytes",
+            RailCounter::RxBounce => "rx_bounce_bytes",
+            RailCounter::RxTcp => "rx_tcp_bytes",
+            RailCounter::Writes => "writes",
+            RailCounter::WritesImm => "writes_imm",
+            RailCounter::Sends => "sends",
+            RailCounter::Reads => "reads",
+            RailCounter::Recvs => "recvs",
+            RailCounter::Completions => "completions",
+            RailCounter::RnrWaits => "rnr_waits",
+            RailCounter::Errors => "errors",
+            RailCounter::CmaRefused => "cma_refused",
+            RailCounter::Syscalls => "syscalls",
+            RailCounter::Reconnects => "reconnects",
+        }
+    }
+}
+
+impl CommCounter {
+    /// In snake case.
+    pub fn name(self) -> &'static str {
+        match self {
+            CommCounter::Ops => "ops",
+            CommCounter::Completions => "completions",
+            CommCounter::Bytes => "bytes",
+            CommCounter::NullPosts => "null_posts",
+            CommCounter::Errors => "errors",
+            CommCounter::Stalls => "stalls",
+        }
+    }
+}
+
+impl WaitCause {
+    /// In snake case.
+    pub fn name(self) -> &'static str {
+        match self {
+            WaitCause::None => "none",
+            WaitCause::PeerNoReceive => "peer_no_receive",
+            WaitCause::PeerNoSend => "peer_no_send",
+            WaitCause::Fabric => "fabric",
+            WaitCause::LocalIdle => "local_idle",
+            WaitCause::Handshake => "handshake",
+            WaitCause::PeerStopped => "peer_stopped",
+            WaitCause::PeerGone => "peer_gone",
+        }
+    }
+
+    /// In words, as in "cause: ..." of a log line.
+    pub fn words(self) -> &'static str {
+        match self {
+            WaitCause::None => "nothing",
+            WaitCause::PeerNoReceive => "the peer has not posted a receive",
+            WaitCause::PeerNoSend => "the peer has not sent",
+            WaitCause::Fabric => "the fabric has not completed",
+            WaitCause::LocalIdle => "the local producer has nothing",
+            WaitCause::Handshake => "the connection is being made",
+            WaitCause::PeerStopped => "the peer's process is stopped",
+            WaitCause::PeerGone => "the peer is gone",
+        }
+    }
+}
+
+impl CommKind {
+    /// Which end it is.
+    pub fn name(self) -> &'static str {
+        match self {
+            CommKind::Listen => "listen",
+            CommKind::Send => "send",
+            CommKind::Recv => "recv",
+        }
+    }
+}
