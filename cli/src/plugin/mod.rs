@@ -101,8 +101,6 @@ pub struct Properties {
     pub max_comms: c_int,
     /// Buffers of one receive at most.
     pub max_recvs: c_int,
-    /// v8 and later.
-    pub reg_is_global: Option<c_int>,
     /// v9 and later: the devices that it is made of.
     pub vdevs: Option<Vec<c_int>>,
     /// v9 and later.
@@ -140,7 +138,6 @@ enum F {
     CloseSend,
     CloseRecv,
     CloseListen,
-    MakeVDevice,
     Finalize,
     SetNetAttr,
 }
@@ -163,7 +160,6 @@ impl F {
             F::CloseSend => "closeSend",
             F::CloseRecv => "closeRecv",
             F::CloseListen => "closeListen",
-            F::MakeVDevice => "makeVDevice",
             F::Finalize => "finalize",
             F::SetNetAttr => "setNetAttr",
         }
@@ -188,7 +184,6 @@ impl F {
             F::CloseSend => 13 + shift,
             F::CloseRecv => 14 + shift,
             F::CloseListen => 15 + shift,
-            F::MakeVDevice => 19,
             F::Finalize => 20,
             F::SetNetAttr => 21,
         }
@@ -335,20 +330,9 @@ impl Plugin {
             port: int(speed + 4),
             max_comms: int(comms),
             max_recvs: if self.version == 4 { 1 } else { int(comms + 4) },
-            reg_is_global: (self.version >= 8).then(|| int(28)),
             vdevs: vprops.then(|| (0..int(64).clamp(0, most) as usize).map(|i| int(68 + 4 * i)).collect()),
             max_p2p_bytes: vprops.then(|| word((68 + 4 * most as usize).next_multiple_of(8)) as usize),
         })
-    }
-
-    /// v9 and later.
-    pub fn make_vdevice(&self, devs: &[c_int]) -> Result<c_int> {
-        let mut props = [0; 9];
-        props[0] = devs.len() as c_int;
-        props[1..=devs.len()].copy_from_slice(devs);
-        let mut dev = -1;
-        call!(self, F::MakeVDevice, (*mut c_int, Ptr), &raw mut dev, props.as_mut_ptr().cast())?;
-        Ok(dev)
     }
 
     pub fn listen(&self, dev: c_int) -> Result<(Handle, Opaque)> {

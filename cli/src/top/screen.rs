@@ -12,6 +12,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 use ratatui::{DefaultTerminal, Frame as Canvas};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 
 use super::rates::{Frame, Key, Order, Row};
@@ -112,6 +114,17 @@ pub fn run(mut source: Source, args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Waits for input, at most that long; false if the terminal has hung up, which, asked for input, has none for ever.
+fn wait_for_input(patience: Duration) -> anyhow::Result<bool> {
+    let stdin = std::io::stdin();
+    let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+    match poll(&mut fds, Some(&patience.try_into()?)) {
+        // A signal, which is looked at next.
+        Ok(_) | Err(Errno::INTR) => Ok(!fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)),
+        Err(error) => Err(error).context("waiting for a key"),
+    }
+}
+
 impl App {
     /// Waits for a key or a signal, at most that long.
     fn next(&mut self, signals: &Signals, patience: Duration) -> anyhow::Result<Next> {
@@ -122,7 +135,11 @@ impl App {
             SIGCONT => return Ok(Next::Draw),
             signal => return Ok(Next::End(ExitCode::from(128 + signal as u8))),
         }
-        let event = if event::poll(patience).context("waiting for a key")? { Some(event::read().context("reading a key")?) } else { None };
+        if !wait_for_input(patience)? {
+            return Ok(Next::End(ExitCode::from(128 + SIGHUP as u8)));
+        }
+        let now = Duration::ZERO;
+        let event = if event::poll(now).context("waiting for a key")? { Some(event::read().context("reading a key")?) } else { None };
         let key = match event {
             None => return Ok(Next::Go),
             Some(Event::Key(key)) if key.kind != KeyEventKind::Release => key,

@@ -133,7 +133,7 @@ mod tests {
     fn every_value_has_its_source() {
         let vars = [("RAILHEAD_CMA", "off"), ("NCCL_IB_TC", "7"), ("RAILHEAD_SPLIT_MIN", "1"), ("NCCL_SOCKET_FAMILY", "AF_INET")];
         let it = read(&vars);
-        assert_eq!((it.config.cma, it.config.traffic_class, it.config.split_min), (false, 7, 65536));
+        assert_eq!((it.config.cma, it.config.traffic_class, it.config.split_min), (CrossMemory::Never, 7, 65536));
         assert_eq!(it.settings.len(), NAMES.len());
         let of = |name: &str| it.settings.iter().find(|s| s.name == name).map(|s| (s.value.as_str(), s.source.clone())).unwrap();
         assert_eq!(of("RAILHEAD_CMA"), ("0", Source::Variable("RAILHEAD_CMA")));

@@ -27,6 +27,7 @@ impl RailCounter {
             RailCounter::CmaRefused => "cma_refused",
             RailCounter::Syscalls => "syscalls",
             RailCounter::Reconnects => "reconnects",
+            RailCounter::TxGranted => "tx_granted_bytes",
         }
     }
 }
