@@ -122,6 +122,7 @@ fn distance(a: &[u8], b: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CrossMemory;
     use super::*;
 
     fn read(vars: &[(&str, &str)]) -> Effective {
@@ -131,7 +132,7 @@ mod tests {
 
     #[test]
     fn every_value_has_its_source() {
-        let vars = [("RAILHEAD_CMA", "off"), ("NCCL_IB_TC", "7"), ("RAILHEAD_SPLIT_MIN", "1"), ("NCCL_SOCKET_FAMILY", "AF_INET")];
+        let vars = [("RAILHEAD_CMA", "0"), ("NCCL_IB_TC", "7"), ("RAILHEAD_SPLIT_MIN", "1"), ("NCCL_SOCKET_FAMILY", "AF_INET")];
         let it = read(&vars);
         assert_eq!((it.config.cma, it.config.traffic_class, it.config.split_min), (CrossMemory::Never, 7, 65536));
         assert_eq!(it.settings.len(), NAMES.len());

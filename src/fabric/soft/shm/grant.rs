@@ -390,7 +390,7 @@ mod tests {
                 while let Taken::Part(part, to) = take(grant, 8, len) {
                     assert_eq!((part.offset, to), (at, 0x2000));
                     at += part.len;
-                    assert_eq!(offers.watched.refuse(7, tag(8)), false, "another slot");
+                    assert!(!offers.watched.refuse(7, tag(8)), "another slot");
                     written(grant, 8);
                 }
                 assert_eq!(at, len);
