@@ -68,7 +68,7 @@ fn scribbles(ctx: &Ctx) {
         if ctx.rank == 1 {
             if turns > 200 && turns.is_multiple_of(50) {
                 let shared = shared_mappings();
-                assert!(!shared.is_empty(), "nothing is shared");
+                assert!(!shared.is_empty() || errors > 0, "nothing is shared");
                 for (from, to) in shared {
                     // All of it, or a few words anywhere, or the front where the counters are.
                     let words = (to - from) / 8;

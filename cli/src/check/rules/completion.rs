@@ -189,6 +189,7 @@ fn send_done(rank: &mut Rank) -> Verdict {
             rank.wait("a send", request)?;
             buffer.mem.fill(0, len, 0xEE);
             rank.say(b"overwritten")?;
+            rank.hear()?;
         } else {
             buffer.mem.fill(0, len, 0);
             let request = rank.irecv(comm, &buffer, 0, len)?;
@@ -199,6 +200,7 @@ fn send_done(rank: &mut Rank) -> Verdict {
             }
             let got = buffer.mem.read(0, len);
             ensure(got == sent, || format!("a buffer of {len} bytes was overwritten when its send was done: {}", difference(&got, &sent)))?;
+            rank.say(b"seen")?;
         }
     }
     rank.release(buffer)?;
