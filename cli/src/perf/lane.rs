@@ -40,6 +40,8 @@ pub struct Sample {
     pub memory: [Option<Memory>; 2],
 }
 
+/// Rounds that must agree on how long a number of messages takes.
+const CONFIRMATIONS: usize = 2;
 /// Time for both ranks to wake up before they begin together.
 const WAKE_NS: u64 = 300_000;
 
@@ -68,14 +70,21 @@ impl Lane {
             Work::Churn { .. } => return Ok(()),
         };
         let least = self.messages;
+        let enough = seconds / 4.0;
         loop {
-            let took = self.round()?.seconds;
-            let wanted = self.messages as f64 * seconds / took.max(1e-7);
-            if took >= seconds / 4.0 || self.messages as f64 >= wanted {
-                self.messages = (wanted as u64).max(least);
+            let mut took = self.round()?.seconds;
+            for _ in 0..CONFIRMATIONS {
+                // A rank that was interrupted once must not make all rounds too short.
+                if took >= enough {
+                    took = took.min(self.round()?.seconds);
+                }
+            }
+            let wanted = (self.messages as f64 * seconds / took.max(1e-7)) as u64;
+            if took >= enough {
+                self.messages = wanted.max(least);
                 return Ok(());
             }
-            self.messages = (wanted as u64).min(self.messages * 16).max(least);
+            self.messages = wanted.min(self.messages * 16).max(least);
         }
     }
 

@@ -4,9 +4,10 @@
 #[derive(Default)]
 pub struct Spin(u32);
 
-/// Some 100 us: longer than anything that is measured takes where each rank has a CPU of its own. Where it has not, the other rank
-/// should run instead; NCCL's proxy yields too.
-const PATIENCE: u32 = 4096;
+/// About a millisecond: longer than anything that is measured takes where each rank has a CPU of its own. Where it has not, the other
+/// rank should run instead. Not sooner: two ranks that take turns on one CPU faster than Linux's migration cost (0.5 ms) count as hot in
+/// its cache, and stay there beside an idle CPU.
+const PATIENCE: u32 = 1 << 15;
 
 impl Spin {
     /// Something happened.
