@@ -38,6 +38,8 @@ fn scribbles(ctx: &Ctx) {
     let seed: u64 = std::env::var("RHT_SEED").expect("RHT_SEED").parse().expect("a number");
     let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
     comms::exchange(&plugin, ctx.rank, send, recv, &[100, 100_000]).expect("exchange");
+    // Rank 0 may still be waiting for the last completion.
+    ctx.barrier();
     let mem = Mem::new(4 << 20);
     let mr = plugin.reg_mr(send, mem.ptr(0), 1 << 20).expect("regMr");
     let guarded = Mem::new(4 << 20);
