@@ -68,7 +68,8 @@ fn scribbles(ctx: &Ctx) {
         if ctx.rank == 1 {
             if turns > 200 && turns.is_multiple_of(50) {
                 let shared = shared_mappings();
-                assert!(!shared.is_empty() || errors > 0, "nothing is shared");
+                // After the first nonsense the comms may be lost, and what was shared with them.
+                assert!(!shared.is_empty() || turns > 250, "nothing is shared");
                 for (from, to) in shared {
                     // All of it, or a few words anywhere, or the front where the counters are.
                     let words = (to - from) / 8;
