@@ -285,7 +285,9 @@ fn every_target_is_measured_and_judged() {
         assert_eq!(verdict["met"], if direction == ">=" { median >= bound } else { median <= bound }, "{verdict}");
     }
     for setting in ["shm", "tcp"] {
-        positive(&named(setting, "slowest of them")["figure"]);
+        // May be nothing in a round as short as these.
+        let share = named(setting, "slowest of them")["figure"]["max"].as_f64().unwrap();
+        assert!(0.0 < share && share <= 1.0, "{share}");
         positive(&named(setting, "1000 comms set up")["figure"]);
         assert!(named(setting, "private memory of an idle comm")["met"].is_boolean());
     }

@@ -245,8 +245,10 @@ fn idle(setting: Setting, pair: &Shared) -> anyhow::Result<[Verdict; 2]> {
     let lane = [Lane::prepare(pair, Work::Churn { comms: IDLE })?];
     let samples = interleave(&lane, CYCLES, || ())?.concat();
     let per_comm = |part: fn(&Memory) -> i64| {
-        // Of the process that has more.
-        Summary::of(samples.iter().filter_map(|s| s.memory.iter().flatten().map(part).max()).map(|b| b as f64 / (IDLE * KIB) as f64))
+        // Of the process that has more, in the first cycle: later ones take memory that the one before gave back to the allocator.
+        Summary::of(
+            samples.iter().take(1).filter_map(|s| s.memory.iter().flatten().map(part).max()).map(|b| b as f64 / (IDLE * KIB) as f64),
+        )
     };
     let (anon, shared, mapped) = (per_comm(|m| m.anon), per_comm(|m| m.shared), per_comm(|m| m.mapped));
     let rate = Summary::of(samples.iter().filter_map(|s| s.value)).context("no round was measured")?;
