@@ -27,8 +27,9 @@ pub mod types;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use crate::base::config::Config;
+use crate::base::config::{Config, Fabric};
 use crate::base::error::Result;
+use crate::base::log::{self, log_warn};
 use crate::base::stats::RailStats;
 
 pub use types::*;
@@ -40,10 +41,18 @@ pub enum Device {
     Soft(soft::Device),
 }
 
-/// Lists the usable devices, in an order that is the same on every start: by PCI path, then name.
+/// Lists the usable devices, in an order that is the same on every start: by PCI path, then name. None, and a line in the log, where
+/// RAILHEAD_FABRIC asks for a provider that this build does not have.
 ///
 /// Errors: a setting that names no interface of this machine.
 pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
+    if config.fabric == Fabric::Verbs {
+        log_warn!(
+            log::INIT,
+            "RAILHEAD_FABRIC=verbs: this build has no provider for RDMA NICs, so there are no devices; auto and soft work"
+        );
+        return Ok(Vec::new());
+    }
     Ok(soft::devices(config)?.into_iter().map(Device::Soft).collect())
 }
 
