@@ -1,5 +1,7 @@
 //! The bytes went where the name of the bed says, by the path that their size and the settings ask for.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use railhead::base::config::CrossMemory;
 use railhead::base::stats::RailCounter;
 use railhead::fabric::{Device, QpCaps};
@@ -137,7 +139,18 @@ pub fn the_last_write_to_a_place_stays(bed: &Bed) {
             let at = [0, LEN / 2, LEN - 1][(round as usize + i) % 3];
             p.a.send(Request::write(i as u64, from.sge(i * LEN, LEN), &to, at));
         }
-        p.wait(6, 0);
+        // Each side on a thread of its own, or one would never be ahead of the other.
+        let over = AtomicBool::new(false);
+        let Pair { a, b } = &mut p;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    b.poll();
+                }
+            });
+            a.wait(6);
+            over.store(true, Ordering::Relaxed);
+        });
         p.a.take_all_ok(0..6);
         let mut want = to.all();
         for i in 0..6 {
