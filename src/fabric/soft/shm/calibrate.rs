@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use once_cell::sync::Lazy;
+use once_cell::race::OnceBool;
 
 use crate::base::clock;
 
@@ -20,8 +20,9 @@ const FACTOR_OF: u32 = 2;
 
 /// Whether a ring moves bulk data faster than straight copies.
 pub fn ring_is_faster() -> bool {
-    static ANSWER: Lazy<bool> = Lazy::new(|| measure().is_some_and(|(plain, straight)| straight * FACTOR_OF > plain * FACTOR));
-    *ANSWER
+    // No lock, which a fork could leave locked: two threads may measure at once.
+    static ANSWER: OnceBool = OnceBool::new();
+    ANSWER.get_or_init(|| measure().is_some_and(|(plain, straight)| straight * FACTOR_OF > plain * FACTOR))
 }
 
 /// Times of plain and of straight copies of the same bytes; none if the kernel refuses the latter.

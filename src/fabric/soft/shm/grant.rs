@@ -326,10 +326,7 @@ impl Watched {
                     } else if since != u64::MAX && now - since > 1_000_000_000 {
                         since = u64::MAX;
                         let pid = self.peer.unwrap_or(0);
-                        log_warn!(
-                            log::NET,
-                            "process {pid} was stopped while it wrote into memory that is being taken back; waiting for it"
-                        );
+                        log_warn!(log::NET, "process {pid} has not finished writing into memory that is being taken back; waiting for it");
                     }
                     clock::sleep(Duration::from_micros(100));
                 }

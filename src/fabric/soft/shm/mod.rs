@@ -59,6 +59,8 @@ pub struct Segment {
     me: usize,
     peer_pid: Option<i32>,
     pulls_allowed: bool,
+    /// Whether the peer's memory may be written under its grants: not on the word of a peer that the kernel does not vouch for.
+    writes_allowed: bool,
     /// Whether bulk data goes through the ring although the peer could pull it.
     ring_is_faster: bool,
 }
@@ -97,7 +99,7 @@ impl Segment {
         if shm.len() < geometry.len() {
             return Err(Error::remote(format!("the segment has {} bytes, fewer than {}", shm.len(), geometry.len())));
         }
-        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false, ring_is_faster: false })
+        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false, writes_allowed: false, ring_is_faster: false })
     }
 
     /// Bytes of a segment with that bounce ring.
@@ -135,18 +137,23 @@ impl Segment {
             return;
         }
         self.peer_pid = Some(pid);
-        let from = self.side(1 - self.me).cookie_addr.load(Ordering::Relaxed);
-        let mut words = [0u64; 2];
-        // SAFETY: `words` is valid for 16 bytes.
-        let read = unsafe { self.read_peer(from, words.as_mut_ptr().cast(), 16) };
-        let side = self.side(1 - self.me);
-        let proven = matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b);
+        let proven = self.is_the_peer();
         if !proven {
             self.peer_pid = vouched;
         }
         self.pulls_allowed = proven && cma != CrossMemory::Never;
+        self.writes_allowed = self.pulls_allowed && vouched.is_some();
         self.ring_is_faster = self.pulls_allowed && cma == CrossMemory::Auto && calibrate::ring_is_faster();
         self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
+    }
+
+    /// Whether the process with the peer's pid is, still, the peer: its cookie is where the peer said.
+    fn is_the_peer(&self) -> bool {
+        let side = self.side(1 - self.me);
+        let mut words = [0u64; 2];
+        // SAFETY: `words` is valid for 16 bytes.
+        let read = unsafe { self.read_peer(side.cookie_addr.load(Ordering::Relaxed), words.as_mut_ptr().cast(), 16) };
+        matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b)
     }
 
     fn control(&self) -> &Control {

@@ -46,6 +46,8 @@ pub struct Rx {
     offered: [Request; GRANTS],
     /// The first descriptor that may be shared.
     shared_from: u64,
+    /// Why a part of a shared copy could not be read.
+    unread: Option<io::Result<usize>>,
 }
 
 /// A descriptor, copied out of the segment.
@@ -98,6 +100,7 @@ impl Rx {
             filling: false,
             offers: Offers::new(segment.shm.clone(), lane, segment.peer_pid),
             offered: [Request::default(); GRANTS],
+            unread: None,
             shared_from: if segment.pulls_allowed { 0 } else { u64::MAX },
         }
     }

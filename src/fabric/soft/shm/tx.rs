@@ -289,7 +289,7 @@ impl Tx {
         while self.share_at != self.share_end {
             let desc = self.share_at;
             let Owner { request, private, .. } = self.owner.get((desc % DESCS) as usize).copied().unwrap_or_default();
-            if !private || request < core.sq.acked || !self.writes || !segment.pulls_allowed {
+            if !private || request < core.sq.acked || !self.writes || !segment.writes_allowed {
                 self.share_at += 1;
                 continue;
             }
@@ -304,8 +304,10 @@ impl Tx {
                     let to = to.wrapping_add(u64::from(part.offset));
                     core.stats.add(RailCounter::Syscalls, 1);
                     let copied = core.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
-                        // SAFETY: the pin vouches for the part, and the grant, taken and not yet given back, for the responder's consent.
-                        unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
+                        // Looked at each time, as the process may have ended, or run another program, with its grants open.
+                        // SAFETY: the pin vouches for the part, the cookie for the process, and the grant, taken and not yet given
+                        // back, for the responder's consent.
+                        segment.is_the_peer() && unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
                     });
                     if copied {
                         grant::written(grant, desc);

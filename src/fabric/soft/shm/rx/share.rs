@@ -16,6 +16,15 @@ impl Rx {
 
     /// Moves one part of the copies under way, or accepts the descriptor at the head.
     pub(super) fn share(&mut self, first: &Request, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+        if self.unread.is_some() && self.offers.refuse() {
+            return Ok(Outcome::Waits);
+        }
+        if let Some(refused) = self.unread.take() {
+            // From its first byte: which bytes of it are in place already is not worth knowing.
+            self.offers.withdraw();
+            self.ask_for_fill(core, segment, refused);
+            return Ok(Outcome::Waits);
+        }
         if self.offers.next(self.head) - self.head < GRANTS as u64 {
             self.offer(core, segment);
         }
@@ -40,6 +49,12 @@ impl Rx {
                 Progress::Done(_) => {}
                 Progress::Part(part) => return self.read_part(desc, part, core, segment),
                 Progress::Withdrawn => {
+                    // A peer that is stopped in the middle of a part must not hold up this thread's other work.
+                    if self.offers.refuse() {
+                        return Ok(Outcome::Waits);
+                    }
+                    // No descriptor is offered twice.
+                    self.shared_from = upto;
                     self.offers.withdraw();
                     return self.write_alone(first, core, segment);
                 }
@@ -104,10 +119,7 @@ impl Rx {
             }
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Fault::oldest(WcStatus::RetryExcErr, "the peer process is gone")),
             refused => {
-                drop(pin);
-                // From its first byte: which bytes of it are in place already is not worth knowing.
-                self.offers.withdraw();
-                self.ask_for_fill(core, segment, refused);
+                self.unread = Some(refused);
                 Ok(Outcome::Waits)
             }
         }
