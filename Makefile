@@ -6,6 +6,7 @@
 #   make test      everything once
 #   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
 #   make bench     the table of all speed targets, and docs/perf.svg
+#   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
 #   make install   into PREFIX (and below DESTDIR)
@@ -17,6 +18,10 @@ ROUNDS ?= 20
 PUBLISHES ?= 100000000
 
 PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps tmux
+# What ibverbs-sys is built with. Nothing of it is needed to run.
+PACKAGES += cmake pkg-config python3 libclang-dev libibverbs-dev
+# The virtual machine that has RDMA devices; it fetches the rest itself.
+PACKAGES += qemu-system-x86 apt xz-utils
 LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
@@ -25,7 +30,7 @@ SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layou
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps build examples demo test soak bench header docs install clean
+.PHONY: deps build examples demo test soak bench instructions header docs install clean
 
 deps:
 	@if command -v dpkg-query >/dev/null; then \
@@ -38,7 +43,7 @@ deps:
 	        $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	    fi; \
 	else \
-	    for c in gcc g++ make nm readelf valgrind ip unshare; do \
+	    for c in gcc g++ make nm readelf valgrind ip unshare cmake pkg-config python3 qemu-system-x86_64; do \
 	        command -v $$c >/dev/null || echo "make deps: $$c is missing and this is not Debian: install it by hand"; \
 	    done; \
 	fi
@@ -78,6 +83,9 @@ soak: deps examples
 # BENCH_ARGS: for the program, such as --rounds 25 or --json.
 bench: build
 	$(PROGRAM) perf --targets --plugin $(LIBRARY) --sizes 8,64,512,4K,16K,64K,256K,1M,4M,16M --plot docs/perf.svg $(BENCH_ARGS)
+
+instructions: deps build
+	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions
 
 header:
 	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact header_is_what_the_source_gives

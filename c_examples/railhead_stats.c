@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The page, version 1 (src/base/stats/page.rs), in host order. A rail's counters begin with the bytes sent by each path, then received. */
+/* The page, version 2 (src/base/stats/page.rs), in host order. A rail's counters begin with the bytes sent by each path, then received. */
 enum {
     HEADER_VERSION = 8,
     HEADER_PID = 12,
@@ -20,11 +20,15 @@ enum {
     RAIL_SIZE = 256,
     RAIL_OWNER = 8,
     RAIL_COUNTERS = 64,
-    VERSION = 1,
+    COUNTERS = 24,
+    VERSION = 2,
 };
 
 static const char MAGIC[8] = "RHSTATS";
-static const char *const PATH_NAMES[RAILHEAD_PATHS] = {"inline", "mapped", "cross-memory", "bounce", "tcp"};
+static const char *const PATH_NAMES[RAILHEAD_PATHS] = {"inline", "mapped", "cross-memory", "bounce", "tcp", "nic"};
+
+/* Where a rail record counts each path, sent and received. */
+static const int COUNTER_OF[RAILHEAD_PATHS][2] = {{0, 5}, {1, 6}, {2, 7}, {3, 8}, {4, 9}, {17, 18}};
 
 static int read_at(int fd, void *into, size_t size, off_t offset)
 {
@@ -33,14 +37,14 @@ static int read_at(int fd, void *into, size_t size, off_t offset)
 
 static void add_rail(const unsigned char *rail, struct railhead_traffic *traffic)
 {
-    uint64_t owner, counters[2 * RAILHEAD_PATHS];
+    uint64_t owner, counters[COUNTERS];
     memcpy(&owner, rail + RAIL_OWNER, sizeof owner);
     memcpy(counters, rail + RAIL_COUNTERS, sizeof counters);
     if (owner == 0)
         return;
     for (int path = 0; path < RAILHEAD_PATHS; path++) {
-        traffic->sent[path] += counters[path];
-        traffic->received[path] += counters[RAILHEAD_PATHS + path];
+        traffic->sent[path] += counters[COUNTER_OF[path][0]];
+        traffic->received[path] += counters[COUNTER_OF[path][1]];
     }
 }
 

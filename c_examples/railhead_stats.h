@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RAILHEAD_PATHS = 5 };
+enum { RAILHEAD_PATHS = 6 };
 
 struct railhead_traffic {
     uint64_t sent[RAILHEAD_PATHS], received[RAILHEAD_PATHS]; /* bytes, by path */

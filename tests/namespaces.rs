@@ -3,15 +3,15 @@
 
 mod support;
 
-use support::comms::{self, SIZES};
+use support::comms::{self, Mem, SIZES};
 use support::holdings::{dev_shm, paths, shm_files};
 use support::netns::{Cable, usable};
-use support::plugin::Plugin;
+use support::plugin::{Plugin, REMOTE_ERROR};
 use support::{Ctx, World};
 
 #[test]
 fn child_entry() {
-    support::enter(&[("exchange", exchange)]);
+    support::enter(&[("exchange", exchange), ("cut_off", cut_off)]);
 }
 
 fn exchange(ctx: &Ctx) {
@@ -158,4 +158,39 @@ fn all_namespaces_at_once() {
         });
         over_tcp(run(world.env("RAILHEAD_SOCKET_FAMILY", family)));
     }
+}
+
+/// Rank 0 sends when the other host is silent already, rank 1 waits for what never comes.
+fn cut_off(ctx: &Ctx) {
+    const LEN: usize = 1 << 20;
+    let plugin = Plugin::start(12);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    comms::exchange(&plugin, ctx.rank, send, recv, &SIZES).expect("exchange");
+    let mem = Mem::new(LEN);
+    let comm = if ctx.rank == 0 { send } else { recv };
+    let mr = plugin.reg_mr(comm, mem.ptr(0), LEN).expect("regMr");
+    let receive = (ctx.rank == 1).then(|| comms::irecv(&plugin, comm, &mem, 0, LEN, 1, mr).expect("irecv"));
+    ctx.barrier();
+    ctx.say("ready");
+    assert_eq!(ctx.parent.text(), "silent");
+    let request = receive.unwrap_or_else(|| comms::isend(&plugin, comm, &mem, 0, LEN, 1, mr).expect("isend"));
+    let start = std::time::Instant::now();
+    assert_eq!(comms::wait(&plugin, request).map(drop), Err(REMOTE_ERROR));
+    // 2 s were set. Longer by far than these and the grace for what is still on its way, and shorter than without the setting, 42 s.
+    assert!(start.elapsed() < std::time::Duration::from_secs(30), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_silent_host_is_noticed_in_the_time_that_was_set() {
+    if !usable() {
+        return;
+    }
+    let cable = Cable::new();
+    let world = World::new("cut_off", 2).env("RAILHEAD_SOFT_WIRE", "tcp").env("RAILHEAD_TCP_USER_TIMEOUT_S", "2");
+    let world = (0..2).fold(world, |w, r| w.wrap(r, &cable.at(r)).env_of(r, "RAILHEAD_SOCKET_IFNAME", "rht"));
+    let mut ranks = world.spawn();
+    (0..2).for_each(|rank| ranks.expect(rank, "ready"));
+    cable.cut();
+    (0..2).for_each(|rank| ranks.tell(rank, "silent"));
+    ranks.finish();
 }

@@ -25,6 +25,8 @@ fn child_entry() {
         ("no_receive", no_receive),
         ("no_send", no_send),
         ("fabric", fabric),
+        ("later", later),
+        ("stopped_reader", stopped_reader),
         ("stopped", stopped),
         ("gone", gone),
         ("healthy", healthy),
@@ -232,6 +234,71 @@ fn fabric(ctx: &Ctx) {
 #[test]
 fn the_fabric_has_not_completed() {
     both_wires("fabric");
+}
+
+/// Rank 1 does not poll; what rank 0 sends behind the oldest message is not a part of that.
+fn later(ctx: &Ctx) {
+    let rank = Rank::new(ctx);
+    if ctx.rank == 0 {
+        rank.hear("posted");
+        let first = rank.post_send(8);
+        // The first look is at this one.
+        (0..1000).for_each(|_| rank.test_in_vain(first));
+        let second = rank.post_send(8);
+        rank.stall("send 0", "the fabric has not completed (the peer does not poll", || rank.test_in_vain(first));
+        rank.tell("poll");
+        [first, second].into_iter().for_each(|request| rank.wait(request));
+        no_more_reports();
+    } else {
+        let requests = [rank.post_recv(8), rank.post_recv(8)];
+        rank.tell("posted");
+        rank.hear("poll");
+        requests.into_iter().for_each(|request| rank.wait(request));
+    }
+}
+
+#[test]
+fn what_moves_later_is_no_part_of_the_oldest() {
+    both_wires("later");
+}
+
+/// Rank 1 is stopped with more under way than its socket holds, for longer than a silent host may take.
+fn stopped_reader(ctx: &Ctx) {
+    const LEN: usize = 64 << 20;
+    let plugin = Plugin::start(12);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    let mem = Mem::new(LEN);
+    if ctx.rank == 1 {
+        let mr = plugin.reg_mr(recv, mem.ptr(0), LEN).expect("regMr");
+        let request = comms::irecv(&plugin, recv, &mem, 0, LEN, 1, mr).expect("irecv");
+        ctx.say("posted");
+        assert_eq!(ctx.parent.text(), "receive");
+        assert_eq!(comms::wait(&plugin, request).expect("test")[0], LEN as i32);
+        return;
+    }
+    let mr = plugin.reg_mr(send, mem.ptr(0), LEN).expect("regMr");
+    assert_eq!(ctx.parent.text(), "stopped");
+    let request = comms::isend(&plugin, send, &mem, 0, LEN, 1, mr).expect("isend");
+    // Time has to pass: twice what the kernel took to give up a connection by TCP_USER_TIMEOUT.
+    let end = std::time::Instant::now() + Duration::from_secs(5);
+    while std::time::Instant::now() < end {
+        assert_eq!(plugin.test(request), Ok(None), "a peer that lives was given up");
+        std::thread::yield_now();
+    }
+    ctx.say("still there");
+    comms::wait(&plugin, request).expect("test");
+}
+
+#[test]
+fn a_stopped_peer_is_not_given_up_however_much_is_under_way() {
+    let mut ranks = World::new("stopped_reader", 2).env("RAILHEAD_SOFT_WIRE", "tcp").env("RAILHEAD_TCP_USER_TIMEOUT_S", "1").spawn();
+    ranks.expect(1, "posted");
+    stop(&ranks, 1);
+    ranks.tell(0, "stopped");
+    ranks.expect(0, "still there");
+    ranks.ranks[1].signal(libc::SIGCONT);
+    ranks.tell(1, "receive");
+    ranks.finish();
 }
 
 /// Rank 1 is stopped; rank 0 wants to send, has sent or wants to receive.

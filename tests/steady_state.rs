@@ -51,7 +51,7 @@ fn allocations() -> u64 {
 
 #[test]
 fn child_entry() {
-    support::enter(&[("allocates", allocates), ("calls", calls)]);
+    support::enter(&[("allocates", allocates), ("calls", calls), ("polls", polls)]);
 }
 
 #[test]
@@ -173,6 +173,30 @@ fn calls(ctx: &Ctx) {
     assert_eq!(ctx.parent.text(), "end");
 }
 
+const POLLS: usize = 64_000;
+
+/// Polls for a message that nobody sends; between two marks, POLLS times.
+fn polls(ctx: &Ctx) {
+    // SAFETY: asks only.
+    let tid = unsafe { libc::gettid() };
+    let plugin = Plugin::start(12);
+    let (send, recv) = comms::to_itself(&plugin, 0).expect("comms");
+    let mem = Mem::new(4096);
+    let mr = plugin.reg_mr(send, mem.ptr(0), mem.len()).expect("regMr");
+    let buf = support::plugin::Buf { addr: mem.ptr(0), len: 8, tag: 1, mr };
+    let r = plugin.irecv(recv, &[buf]).expect("irecv").expect("room");
+    let run = |n: usize| (0..n).for_each(|_| assert_eq!(plugin.test(r).expect("test"), None));
+    // A peer that has just been heard of is asked more often.
+    run(200_000);
+    ctx.say(&tid.to_string());
+    assert_eq!(ctx.parent.text(), "go");
+    mark();
+    run(POLLS);
+    mark();
+    ctx.say("counted");
+    assert_eq!(ctx.parent.text(), "end");
+}
+
 /// Follows a thread until its second mark; system calls between the marks, by number.
 fn trace(tid: i32) -> BTreeMap<u64, u64> {
     let ask = |request: libc::c_uint, addr: usize, data: usize| {
@@ -214,7 +238,11 @@ fn trace(tid: i32) -> BTreeMap<u64, u64> {
 
 /// Traces the rank.
 fn count_calls(len: usize, wire: &str) -> BTreeMap<u64, u64> {
-    let mut ranks = World::new("calls", 1).env("RHT_LEN", &len.to_string()).env("RAILHEAD_SOFT_WIRE", wire).spawn();
+    traced(World::new("calls", 1).env("RHT_LEN", &len.to_string()).env("RAILHEAD_SOFT_WIRE", wire))
+}
+
+fn traced(world: World) -> BTreeMap<u64, u64> {
+    let mut ranks = world.spawn();
     let tid: i32 = ranks.hear(0).parse().expect("a thread");
     // SAFETY: attaches to a thread of our own child.
     let rc = unsafe { libc::ptrace(libc::PTRACE_SEIZE, tid, 0usize, libc::PTRACE_O_TRACESYSGOOD as usize) };
@@ -238,6 +266,20 @@ fn no_system_call_per_message_on_shared_memory() {
         let sum: u64 = calls.values().sum();
         println!("{len} bytes: {sum} system calls for {MESSAGES} messages: {calls:?}");
         assert!(sum <= MESSAGES as u64 / 100, "{len} bytes: {sum} calls for {MESSAGES} messages: {calls:?}");
+    }
+}
+
+/// One in 64 polls looks at a socket; besides, the peer's process is looked at fifty times a second, which tracing makes many.
+#[test]
+fn a_poll_that_finds_nothing_makes_a_system_call_one_time_in_64() {
+    for wire in ["shm", "tcp"] {
+        let calls = traced(World::new("polls", 1).env("RAILHEAD_SOFT_WIRE", wire));
+        println!("{wire}: {calls:?} for {POLLS} polls");
+        for (call, n) in &calls {
+            assert!(*n <= POLLS as u64 / 64, "{wire}: system call {call} {n} times in {POLLS} polls");
+        }
+        let sum: u64 = calls.values().sum();
+        assert!(sum <= POLLS as u64 / 64 + POLLS as u64 / 256, "{wire}: {sum} system calls in {POLLS} polls: {calls:?}");
     }
 }
 

@@ -86,6 +86,23 @@ fn end(ranks: Ranks) {
     ranks.finish();
 }
 
+/// The records that tell the size of a message in stripes are moved by the rails, and are none of its bytes.
+#[test]
+fn bytes_of_messages_in_stripes_are_counted_once() {
+    for wire in ["shm", "tcp"] {
+        let mut ranks = World::new("moves", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_QPS_PER_RAIL", "2").spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "moved"));
+        for rank in 0..2 {
+            let comm = comm_of(&ranks.ranks[rank].pid().to_string());
+            assert_eq!(comm["counters"]["bytes"], MESSAGES * LEN as u64, "{comm}");
+            if rank == 1 {
+                assert_eq!(comm["rails"][0]["counters"]["requests"], 4 * MESSAGES, "not in stripes: {comm}");
+            }
+        }
+        end(ranks);
+    }
+}
+
 #[test]
 fn counts_are_what_was_moved() {
     for (wire, path) in [("shm", "cma"), ("tcp", "tcp")] {
@@ -95,6 +112,7 @@ fn counts_are_what_was_moved() {
         assert_eq!(sender["direction"], "send");
         assert_eq!(sender["peer_pid"].to_string(), pids[0]);
         assert_eq!(sender["outstanding"], 0);
+        assert_eq!(comm_of(&pids[0])["counters"]["bytes"], total);
         let expected = [("ops", MESSAGES), ("completions", MESSAGES), ("bytes", total), ("errors", 0), ("stalls", 0)];
         expected.iter().for_each(|(name, n)| assert_eq!(sender["counters"][name], *n, "{name}"));
         let rail = &sender["rails"][0]["counters"];
@@ -102,7 +120,7 @@ fn counts_are_what_was_moved() {
         // A kernel may refuse cross-memory attach.
         let tx = tx + rail["tx_bounce_bytes"].as_u64().expect("bytes");
         assert!((total..total + MESSAGES * 4096).contains(&tx), "{wire}: {tx}");
-        assert_eq!(rail["writes_imm"], MESSAGES);
+        assert_eq!(rail["requests"], MESSAGES);
 
         let text = stats(&["--pid", &pids[1]]);
         for part in [&format!("pid {}  ", pids[1]), " send ", " 977K ", " out ", "rail 0: "] {
@@ -263,7 +281,7 @@ fn a_page_that_lies_is_shown_without_harm() {
     ranks.expect(0, "forged");
     let pid = ranks.ranks[0].pid().to_string();
     let comm = comm_of(&pid);
-    assert_eq!((comm["id"].as_u64(), comm["counters"]["bytes"].as_u64()), (Some(77), Some(u64::MAX)));
+    assert_eq!((comm["id"].as_u64(), comm["counters"]["ops"].as_u64()), (Some(77), Some(u64::MAX)));
     let samples = prometheus(&stats(&["--pid", &pid, "--prometheus"]));
     assert!(samples.keys().any(|key| key.contains("device=e\"v\\i")), "{samples:?}");
     let text = stats(&["--pid", &pid]);

@@ -23,6 +23,9 @@ pub extern "C" fn railhead_alloc(size: usize) -> *mut c_void {
 /// Frees what railhead_alloc returned. NULL is fine. Anything else that it did not return, or that was freed already, is left alone and
 /// logged.
 ///
+/// A peer that has mapped it keeps it, and its pages, until their comm is closed: nothing tells it earlier, and it could be copying. A comm maps
+/// 64 of them at most, and copies out of others as out of ordinary memory. So this is for buffers that stay, not for each message.
+///
 /// Threads: any, at any time.
 #[unsafe(no_mangle)]
 pub extern "C" fn railhead_free(memory: *mut c_void) {

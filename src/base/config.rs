@@ -12,117 +12,11 @@ use crate::base::stage;
 
 mod effective;
 mod seconds;
+mod value;
 
 pub use effective::{Effective, Setting, Source, Unknown};
 pub use seconds::Seconds;
-
-/// A type that a setting can have.
-trait Value: Sized + PartialEq {
-    /// What narrows the type down.
-    type Limits;
-    /// `None` for text that is not such a value within the limits.
-    fn parse(text: &str, limits: &Self::Limits) -> Option<Self>;
-    /// The accepted values in words.
-    fn accepted(limits: &Self::Limits) -> String;
-    /// The value as one would write it.
-    fn show(&self) -> String;
-}
-
-macro_rules! integer {
-    ($type:ty) => {
-        impl Value for $type {
-            type Limits = RangeInclusive<$type>;
-
-            fn parse(text: &str, limits: &Self::Limits) -> Option<Self> {
-                // NCCL reads its numbers with strtoll(.., 0), so scripts may hold hexadecimal ones.
-                let value = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-                    Some(digits) if !digits.starts_with('+') => <$type>::from_str_radix(digits, 16).ok()?,
-                    _ => text.parse().ok()?,
-                };
-                limits.contains(&value).then_some(value)
-            }
-
-            fn accepted(limits: &Self::Limits) -> String {
-                format!("{}..{}", limits.start(), limits.end())
-            }
-
-            fn show(&self) -> String {
-                self.to_string()
-            }
-        }
-    };
-}
-
-integer!(u32);
-integer!(i32);
-
-impl Value for bool {
-    type Limits = ();
-
-    fn parse(text: &str, (): &()) -> Option<Self> {
-        match text.to_ascii_lowercase().as_str() {
-            "1" | "true" | "yes" | "on" => Some(true),
-            "0" | "false" | "no" | "off" => Some(false),
-            _ => None,
-        }
-    }
-
-    fn accepted((): &()) -> String {
-        "0, 1".into()
-    }
-
-    fn show(&self) -> String {
-        u8::from(*self).to_string()
-    }
-}
-
-/// Text that passes a check.
-struct Text {
-    accepted: &'static str,
-    check: fn(&str) -> bool,
-}
-
-impl Value for String {
-    type Limits = Text;
-
-    fn parse(text: &str, limits: &Text) -> Option<Self> {
-        (limits.check)(text).then(|| text.to_string())
-    }
-
-    fn accepted(limits: &Text) -> String {
-        limits.accepted.into()
-    }
-
-    fn show(&self) -> String {
-        self.clone()
-    }
-}
-
-/// Enums whose values have names, compared without regard to case.
-macro_rules! choice {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])* $variant,)* }
-
-        impl Value for $name {
-            type Limits = ();
-
-            fn parse(text: &str, (): &()) -> Option<Self> {
-                $(if text.eq_ignore_ascii_case($text) { return Some($name::$variant); })*
-                None
-            }
-
-            fn accepted((): &()) -> String {
-                [$($text),*].join(", ")
-            }
-
-            fn show(&self) -> String {
-                match self { $($name::$variant => $text.into(),)* }
-            }
-        }
-    };
-}
+use value::{Text, Value, choice};
 
 choice! {
     /// Which provider.
@@ -208,6 +102,15 @@ const ANY_TEXT: Text = Text { accepted: "any text", check: |_| true };
 const INTERFACES: Text = Text { accepted: "`[^][=]prefix,...`", check: |_| true };
 const PORTS: Text =
     Text { accepted: "`LOW-HIGH` within 1024-65535, or empty", check: |text| text.is_empty() || parse_ports(text).is_some() };
+const HCAS: Text = Text { accepted: "`[^][=]prefix[:port],...`", check: |_| true };
+const CIDR: Text = Text {
+    accepted: "`address/bits`, or empty",
+    check: |text| {
+        let (net, bits) = text.split_once('/').unwrap_or((text, "0"));
+        let most = |net: std::net::IpAddr| if net.is_ipv4() { 32 } else { 128 };
+        text.is_empty() || net.trim().parse().is_ok_and(|net| bits.trim().parse::<u32>().is_ok_and(|bits| bits <= most(net)))
+    },
+};
 const CONGESTION: Text = Text {
     accepted: "`auto`, `system` or an algorithm's name of at most 15 letters, digits, `-` and `_`",
     // TCP_CA_NAME_MAX is 16 with the terminator (linux/tcp.h).
@@ -276,7 +179,7 @@ table! {
     soft_wire: SoftWire, "RAILHEAD_SOFT_WIRE", SoftWire::Auto, (),
         "Which wire of the software fabric. `auto` takes shared memory where both ends can open it, else TCP; `shm` refuses anything else.";
     cma: CrossMemory, "RAILHEAD_CMA", CrossMemory::Auto, (),
-        "Whether bulk data on one host is copied straight between the two processes (process_vm_readv and process_vm_writev), or else passes through a bounce ring. `auto` measures which is faster here.";
+        "Whether bulk data on one host is copied straight between the two processes (process_vm_readv and process_vm_writev), or else passes through a bounce ring. `auto` measures which is faster, again and again.";
     shm_bounce_kib: u32, "RAILHEAD_SHM_BOUNCE_KIB", 256, 64..=65536,
         "Size of the bounce ring per connection and direction, in KiB, rounded up to a power of two.";
     tcp_streams: u32, "RAILHEAD_TCP_STREAMS" or "NCCL_NSOCKS_PERTHREAD", 0, 0..=16,
@@ -299,6 +202,32 @@ table! {
         "Traffic class of the data (IPv4 TOS, IPv6 traffic class). -1: what the communicator asks for, else the system's.";
     force_merge: String, "RAILHEAD_FORCE_MERGE" or "NCCL_NET_FORCE_MERGE", String::new(), ANY_TEXT,
         "Devices that may be merged into one although they are not ports of one NIC, in NCCL's syntax: `a,b;c,d`.";
+    ib_disable: bool, "RAILHEAD_IB_DISABLE" or "NCCL_IB_DISABLE", false, (),
+        "Whether RDMA NICs are left alone.";
+    ib_hca: String, "RAILHEAD_IB_HCA" or "NCCL_IB_HCA", String::new(), HCAS,
+        "RDMA ports to use: a list of device name prefixes, with a port or without; `=` asks for whole names, `^` excludes. Empty: all.";
+    ib_gid_index: i32, "RAILHEAD_IB_GID_INDEX" or "NCCL_IB_GID_INDEX", -1, -1..=1023,
+        "Index of the GID of every RDMA port. -1: the first one of the wanted version and family; `railhead info` shows it.";
+    ib_roce_version: u32, "RAILHEAD_IB_ROCE_VERSION" or "NCCL_IB_ROCE_VERSION_NUM", 2, 1..=2,
+        "RoCE version of the GID, if there is one.";
+    ib_addr_family: Family, "RAILHEAD_IB_ADDR_FAMILY" or "NCCL_IB_ADDR_FAMILY", Family::Inet, (),
+        "Address family of the GID, if there is one.";
+    ib_addr_range: String, "RAILHEAD_IB_ADDR_RANGE" or "NCCL_IB_ADDR_RANGE", String::new(), CIDR,
+        "Addresses that the GID must be among. Empty: any.";
+    ib_pkey: u32, "RAILHEAD_IB_PKEY" or "NCCL_IB_PKEY", 0, 0..=65535,
+        "Index of the partition key.";
+    ib_sl: i32, "RAILHEAD_IB_SL" or "NCCL_IB_SL", -1, -1..=15,
+        "InfiniBand service level. -1: 0.";
+    ib_timeout: u32, "RAILHEAD_IB_TIMEOUT" or "NCCL_IB_TIMEOUT", 20, 0..=31,
+        "How long a NIC waits for an acknowledgement: 4.096 us x 2^value. 0: for ever.";
+    ib_retry_cnt: u32, "RAILHEAD_IB_RETRY_CNT" or "NCCL_IB_RETRY_CNT", 7, 0..=7,
+        "How often a NIC sends again before the peer counts as gone. Soft-RoCE takes 7 as for ever.";
+    ib_use_inline: bool, "RAILHEAD_IB_USE_INLINE" or "NCCL_IB_USE_INLINE", true, (),
+        "Whether small messages are handed to the NIC with the request, where it can take them.";
+    ib_relaxed_ordering: u32, "RAILHEAD_IB_RELAXED_ORDERING" or "NCCL_IB_PCI_RELAXED_ORDERING", 2, 0..=2,
+        "Whether a NIC may write the bytes of a message in any order. 0: no; 1, 2: where the driver knows it. Never flags.";
+    ib_async_errors: bool, "RAILHEAD_IB_ASYNC_ERRORS" or "NCCL_IB_RETURN_ASYNC_EVENTS", true, (),
+        "Whether fatal events of a NIC fail the comms that they concern, rather than only being reported.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,
         "Unfinished handshakes that one listener keeps; the oldest is dropped for a newer one.";
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,
@@ -306,11 +235,11 @@ table! {
     peer_timeout_s: u32, "RAILHEAD_PEER_TIMEOUT_S", 0, 0..=86400,
         "Seconds after which a peer that lives but does not answer is an error. 0: never, it is only reported.";
     tcp_user_timeout_s: u32, "RAILHEAD_TCP_USER_TIMEOUT_S", 60, 0..=86400,
-        "Seconds that sent data may stay unacknowledged before a TCP connection counts as dead. 0: the system's default.";
+        "Seconds that a peer's host may be silent before its TCP connections count as dead; a peer that lives and does not read may take any time. 0: the system's default.";
     stall_warn_s: Seconds, "RAILHEAD_STALL_WARN_S", Seconds::new(10), 86400,
         "Seconds after which a request that is still outstanding is reported, once, with what it waits for. 0: never.";
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
-        "Seconds that a request posted to a NIC may take to complete.";
+        "Seconds that a request posted to a NIC may take to complete (RAILHEAD_FABRIC=verbs). The software fabric knows more: see RAILHEAD_TCP_USER_TIMEOUT_S.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),
@@ -411,159 +340,4 @@ pub fn markdown() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-    use std::os::unix::ffi::OsStringExt;
-
-    use super::*;
-
-    /// The settings that these variables give, and what was said about them.
-    fn read(vars: &[(&str, &str)]) -> (Config, Vec<(Level, String)>) {
-        let env: HashMap<&str, OsString> = vars.iter().map(|&(name, value)| (name, value.into())).collect();
-        let mut said = Vec::new();
-        let names = vars.iter().map(|(name, _)| name.to_string());
-        let config = Config::from(&|name| env.get(name).cloned(), names, &mut |level, text| said.push((level, text)));
-        (config, said)
-    }
-
-    #[test]
-    fn nothing_set_gives_the_defaults_in_silence() {
-        assert_eq!(read(&[]), (Config::default(), vec![]));
-        assert_eq!(read(&[("NCCL_DEBUG", "INFO"), ("PATH", "/bin")]), (Config::default(), vec![]));
-    }
-
-    #[test]
-    fn every_default_is_accepted_where_it_is_written_out() {
-        for row in rows() {
-            for name in [Some(row.env), row.alias].into_iter().flatten() {
-                assert_eq!(read(&[(name, &row.default)]), (Config::default(), vec![]), "{name}={}", row.default);
-            }
-        }
-    }
-
-    #[test]
-    fn a_value_is_taken_and_told_once_with_its_source() {
-        let (config, said) = read(&[("RAILHEAD_SHM_BOUNCE_KIB", " 0x80 "), ("NCCL_SOCKET_IFNAME", "^lo,eth")]);
-        assert_eq!(config, Config { shm_bounce_kib: 128, socket_ifname: "^lo,eth".into(), ..Config::default() });
-        let told: Vec<_> = said.iter().map(|(level, text)| (*level, text.as_str())).collect();
-        assert_eq!(
-            told,
-            [(Level::Info, "RAILHEAD_SHM_BOUNCE_KIB=128"), (Level::Info, "NCCL_SOCKET_IFNAME=^lo,eth (as RAILHEAD_SOCKET_IFNAME)")]
-        );
-    }
-
-    #[test]
-    fn our_own_name_wins_over_the_alias() {
-        let (config, said) = read(&[("NCCL_IB_TC", "8"), ("RAILHEAD_TC", "9")]);
-        assert_eq!(config.traffic_class, 9);
-        assert_eq!(said.len(), 1);
-        // Even where it only says the default.
-        assert_eq!(read(&[("NCCL_IB_TC", "8"), ("RAILHEAD_TC", "-1")]), (Config::default(), vec![]));
-    }
-
-    #[test]
-    fn a_bad_value_is_reported_with_the_accepted_ones_and_the_default_stands() {
-        let cases = [
-            ("RAILHEAD_SHM_BOUNCE_KIB", "63", "64..65536"),
-            ("RAILHEAD_SHM_BOUNCE_KIB", "65537", "64..65536"),
-            ("RAILHEAD_SHM_BOUNCE_KIB", "", "64..65536"),
-            ("RAILHEAD_SHM_BOUNCE_KIB", "0x", "64..65536"),
-            ("RAILHEAD_SHM_BOUNCE_KIB", "128k", "64..65536"),
-            ("RAILHEAD_SHM_BOUNCE_KIB", "-128", "64..65536"),
-            ("RAILHEAD_SHM_BOUNCE_KIB", "99999999999999999999", "64..65536"),
-            ("NCCL_NSOCKS_PERTHREAD", "-2", "0..16"),
-            ("RAILHEAD_TC", "-2", "-1..255"),
-            ("RAILHEAD_TC", "256", "-1..255"),
-            ("RAILHEAD_FABRIC", "ib", "auto, verbs, soft"),
-            ("RAILHEAD_SOFT_WIRE", "", "auto, shm, tcp"),
-            ("RAILHEAD_CMA", "2", "auto, 1, 0"),
-            ("RAILHEAD_PORT_RANGE", "80-90", "LOW-HIGH"),
-            ("RAILHEAD_PORT_RANGE", "3000-2999", "LOW-HIGH"),
-            ("RAILHEAD_PORT_RANGE", "3000", "LOW-HIGH"),
-            ("RAILHEAD_PORT_RANGE", "3000-65536", "LOW-HIGH"),
-            ("RAILHEAD_STALL_WARN_S", "86400.001", "0..86400, in thousandths"),
-            ("RAILHEAD_STALL_WARN_S", "0.0001", "thousandths"),
-            ("RAILHEAD_STALL_WARN_S", ".5", "thousandths"),
-            ("RAILHEAD_STALL_WARN_S", "1.", "thousandths"),
-            ("RAILHEAD_STALL_WARN_S", "-1", "thousandths"),
-            ("RAILHEAD_STALL_WARN_S", "1e3", "thousandths"),
-            ("RAILHEAD_STALL_WARN_S", "9999999999", "thousandths"),
-            ("RAILHEAD_TCP_CONGESTION", "", "algorithm"),
-            ("RAILHEAD_TCP_CONGESTION", "sixteen_letters_", "algorithm"),
-            ("RAILHEAD_TCP_CONGESTION", "../bbr", "algorithm"),
-        ];
-        for (name, value, accepted) in cases {
-            let (config, said) = read(&[(name, value)]);
-            assert_eq!(config, Config::default(), "{name}={value}");
-            assert_eq!(said.len(), 1, "{name}={value}");
-            assert_eq!(said[0].0, Level::Warn, "{name}={value}");
-            assert!(said[0].1.contains(&format!("{name}={value} ")) && said[0].1.contains(accepted), "{}", said[0].1);
-        }
-    }
-
-    #[test]
-    fn seconds_have_thousandths() {
-        for (text, nanos, shown) in
-            [("0.2", 200_000_000, "0.2"), ("10", 10_000_000_000, "10"), ("0.005", 5_000_000, "0.005"), ("0", 0, "0")]
-        {
-            let (config, said) = read(&[("RAILHEAD_STALL_WARN_S", text)]);
-            assert_eq!(config.stall_warn_s.nanos(), nanos, "{text}");
-            assert!(
-                said.iter().all(|(level, said)| *level == Level::Info && *said == format!("RAILHEAD_STALL_WARN_S={shown}")),
-                "{said:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn bytes_that_are_no_text_are_a_bad_value() {
-        let mut said = Vec::new();
-        // Any text would do here.
-        let env = |name: &str| (name == "RAILHEAD_FORCE_MERGE").then(|| OsString::from_vec(vec![b'a', 0xff]));
-        let config = Config::from(&env, std::iter::empty(), &mut |level, _| said.push(level));
-        assert_eq!((config, said), (Config::default(), vec![Level::Warn]));
-    }
-
-    #[test]
-    fn both_ends_of_a_range_and_every_choice_are_accepted() {
-        for row in rows() {
-            let values: Vec<&str> = match row.accepted.split_once("..") {
-                Some((low, high)) if !row.accepted.contains('`') => vec![low, high.split(',').next().unwrap_or_default()],
-                _ if row.accepted.contains('`') || row.accepted == "any text" => continue,
-                _ => row.accepted.split(", ").collect(),
-            };
-            assert!(values.len() >= 2, "{}", row.env);
-            for value in values {
-                let upper = value.to_ascii_uppercase();
-                for (_, said) in [read(&[(row.env, value)]), read(&[(row.env, &upper)])] {
-                    assert!(said.iter().all(|(level, _)| *level == Level::Info), "{said:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn an_unknown_name_of_ours_is_reported() {
-        let (config, said) = read(&[("RAILHEAD_FABRICS", "soft")]);
-        assert_eq!(config, Config::default());
-        assert_eq!(said.len(), 1);
-        assert!(said[0].0 == Level::Warn && said[0].1.contains("RAILHEAD_FABRICS is not"), "{said:?}");
-        assert!(said[0].1.contains("RAILHEAD_FABRIC is meant"), "{said:?}");
-    }
-
-    #[test]
-    fn a_port_range_is_read_as_it_was_accepted() {
-        assert_eq!(parse_ports("1024-65535"), Some(1024..=65535));
-        assert_eq!(parse_ports("4000-4000"), Some(4000..=4000));
-        assert_eq!(parse_ports(""), None);
-    }
-
-    #[test]
-    fn the_page_has_a_row_for_every_setting() {
-        let page = markdown();
-        for name in NAMES {
-            assert_eq!(page.matches(&format!("| `{name}` |")).count(), 1, "{name}");
-        }
-        assert!(page.contains("| `RAILHEAD_SPLIT_MIN` |  | `65536` | 128..1073741824 |"), "{page}");
-    }
-}
+mod tests;

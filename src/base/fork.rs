@@ -153,6 +153,15 @@ pub(crate) mod tests {
         libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
     }
 
+    /// As `in_child`, with no descriptor left to open anything.
+    pub(crate) fn without_descriptors(f: impl FnOnce() -> bool) -> bool {
+        in_child(|| {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: a limit of this child, read from a value that outlives the call.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) == 0 && f() }
+        })
+    }
+
     #[test]
     fn epoch_is_stable_here_and_new_in_children_and_grandchildren() {
         let mine = epoch();

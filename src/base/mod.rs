@@ -8,6 +8,7 @@ pub mod config;
 pub mod error;
 pub mod fork;
 pub mod host;
+pub mod listen;
 pub mod log;
 pub mod mac;
 pub mod mem;

@@ -6,7 +6,7 @@
 //! # The contract
 //!
 //! * A queue pair is connected by exchanging opaque [`Endpoint`]s, in any order, over any channel. `connect` returns at once;
-//!   what is posted before the peer answers waits, as on a NIC.
+//!   what is posted before the peer answers waits, or, on a NIC, is sent again until its retries are used up.
 //! * Reliable and in order per queue pair. A WRITE completes once the responder has accepted it in order. WRITE consumes no
 //!   receive request; WRITE_WITH_IMM consumes one and ignores its memory. No receive posted: the requester waits (RNR) up to its
 //!   `rnr_retry`. A wrong remote key, range or access is `RemAccessErr` and takes both queue pairs to ERROR. In ERROR everything outstanding
@@ -23,6 +23,7 @@
 
 pub mod soft;
 pub mod types;
+pub mod verbs;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -39,19 +40,27 @@ pub use types::*;
 pub enum Device {
     /// The embedded software fabric.
     Soft(soft::Device),
+    /// A NIC.
+    Verbs(verbs::Device),
 }
 
-/// Lists the usable devices, in an order that is the same on every start: by PCI path, then name. None, and a line in the log, where
-/// RAILHEAD_FABRIC asks for a provider that this build does not have.
+/// Lists the usable devices, in an order that is the same on every start: by PCI path, then name. RAILHEAD_FABRIC chooses the provider:
+/// by default NICs if there is a usable one, else the software fabric.
 ///
 /// Errors: a setting that names no interface of this machine.
 pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
-    if config.fabric == Fabric::Verbs {
-        log_warn!(
-            log::INIT,
-            "RAILHEAD_FABRIC=verbs: this build has no provider for RDMA NICs, so there are no devices; auto and soft work"
-        );
-        return Ok(Vec::new());
+    if config.fabric != Fabric::Soft {
+        let nics: Vec<Device> = verbs::devices(config)?.into_iter().map(Device::Verbs).collect();
+        if !nics.is_empty() {
+            return Ok(nics);
+        }
+        if config.fabric == Fabric::Verbs {
+            log_warn!(
+                log::INIT,
+                "RAILHEAD_FABRIC=verbs, and this machine has no usable RDMA NIC (`railhead info` says why); auto and soft work"
+            );
+            return Ok(nics);
+        }
     }
     Ok(soft::devices(config)?.into_iter().map(Device::Soft).collect())
 }
@@ -76,6 +85,7 @@ impl Device {
     pub fn info(&self) -> &DeviceInfo {
         match self {
             Device::Soft(device) => device.info(),
+            Device::Verbs(device) => device.info(),
         }
     }
 
@@ -83,6 +93,7 @@ impl Device {
     pub fn open(&self) -> Result<Domain> {
         match self {
             Device::Soft(device) => Ok(Domain::Soft(device.open()?)),
+            Device::Verbs(device) => Ok(Domain::Verbs(device.open()?)),
         }
     }
 }
@@ -92,6 +103,8 @@ impl Device {
 pub enum Domain {
     /// The embedded software fabric.
     Soft(soft::Domain),
+    /// A NIC.
+    Verbs(verbs::Domain),
 }
 
 impl Domain {
@@ -101,6 +114,7 @@ impl Domain {
     pub fn register(&self, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
         match self {
             Domain::Soft(domain) => Ok(MemoryRegion::Soft(domain.register(memory, access)?)),
+            Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register(memory, access)?)),
         }
     }
 
@@ -108,6 +122,7 @@ impl Domain {
     pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
         match self {
             Domain::Soft(domain) => Ok(CompletionQueue::Soft(domain.create_cq(notify)?)),
+            Domain::Verbs(domain) => Ok(CompletionQueue::Verbs(domain.create_cq(notify)?)),
         }
     }
 
@@ -115,6 +130,7 @@ impl Domain {
     pub fn notification_fd(&self) -> Result<RawFd> {
         match self {
             Domain::Soft(domain) => domain.notification_fd(),
+            Domain::Verbs(domain) => domain.notification_fd(),
         }
     }
 }
@@ -123,6 +139,8 @@ impl Domain {
 pub enum MemoryRegion {
     /// The embedded software fabric.
     Soft(soft::MemoryRegion),
+    /// A NIC.
+    Verbs(verbs::MemoryRegion),
 }
 
 impl MemoryRegion {
@@ -130,6 +148,7 @@ impl MemoryRegion {
     pub fn lkey(&self) -> u32 {
         match self {
             MemoryRegion::Soft(region) => region.lkey(),
+            MemoryRegion::Verbs(region) => region.lkey(),
         }
     }
 
@@ -137,6 +156,7 @@ impl MemoryRegion {
     pub fn rkey(&self) -> u32 {
         match self {
             MemoryRegion::Soft(region) => region.rkey(),
+            MemoryRegion::Verbs(region) => region.rkey(),
         }
     }
 
@@ -144,6 +164,7 @@ impl MemoryRegion {
     pub fn memory(&self) -> UserMemory {
         match self {
             MemoryRegion::Soft(region) => region.memory(),
+            MemoryRegion::Verbs(region) => region.memory(),
         }
     }
 }
@@ -156,6 +177,8 @@ pub struct QpId(pub(crate) u32);
 pub enum CompletionQueue {
     /// The embedded software fabric.
     Soft(soft::CompletionQueue),
+    /// A NIC.
+    Verbs(verbs::CompletionQueue),
 }
 
 impl CompletionQueue {
@@ -165,6 +188,7 @@ impl CompletionQueue {
     pub fn create_qp(&mut self, caps: &QpCaps, stats: RailStats) -> Result<QpId> {
         match self {
             CompletionQueue::Soft(cq) => cq.create_qp(caps, stats),
+            CompletionQueue::Verbs(cq) => cq.create_qp(caps, stats),
         }
     }
 
@@ -176,6 +200,7 @@ impl CompletionQueue {
     pub fn qp(&mut self, id: QpId) -> QueuePair<'_> {
         match self {
             CompletionQueue::Soft(cq) => QueuePair::Soft(cq.qp(id)),
+            CompletionQueue::Verbs(cq) => QueuePair::Verbs(cq.qp(id)),
         }
     }
 
@@ -183,6 +208,7 @@ impl CompletionQueue {
     pub fn destroy_qp(&mut self, id: QpId) {
         match self {
             CompletionQueue::Soft(cq) => cq.destroy_qp(id),
+            CompletionQueue::Verbs(cq) => cq.destroy_qp(id),
         }
     }
 
@@ -191,6 +217,7 @@ impl CompletionQueue {
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         match self {
             CompletionQueue::Soft(cq) => cq.poll(out),
+            CompletionQueue::Verbs(cq) => cq.poll(out),
         }
     }
 
@@ -201,6 +228,7 @@ impl CompletionQueue {
     pub fn arm(&mut self) -> Result<()> {
         match self {
             CompletionQueue::Soft(cq) => cq.arm(),
+            CompletionQueue::Verbs(cq) => cq.arm(),
         }
     }
 }
@@ -209,6 +237,8 @@ impl CompletionQueue {
 pub enum QueuePair<'a> {
     /// The embedded software fabric.
     Soft(&'a mut soft::QueuePair),
+    /// A NIC.
+    Verbs(&'a mut verbs::QueuePair),
 }
 
 impl QueuePair<'_> {
@@ -216,6 +246,7 @@ impl QueuePair<'_> {
     pub fn endpoint(&self) -> Endpoint {
         match self {
             QueuePair::Soft(qp) => qp.endpoint(),
+            QueuePair::Verbs(qp) => qp.endpoint(),
         }
     }
 
@@ -225,6 +256,7 @@ impl QueuePair<'_> {
     pub fn connect(&mut self, remote: &Endpoint) -> Result<()> {
         match self {
             QueuePair::Soft(qp) => qp.connect(remote),
+            QueuePair::Verbs(qp) => qp.connect(remote),
         }
     }
 
@@ -233,6 +265,7 @@ impl QueuePair<'_> {
     pub fn state(&self) -> QpState {
         match self {
             QueuePair::Soft(qp) => qp.state(),
+            QueuePair::Verbs(qp) => qp.state(),
         }
     }
 
@@ -241,6 +274,24 @@ impl QueuePair<'_> {
     pub fn met(&self) -> bool {
         match self {
             QueuePair::Soft(qp) => qp.met(),
+            QueuePair::Verbs(_) => true,
+        }
+    }
+
+    /// Whether work that is posted before the peer has connected waits for that. A NIC sends it in vain, again after its timeout, and gives up
+    /// after some retries.
+    pub fn keeps_early_work(&self) -> bool {
+        match self {
+            QueuePair::Soft(_) => true,
+            QueuePair::Verbs(_) => false,
+        }
+    }
+
+    /// Whether bytes of the peer's plain WRITEs are counted when they arrive. A NIC does not tell of them.
+    pub fn counts_silent_writes(&self) -> bool {
+        match self {
+            QueuePair::Soft(_) => true,
+            QueuePair::Verbs(_) => false,
         }
     }
 
@@ -249,6 +300,7 @@ impl QueuePair<'_> {
     pub fn qp_num(&self) -> u32 {
         match self {
             QueuePair::Soft(qp) => qp.qp_num(),
+            QueuePair::Verbs(qp) => qp.qp_num(),
         }
     }
 
@@ -256,6 +308,7 @@ impl QueuePair<'_> {
     pub fn max_inline(&self) -> usize {
         match self {
             QueuePair::Soft(_) => soft::MAX_INLINE,
+            QueuePair::Verbs(_) => verbs::MAX_INLINE,
         }
     }
 
@@ -264,6 +317,7 @@ impl QueuePair<'_> {
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_send(requests),
+            QueuePair::Verbs(qp) => qp.post_send(requests),
         }
     }
 
@@ -272,6 +326,7 @@ impl QueuePair<'_> {
     pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_recv(request),
+            QueuePair::Verbs(qp) => qp.post_recv(request),
         }
     }
 
@@ -279,6 +334,7 @@ impl QueuePair<'_> {
     pub fn set_error(&mut self) {
         match self {
             QueuePair::Soft(qp) => qp.set_error(),
+            QueuePair::Verbs(qp) => qp.set_error(),
         }
     }
 
@@ -286,6 +342,7 @@ impl QueuePair<'_> {
     pub fn error(&self) -> Option<&str> {
         match self {
             QueuePair::Soft(qp) => qp.error(),
+            QueuePair::Verbs(qp) => qp.error(),
         }
     }
 
@@ -293,6 +350,7 @@ impl QueuePair<'_> {
     pub fn peer_pid(&self) -> Option<i32> {
         match self {
             QueuePair::Soft(qp) => qp.peer_pid(),
+            QueuePair::Verbs(_) => None,
         }
     }
 }

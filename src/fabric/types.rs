@@ -15,6 +15,9 @@ bitflags::bitflags! {
         const REMOTE_WRITE = 2;
         /// The peer may READ from it.
         const REMOTE_READ = 4;
+        /// Its bytes may become visible in any order until a completion tells of them. Never for memory with flags in it. A wish, which
+        /// some providers do not know.
+        const RELAXED_ORDERING = 1 << 20;
     }
 }
 

@@ -8,6 +8,7 @@ use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, CommStats, WaitCause};
 use crate::fabric::{Completion, Opcode, Payload, SendRequest, WcStatus};
 
+use super::cts_fifo::RECORD_SIZE;
 use super::handshake::Established;
 use super::liveness::{Failure, Liveness, Peer, Verdict, cause};
 use super::rails::{BATCH, NO_COMPLETION, Rails, Side, WrId, WrKind};
@@ -34,6 +35,8 @@ pub struct Core {
     watch: Watch,
     /// Polls that found nothing, of all time; only the remainder matters.
     idle_polls: u32,
+    /// Since a poll found something last, it was looked what there is to wait for.
+    looked: bool,
     /// For messages: "send comm on eth0 to host pid 5 (eth1 at 10.0.0.2)".
     name: String,
     batch: [Completion; BATCH],
@@ -70,6 +73,8 @@ impl Core {
             side,
             watch: Watch::new(stall_ns),
             idle_polls: 0,
+            // The handshake may have left a wait.
+            looked: true,
             name: format!("{what} {label}"),
             batch: [NO_COMPLETION; BATCH],
             dying: None,
@@ -113,8 +118,11 @@ impl Core {
             }
         }
         if found > 0 {
-            self.stats.clear_wait();
-            self.liveness.busy();
+            if self.looked {
+                self.looked = false;
+                self.stats.clear_wait();
+                self.liveness.busy();
+            }
             return false;
         }
         self.idle_polls = self.idle_polls.wrapping_add(1);
@@ -135,6 +143,7 @@ impl Core {
             self.die(dying, now);
             return false;
         }
+        self.looked = true;
         self.stats.sample(cause(waits_for, self.liveness.stopped()), now);
         match self.liveness.look(now) {
             Verdict::Alive => {}
@@ -168,7 +177,9 @@ impl Core {
                 // Looked at now, as the last look may have been long ago.
                 let gone = self.liveness.condition(now);
                 let part = oldest.is_some_and(|(_, request)| request.left < request.n);
-                let (cause, detail) = self.stall_cause(request.is_some(), gone, part || moved > 0, why);
+                // What moved is of the oldest request if there is no other, or if all come on one lane, in order.
+                let alone = self.requests.unfinished().0 == 1 || (self.side == Side::Recv && self.rails.lanes() == 1);
+                let (cause, detail) = self.stall_cause(request.is_some(), gone, part || (alone && moved > 0), why);
                 let Some(waiting) = waiting else { return };
                 self.stats.add(CommCounter::Stalls, 1);
                 let (what, name, age, used) = (self.what(&waiting), &self.name, Seconds(age_ns), self.requests.used());
@@ -314,22 +325,40 @@ impl Core {
         });
     }
 
+    /// Whether the peer has said that its end is connected.
+    #[inline]
+    pub fn confirmed(&self) -> bool {
+        self.liveness.confirmed()
+    }
+
     /// The sizes of a request that is done, which frees it.
     ///
     /// Errors: a request that is not outstanding.
     #[inline]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        let stats = &self.stats;
-        self.requests.finish(id, |bytes| {
-            stats.add(CommCounter::Completions, 1);
-            stats.add(CommCounter::Bytes, bytes as u64);
-        })
+        let finished = self.requests.finish(id)?;
+        if finished.is_some() {
+            self.stats.add(CommCounter::Completions, 1);
+        }
+        Ok(finished)
     }
 
     /// Counts a request given out.
     #[inline]
     pub fn posted(&mut self) {
         self.stats.add(CommCounter::Ops, 1);
+    }
+
+    /// Counts a record that was sent: it is moved as messages are, and is none.
+    pub fn record_sent(&self) {
+        self.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
+    }
+
+    /// Counts a record that was received, if its bytes were counted too: the peer wrote them without telling.
+    pub fn record_received(&self) {
+        if self.rails.counts_silent_writes() {
+            self.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
+        }
     }
 
     /// Tells the peer that the comm closes.

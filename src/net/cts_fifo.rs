@@ -27,12 +27,8 @@ pub const SLOTS: usize = MAX_REQUESTS;
 /// Bytes of a slot: a cache line.
 pub const SLOT_SIZE: usize = 64;
 
-const AT_SIZE: usize = 8;
-const AT_RKEYS: usize = 16;
-const AT_NREQS: usize = 48;
-const AT_TAG: usize = 52;
 const AT_READY: usize = 56;
-const _: () = assert!(AT_RKEYS + 4 * MAX_RAILS == AT_NREQS && AT_READY + 8 == SLOT_SIZE);
+const _: () = assert!(MAX_RAILS == 8 && AT_READY + 8 == SLOT_SIZE);
 const _: () = assert!(SLOTS == 256, "a slot is a byte of an immediate");
 
 /// One announced receive.
@@ -54,20 +50,14 @@ impl Slot {
     /// The 64 bytes that announce it as number `sequence`: the ready flag is written here.
     #[inline]
     pub fn encode(&self, sequence: u64) -> [u8; SLOT_SIZE] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let [k0, k1, k2, k3, k4, k5, k6, k7] = self.rkeys;
+        let (counts, ready) = (pair(self.nreqs, self.tag), sequence + 1);
+        let words = [self.addr, self.size, pair(k0, k1), pair(k2, k3), pair(k4, k5), pair(k6, k7), counts, ready];
         let mut out = [0u8; SLOT_SIZE];
-        let (head, rest) = out.split_at_mut(AT_RKEYS);
-        let (rkeys, tail) = rest.split_at_mut(AT_NREQS - AT_RKEYS);
-        let (addr, size) = head.split_at_mut(AT_SIZE);
-        addr.copy_from_slice(&self.addr.to_le_bytes());
-        size.copy_from_slice(&self.size.to_le_bytes());
-        for (out, rkey) in rkeys.chunks_exact_mut(4).zip(self.rkeys) {
-            out.copy_from_slice(&rkey.to_le_bytes());
+        for (out, word) in out.chunks_exact_mut(8).zip(words) {
+            out.copy_from_slice(&word.to_le_bytes());
         }
-        let (counts, ready) = tail.split_at_mut(AT_READY - AT_NREQS);
-        let (nreqs, tag) = counts.split_at_mut(AT_TAG - AT_NREQS);
-        nreqs.copy_from_slice(&self.nreqs.to_le_bytes());
-        tag.copy_from_slice(&self.tag.to_le_bytes());
-        ready.copy_from_slice(&(sequence + 1).to_le_bytes());
         out
     }
 }
@@ -109,14 +99,16 @@ impl CtsFifo {
             let last_lap = (sequence + 1).saturating_sub(SLOTS as u64);
             return if ready == last_lap { Ready::NotYet } else { Ready::Nonsense(ready) };
         }
-        let word = |offset: usize| u64::from_le(self.pages.load_u64(at + offset, Ordering::Relaxed));
-        let half = |offset: usize| u32::from_le(self.pages.load_u32(at + offset, Ordering::Relaxed));
+        let words = self.pages.load_line(at, Ordering::Relaxed).map(u64::from_le);
+        let low = |word: u64| word as u32;
+        let high = |word: u64| (word >> 32) as u32;
+        let [addr, size, k0, k2, k4, k6, counts, _] = words;
         Ready::Yes(Slot {
-            addr: word(0),
-            size: word(AT_SIZE),
-            rkeys: std::array::from_fn(|i| half(AT_RKEYS + 4 * i)),
-            nreqs: half(AT_NREQS),
-            tag: half(AT_TAG),
+            addr,
+            size,
+            rkeys: [low(k0), high(k0), low(k2), high(k2), low(k4), high(k4), low(k6), high(k6)],
+            nreqs: low(counts),
+            tag: high(counts),
         })
     }
 }

@@ -142,8 +142,10 @@ impl<M> Established<M> {
 pub fn tune(stream: &TcpStream, config: &Config) -> Result<()> {
     let socket = SockRef::from(stream);
     let user_timeout = (config.tcp_user_timeout_s > 0).then(|| Duration::from_secs(u64::from(config.tcp_user_timeout_s)));
-    // A host that vanished is noticed after about a minute of silence.
-    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10)).with_retries(3);
+    // A host that vanished is noticed after about a minute of silence, or the time that was set if that is shorter. In whole seconds.
+    let share = |n: u32, most: u64| user_timeout.map_or(most, |t| (t / n).as_secs().clamp(1, most));
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(share(2, 30))).with_interval(Duration::from_secs(share(6, 10))).with_retries(3);
     socket
         .set_nonblocking(true)
         .and_then(|()| socket.set_tcp_nodelay(true))

@@ -1,19 +1,16 @@
 //! The listen comm: one TCP listener on the device's address, whose handle says where it is and how to prove that one was invited.
 //! Driven by the thread that calls `accept`; it may be closed at any time after an accept, since nothing of a comm depends on it.
 
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, Socket, Type};
-
-use crate::base::config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommCounter, CommKind, CommStats, WaitCause};
-use crate::base::{clock, rand};
+use crate::base::{clock, listen, rand};
 
 use super::accept::Acceptor;
 use super::handle::{HANDLE_SIZE, Handle, SECRET_SIZE};
@@ -21,9 +18,6 @@ use super::handshake::Setup;
 use super::recv::RecvComm;
 use super::{Net, Ready};
 
-/// Connections that the kernel keeps for a listener that is not polled (it may cut this to net.core.somaxconn): v4 ranks all connect
-/// before any accepts.
-const BACKLOG: i32 = 1024;
 /// Connections taken from the kernel per call.
 const ADMIT_AT_ONCE: usize = 64;
 /// Pause of a blocking accept (v4 only) that found nothing.
@@ -44,7 +38,7 @@ impl ListenComm {
         let mut secret = [0u8; SECRET_SIZE];
         rand::fill(&mut secret)?;
         let instance = rand::u64()? as u32;
-        let listener = bind(setup.device.addr(), &setup.config.port_range)?;
+        let listener = listen::tcp(setup.device.addr(), &setup.config.port_range)?;
         let addr = listener.local_addr().map_err(|e| Error::system("listen: getsockname", e))?;
         // The kernel forgets the scope of an address in none of its answers, but a handle's reader needs it to be there.
         let addr = match (addr, setup.device.addr()) {
@@ -117,37 +111,4 @@ impl ListenComm {
     pub(super) fn answered_for_test(&self) -> bool {
         self.acceptor.answered()
     }
-}
-
-/// Binds to `addr` with a port of the range, or one of the system's choice.
-fn bind(addr: SocketAddr, port_range: &str) -> Result<TcpListener> {
-    let Some(range) = config::parse_ports(port_range) else {
-        return try_bind(addr, 0).map_err(|e| Error::system(format!("listen on {addr}"), e));
-    };
-    let (low, count) = (u32::from(*range.start()), range.len() as u32);
-    // Several processes share the range: begin anywhere in it.
-    let start = (rand::u64()? % u64::from(count.max(1))) as u32;
-    for i in 0..count {
-        let port = (low + (start + i) % count) as u16;
-        match try_bind(addr, port) {
-            Err(e) if e.kind() == ErrorKind::AddrInUse => {}
-            Err(e) => return Err(Error::system(format!("listen on {addr} port {port}"), e)),
-            Ok(listener) => return Ok(listener),
-        }
-    }
-    Err(Error::usage(format!("listen: every port of RAILHEAD_PORT_RANGE={port_range} is in use on {}", addr.ip())))
-}
-
-fn try_bind(mut addr: SocketAddr, port: u16) -> io::Result<TcpListener> {
-    addr.set_port(port);
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
-    // A port of the range that served a closed connection a minute ago is free.
-    socket.set_reuse_address(true)?;
-    if addr.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
 }

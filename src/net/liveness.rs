@@ -100,6 +100,11 @@ impl Liveness {
         }
     }
 
+    /// Whether the handshake is complete, as far as was read.
+    pub fn confirmed(&self) -> bool {
+        self.late_confirm.is_none()
+    }
+
     /// Uses a process id that the fabric has proven.
     pub fn set_pid(&mut self, pid: u32) {
         if self.process.as_ref().is_none_or(|process| process.pid() != pid) {

@@ -218,7 +218,9 @@ impl Net {
         let rails: &[usize] = &device.properties().vdevs;
         self.mrs.register(dev, rails, memory, kind, |rail| {
             let physical = self.physical.get(rail).ok_or_else(|| Error::internal(format!("regMr: no device {rail}")))?;
-            physical.domain()?.register(memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)
+            // The caller reads what a completion has told him of, never before.
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::RELAXED_ORDERING;
+            physical.domain()?.register(memory, access)
         })
     }
 

@@ -2,13 +2,14 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 /// A process, told from a later one with the same number by its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     pid: u32,
-    started: u64,
+    /// `None` while it could not be found out.
+    started: Option<u64>,
 }
 
 /// How it is.
@@ -23,10 +24,15 @@ pub enum Life {
 }
 
 impl Process {
-    /// The process that has this number now. `None` if there is none: if it should be there, it died.
+    /// The process that has this number now. `None` if there is none: if it should be there, it died. One that cannot be looked at, as
+    /// this process is out of descriptors for one, counts as there.
     pub fn find(pid: u32) -> Option<Process> {
-        let stat = Stat::read(pid)?;
-        (stat.life() != Life::Dead).then_some(Process { pid, started: stat.started })
+        match Stat::read(pid) {
+            Ok(stat) if stat.life() == Life::Dead => None,
+            Ok(stat) => Some(Process { pid, started: Some(stat.started) }),
+            Err(error) if is_death(&error) => None,
+            Err(_) => Some(Process { pid, started: None }),
+        }
     }
 
     /// Its number.
@@ -34,13 +40,20 @@ impl Process {
         self.pid
     }
 
-    /// How it is now.
+    /// How it is now; what cannot be found out counts as running.
     pub fn look(&self) -> Life {
         match Stat::read(self.pid) {
-            Some(stat) if stat.started == self.started => stat.life(),
-            _ => Life::Dead,
+            Ok(stat) if self.started.is_none_or(|started| started == stat.started) => stat.life(),
+            Ok(_) => Life::Dead,
+            Err(error) if is_death(&error) => Life::Dead,
+            Err(_) => Life::Running,
         }
     }
+}
+
+/// Whether there is no such process: the file is not there, or its process went between open and read.
+fn is_death(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
 /// What `/proc/PID/stat` says.
@@ -53,14 +66,14 @@ struct Stat {
 
 impl Stat {
     /// Without allocating, as this is done while messages flow.
-    fn read(pid: u32) -> Option<Stat> {
+    fn read(pid: u32) -> io::Result<Stat> {
         let mut path = [0u8; 32];
-        write!(path.as_mut_slice(), "/proc/{pid}/stat").ok()?;
-        let path = CStr::from_bytes_until_nul(&path).ok()?.to_str().ok()?;
+        write!(path.as_mut_slice(), "/proc/{pid}/stat")?;
+        let path = CStr::from_bytes_until_nul(&path).ok().and_then(|path| path.to_str().ok()).ok_or(io::ErrorKind::InvalidInput)?;
         // Longer than the line can be: 52 numbers and a name of at most 64 bytes; and one read gets all of it.
         let mut line = [0u8; 1536];
-        let n = File::open(path).ok()?.read(&mut line).ok()?;
-        Stat::parse(line.get(..n)?)
+        let n = File::open(path)?.read(&mut line)?;
+        line.get(..n).and_then(Stat::parse).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Fields 3, 20 and 22 (proc_pid_stat(5)). The name before them may hold anything, parentheses included.
@@ -121,6 +134,16 @@ mod tests {
         }
         child.wait().unwrap();
         assert_eq!(process.look(), Life::Dead);
-        assert_eq!(Process { started: 1, ..Process::find(std::process::id()).unwrap() }.look(), Life::Dead);
+        assert_eq!(Process { started: Some(1), ..Process::find(std::process::id()).unwrap() }.look(), Life::Dead);
+    }
+
+    #[test]
+    fn who_is_out_of_descriptors_takes_nobody_for_dead() {
+        // Another process, as the limit is the whole process's.
+        assert!(crate::base::fork::tests::without_descriptors(|| {
+            let parent = std::os::unix::process::parent_id();
+            let found = Process::find(parent);
+            found.is_some_and(|process| process.look() == Life::Running && process.pid() == parent)
+        }));
     }
 }

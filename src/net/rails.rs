@@ -111,6 +111,8 @@ pub struct Rails {
     remote_memory: u64,
     /// Where the next message's first stripe goes.
     next: usize,
+    /// Whether the fabric counts what the peer writes without telling.
+    counts_silent_writes: bool,
 }
 
 /// Which end of a comm.
@@ -132,8 +134,15 @@ impl Rails {
             traffic_class: u8::try_from(traffic_class).ok(),
             ..QpCaps::default()
         };
-        let mut rails =
-            Rails { queues: Vec::new(), lanes: Vec::new(), own: Vec::new(), remote_keys: [0; MAX_RAILS], remote_memory: 0, next: 0 };
+        let mut rails = Rails {
+            counts_silent_writes: true,
+            queues: Vec::new(),
+            lanes: Vec::new(),
+            own: Vec::new(),
+            remote_keys: [0; MAX_RAILS],
+            remote_memory: 0,
+            next: 0,
+        };
         for device in devices {
             rails.queues.push(device.domain.create_cq(false)?);
             rails.own.push(device.domain.register(own, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
@@ -147,10 +156,23 @@ impl Rails {
                         cq.qp(qp).max_inline()
                     )));
                 }
+                rails.counts_silent_writes &= cq.qp(qp).counts_silent_writes();
                 rails.lanes.push(Lane { rail: rail as u8, qp, room: caps.send_depth, unsignaled: 0 });
             }
         }
         Ok(rails)
+    }
+
+    /// Whether the fabric counts what the peer writes without telling.
+    #[inline]
+    pub fn counts_silent_writes(&self) -> bool {
+        self.counts_silent_writes
+    }
+
+    /// Whether work may be posted long before the peer has connected.
+    pub fn keep_early_work(&mut self) -> bool {
+        let queues = &mut self.queues;
+        self.lanes.iter().all(|lane| queues.get_mut(usize::from(lane.rail)).is_none_or(|cq| cq.qp(lane.qp).keeps_early_work()))
     }
 
     /// Rails in use.
@@ -244,7 +266,7 @@ impl Rails {
     pub fn plan(&mut self, len: usize, split_min: usize) -> Plan {
         let lanes = self.lanes.len();
         let plan = Plan::new(len, lanes, split_min, self.next);
-        self.next = (self.next + plan.stripes) % lanes.max(1);
+        self.next = wrapped(self.next + plan.stripes, lanes);
         plan
     }
 
@@ -401,8 +423,14 @@ impl Plan {
     #[inline]
     pub fn stripe(&self, i: usize) -> (usize, usize, usize) {
         let offset = (i * self.chunk).min(self.len);
-        ((self.first + i) % self.lanes, offset, self.chunk.min(self.len - offset))
+        (wrapped(self.first + i, self.lanes), offset, self.chunk.min(self.len - offset))
     }
+}
+
+/// `lane % lanes` of a lane below twice the lanes: without a division, which is slow.
+#[inline]
+fn wrapped(lane: usize, lanes: usize) -> usize {
+    if lane >= lanes { lane - lanes } else { lane }
 }
 
 /// An unused entry for `poll` to fill.

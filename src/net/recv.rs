@@ -1,6 +1,7 @@
 //! The receiving end of a comm: announces receives in the sender's CTS FIFO and learns from immediates what landed. `irecv`, `iflush` and
 //! `test` are called by the one thread that drives the comm; none waits, allocates, locks or logs unless something went wrong.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
@@ -28,6 +29,8 @@ pub struct RecvComm {
     /// Dropped after the core: its queue pairs are in the core's queues.
     flusher: Option<Flusher>,
     dev: usize,
+    /// Until the peer can take announcements.
+    held: Option<Box<Held>>,
     net: Arc<Net>,
 }
 
@@ -67,6 +70,9 @@ struct RecvSlot {
 const FREE: RecvSlot =
     RecvSlot { busy: false, landed: false, index: 0, request: RequestId(0), sequence: 0, room: 0, size: 0, stripes: 0, seen: 0 };
 
+/// Announcements, in order, that wait until the peer has connected its queue pairs: v4 hands a comm out before.
+struct Held(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
+
 impl RecvComm {
     /// From a handshake. Every lane gets as many receives as messages can come, and from then on one for each that came.
     pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
@@ -77,7 +83,8 @@ impl RecvComm {
                 core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
             }
         }
-        Ok(RecvComm { core, records, slots: Box::new([FREE; SLOTS]), tail: 0, flusher: None, dev, net })
+        let held = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Held(VecDeque::with_capacity(SLOTS))));
+        Ok(RecvComm { core, held, records, slots: Box::new([FREE; SLOTS]), tail: 0, flusher: None, dev, net })
     }
 
     /// The device it was made on.
@@ -115,7 +122,10 @@ impl RecvComm {
                 *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, ..FREE };
             }
         }
-        if let Err(error) = self.announce(lane, announcements.get(..n).unwrap_or_default(), id) {
+        let announcements = announcements.get(..n).unwrap_or_default();
+        if let Some(held) = &mut self.held {
+            held.0.extend((self.tail..).zip(announcements).map(|(sequence, announcement)| (sequence, *announcement, id)));
+        } else if let Err(error) = self.announce(lane, self.tail, announcements, id) {
             self.core.post_failed(lane, "an announcement", error);
             return self.core.check().map(|()| None);
         }
@@ -144,6 +154,7 @@ impl RecvComm {
     fn announce(
         &mut self,
         lane: usize,
+        sequence: u64,
         announcements: &[[u8; SLOT_SIZE]],
         id: RequestId,
     ) -> std::result::Result<(), crate::fabric::PostError> {
@@ -158,12 +169,29 @@ impl RecvComm {
         };
         let mut requests = [nothing; MAX_RECVS];
         for (i, (request, announcement)) in requests.iter_mut().zip(announcements).enumerate() {
-            let index = ((self.tail + i as u64) % SLOTS as u64) as usize;
+            let index = ((sequence + i as u64) % SLOTS as u64) as usize;
             let (remote_addr, rkey) = self.core.rails.remote(lane, index * SLOT_SIZE);
             *request = SendRequest { payload: Payload::Inline(announcement), remote_addr, rkey, ..nothing };
         }
         let requests = requests.get_mut(..announcements.len()).unwrap_or_default();
         self.core.rails.post_send(lane, requests, WrKind::Cts, id, false)
+    }
+
+    /// Lets go of held announcements once the peer can take them, as many as there is room for.
+    #[cold]
+    fn release(&mut self) {
+        let lane = 0;
+        while self.core.confirmed() && self.core.rails.room(lane) > 0 {
+            let Some((sequence, announcement, id)) = self.held.as_mut().and_then(|held| held.0.pop_front()) else {
+                self.held = None;
+                return;
+            };
+            if let Err(error) = self.announce(lane, sequence, &[announcement], id) {
+                self.core.post_failed(lane, "an announcement", error);
+                self.held = None;
+                return;
+            }
+        }
     }
 
     /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
@@ -229,6 +257,9 @@ impl RecvComm {
         if watch {
             core.watch(None, "");
         }
+        if self.held.is_some() {
+            self.release();
+        }
     }
 }
 
@@ -285,6 +316,7 @@ fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], w
             if (slot.size, slot.stripes) != (record.size, record.stripes) || slot.seen & 1 << index != 0 {
                 return core.nonsense(format_args!("stripe {index} for slot {number} twice, or two records of it"));
             }
+            core.record_received();
             slot.seen |= 1 << index;
             slot.landed = slot.seen.count_ones() == slot.stripes;
         }

@@ -24,7 +24,7 @@ pub struct Sizes {
 }
 
 /// A request in flight.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// Messages of it.
     pub n: u8,
@@ -46,9 +46,10 @@ struct Entry {
     request: Request,
 }
 
-/// The table.
+/// The table. Entries that were never used were never touched, so they take no memory.
 pub struct RequestTable {
-    entries: Box<[Entry; MAX_REQUESTS]>,
+    /// As many as were in use at once up to now; room for all.
+    entries: Vec<Entry>,
     free: [u8; MAX_REQUESTS],
     free_count: usize,
 }
@@ -60,7 +61,7 @@ impl RequestTable {
     /// An empty table.
     pub fn new() -> Self {
         RequestTable {
-            entries: Box::new([Entry { generation: 1, used: false, request: EMPTY }; MAX_REQUESTS]),
+            entries: Vec::with_capacity(MAX_REQUESTS),
             free: std::array::from_fn(|i| (MAX_REQUESTS - 1 - i) as u8),
             free_count: MAX_REQUESTS,
         }
@@ -83,11 +84,21 @@ impl RequestTable {
     pub fn insert(&mut self, request: Request) -> Option<RequestId> {
         let top = self.free_count.checked_sub(1)?;
         let slot = *self.free.get(top)?;
+        if usize::from(slot) == self.entries.len() {
+            self.first_use();
+        }
         let entry = self.entries.get_mut(usize::from(slot))?;
         self.free_count = top;
         entry.used = true;
         entry.request = request;
         Some(RequestId(entry.generation << 8 | u32::from(slot)))
+    }
+
+    /// Makes the next entry, within the capacity.
+    #[cold]
+    #[inline(never)]
+    fn first_use(&mut self) {
+        self.entries.push(Entry { generation: 1, used: false, request: EMPTY });
     }
 
     /// The request, if it is outstanding.
@@ -97,21 +108,17 @@ impl RequestTable {
         (entry.used && entry.generation == id.0 >> 8).then_some(&mut entry.request)
     }
 
-    /// Its sizes if it is done, in which case it is freed, and `count` called with their sum.
+    /// Its sizes if it is done, in which case it is freed.
     ///
     /// Errors: a request that is not outstanding: finished before, or never made here.
     #[inline]
-    pub fn finish(&mut self, id: RequestId, count: impl FnOnce(usize)) -> Result<Option<Sizes>> {
+    pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
         let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize).filter(|e| e.used && e.generation == id.0 >> 8) else {
             return Err(stale(id));
         };
         if entry.request.left != 0 {
             return Ok(None);
         }
-        count(match (entry.request.n, &entry.request.bytes) {
-            (1, [bytes, ..]) => *bytes,
-            (n, all) => all.iter().take(usize::from(n)).sum(),
-        });
         let sizes = Sizes { n: usize::from(entry.request.n), bytes: entry.request.bytes };
         entry.used = false;
         // Generation 0 is skipped so that no id is 0.
@@ -123,9 +130,9 @@ impl RequestTable {
         Ok(Some(sizes))
     }
 
-    /// The oldest request that is not done.
+    /// The oldest send or receive that is not done. A flush is neither: it has no message.
     pub fn oldest(&self) -> Option<(RequestId, Request)> {
-        let open = self.entries.iter().enumerate().filter(|(_, e)| e.used && e.request.left != 0);
+        let open = self.entries.iter().enumerate().filter(|(_, e)| e.used && e.request.left != 0 && e.request.n != 0);
         let (slot, entry) = open.min_by_key(|(_, e)| e.request.sequence)?;
         Some((RequestId(entry.generation << 8 | slot as u32), entry.request))
     }
@@ -160,7 +167,7 @@ mod tests {
         let ids: Vec<_> = (0..MAX_REQUESTS).map(|_| table.insert(EMPTY).unwrap()).collect();
         assert!(table.insert(EMPTY).is_none() && !table.has_room());
         for id in ids {
-            assert!(table.finish(id, |_| ()).unwrap().is_some());
+            assert!(table.finish(id).unwrap().is_some());
         }
         assert_eq!(table.used(), 0);
     }
@@ -169,10 +176,10 @@ mod tests {
     fn a_finished_request_is_gone() {
         let mut table = RequestTable::new();
         let id = table.insert(Request { n: 1, left: 1, ..EMPTY }).unwrap();
-        assert_eq!(table.finish(id, |_| ()).unwrap(), None);
+        assert_eq!(table.finish(id).unwrap(), None);
         table.get_mut(id).unwrap().left = 0;
-        assert_eq!(table.finish(id, |_| ()).unwrap().unwrap().n, 1);
-        assert!(matches!(table.finish(id, |_| ()), Err(Error::Internal(_))));
+        assert_eq!(table.finish(id).unwrap().unwrap().n, 1);
+        assert!(matches!(table.finish(id), Err(Error::Internal(_))));
         assert!(table.get_mut(id).is_none());
         let next = table.insert(EMPTY).unwrap();
         assert_eq!(next.0 & 0xff, id.0 & 0xff);
@@ -180,12 +187,23 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_is_not_the_oldest_receive() {
+        let mut table = RequestTable::new();
+        table.insert(Request { n: 0, left: 1, sequence: 0, ..EMPTY }).unwrap();
+        assert_eq!(table.oldest(), None);
+        let receive = table.insert(Request { n: 1, left: 1, sequence: 9, ..EMPTY }).unwrap();
+        assert_eq!(table.oldest().map(|(id, _)| id), Some(receive));
+    }
+
+    #[test]
     fn generations_wrap_past_zero() {
         let mut table = RequestTable::new();
+        let id = table.insert(EMPTY).unwrap();
+        table.finish(id).unwrap();
         table.entries[0].generation = LAST_GENERATION;
         let id = table.insert(EMPTY).unwrap();
         assert_eq!(id.0, u32::MAX << 8);
-        table.finish(id, |_| ()).unwrap();
+        table.finish(id).unwrap();
         assert_eq!(table.insert(EMPTY).unwrap().0, 1 << 8);
     }
 
@@ -208,7 +226,7 @@ mod tests {
             let mut ever: Vec<RequestId> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Insert(left) => match table.insert(Request { left, ..EMPTY }) {
+                    Op::Insert(left) => match table.insert(Request { n: 1, left, ..EMPTY }) {
                         Some(id) => {
                             prop_assert!(model.insert(id.0, left).is_none());
                             ever.push(id);
@@ -217,9 +235,9 @@ mod tests {
                     },
                     Op::Finish(i) => if let Some(&id) = ever.get(i) {
                         match model.get(&id.0) {
-                            None => prop_assert!(table.finish(id, |_| ()).is_err()),
-                            Some(0) => { prop_assert!(table.finish(id, |_| ()).unwrap().is_some()); model.remove(&id.0); }
-                            Some(_) => prop_assert!(table.finish(id, |_| ()).unwrap().is_none()),
+                            None => prop_assert!(table.finish(id).is_err()),
+                            Some(0) => { prop_assert!(table.finish(id).unwrap().is_some()); model.remove(&id.0); }
+                            Some(_) => prop_assert!(table.finish(id).unwrap().is_none()),
                         }
                     },
                     Op::Complete(i) => if let Some(&id) = ever.get(i) {

@@ -88,7 +88,7 @@ impl SendComm {
             State::Up(sender) => sender.test(request),
             State::Failed(failure) => failure.result(),
             // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
-            State::Connecting(_) => super::request::RequestTable::new().finish(request, |_| ()),
+            State::Connecting(_) => super::request::RequestTable::new().finish(request),
         }
     }
 
@@ -156,8 +156,17 @@ impl Sender {
             return Err(too_long("isend", len));
         }
         let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
-        let Some(index) = self.find(tag) else { return self.not_ready(WaitCause::PeerNoReceive) };
-        let Some(slot) = self.group.get(index).copied() else { return Ok(None) };
+        let index = match self.find(tag) {
+            Some(index) => index,
+            // Announcements arrive only while somebody polls.
+            None => {
+                self.progress(WaitCause::PeerNoReceive);
+                self.core.check()?;
+                let Some(index) = self.find(tag) else { return self.null_post() };
+                index
+            }
+        };
+        let Some(&slot) = self.group.get(index) else { return Ok(None) };
         let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
         if slot.addr.checked_add(len as u64).is_none() {
             self.core.nonsense(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
@@ -168,7 +177,8 @@ impl Sender {
         let roomy = (0..plan.stripes).all(|i| self.core.rails.room(plan.stripe(i).0) >= 2);
         if !roomy || !self.core.requests.has_room() {
             self.core.rails.unplan(&plan);
-            return self.not_ready(WaitCause::Fabric);
+            self.progress(WaitCause::Fabric);
+            return self.null_post();
         }
         let sequence = self.head + index as u64;
         let lanes = (0..plan.stripes).fold(0u64, |lanes, i| lanes | 1 << plan.stripe(i).0);
@@ -213,7 +223,8 @@ impl Sender {
             return self.core.nonsense(format_args!("a group of {} receives", first.nreqs));
         }
         let len = first.nreqs as usize;
-        for (i, place) in self.group.iter_mut().take(len).enumerate() {
+        self.group[0] = first;
+        for (i, place) in self.group.iter_mut().enumerate().take(len).skip(1) {
             let sequence = self.head + i as u64;
             match self.fifo.read(sequence) {
                 cts_fifo::Ready::Yes(slot) if slot.nreqs == first.nreqs => *place = slot,
@@ -239,10 +250,9 @@ impl Sender {
         }
     }
 
-    /// Nothing can be sent now: moves things along meanwhile. Announcements arrive only while somebody polls.
-    fn not_ready(&mut self, cause: WaitCause) -> Result<Option<RequestId>> {
+    /// Nothing can be sent now.
+    fn null_post(&mut self) -> Result<Option<RequestId>> {
         self.core.stats.add(CommCounter::NullPosts, 1);
-        self.progress(cause);
         self.core.check().map(|()| None)
     }
 
@@ -281,7 +291,9 @@ impl Sender {
             let record = Record { size: total as u64, stripes: plan.stripes as u32, epoch: cts_fifo::epoch(sequence) }.encode();
             let (remote_addr, rkey) = rails.remote(lane, usize::from(index) * RECORD_SIZE);
             let first = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&record), remote_addr, rkey, imm: 0, ..data };
-            rails.post_send(lane, &mut [first, data], WrKind::Data, id, true)
+            let posted = rails.post_send(lane, &mut [first, data], WrKind::Data, id, true);
+            self.core.record_sent();
+            posted
         };
         posted.map_err(|error| (lane, error))
     }

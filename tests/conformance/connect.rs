@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use railhead::fabric::{QpCaps, QpState, SendRequest, WcOpcode, WcStatus};
 
-use super::bed::{Bed, NOTHING, PATIENCE, Pair, Request, Side};
+use super::bed::{Bed, NOTHING, PATIENCE, Pair, Request, SILENT, Side};
 
 fn unconnected(bed: &Bed) -> Pair {
     let device = bed.device();
@@ -150,6 +150,9 @@ pub fn many_queue_pairs_on_one_queue(bed: &Bed) {
     }
     // The death of one is no other's.
     p.b.cq.destroy_qp(qb.remove(7));
+    if bed.waives("connect::many_queue_pairs_on_one_queue, the idle end", SILENT) {
+        p.a.cq.qp(qa[7]).post_send(&[Request::write(7, NOTHING, &to, 0)]).expect("post_send");
+    }
     p.until("one in ERROR", |p| p.a.cq.qp(qa[7]).state() == QpState::Error);
     qa.remove(7);
     for q in &qa {

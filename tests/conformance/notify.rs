@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use railhead::fabric::{QpCaps, QpState, WcStatus};
 
-use super::bed::{Bed, NOTHING, PATIENCE, Pair, Request, Side};
+use super::bed::{Bed, NOTHING, PATIENCE, Pair, Request, SILENT, Side};
 
 /// poll(2) for readability; true if readable.
 fn readable(fd: RawFd, timeout_ms: i32) -> bool {
@@ -150,6 +150,9 @@ pub fn needs_a_notifying_queue(bed: &Bed) {
 
 /// A failure wakes like data does: the peer's death, with receives outstanding only.
 pub fn error_notifies(bed: &Bed) {
+    if bed.waives("notify::error_notifies", SILENT) {
+        return;
+    }
     let Pair { mut a, mut b } = pair(bed);
     for _ in 0..10 {
         a.poll();
@@ -166,4 +169,32 @@ pub fn error_notifies(bed: &Bed) {
         drop(a);
         sleeper.join().expect("sleeper");
     });
+}
+
+/// Who has armed and drained is left alone by a peer that does nothing: blocked in the kernel, it takes no CPU time.
+pub fn nothing_wakes_an_idle_sleeper(bed: &Bed) {
+    let mut p = pair(bed);
+    let fd = p.b.domain.notification_fd().expect("notification_fd");
+    p.b.recv(1, NOTHING);
+    // What is under way from the greeting may wake it at first.
+    let mut calm = false;
+    for _ in 0..1000 {
+        p.b.cq.arm().expect("arm");
+        while p.poll() > 0 {}
+        if !readable(fd, 0) {
+            calm = true;
+            break;
+        }
+    }
+    assert!(calm, "readable for ever with nothing there");
+    let cpu = || {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: writes the time to a value that outlives the call.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    };
+    let before = cpu();
+    assert!(!readable(fd, 500), "woken by nobody");
+    let used = cpu() - before;
+    assert!(used < 50_000_000, "{used} ns of CPU time in half a second of sleep");
 }

@@ -45,11 +45,11 @@ impl Cable {
             ip(&["-n", name, "addr", "add", &format!("{}/64", cable.v6[i]), "dev", "rht", "nodad"]);
             ip(&["-n", name, "link", "set", "rht", "up"]);
         }
-        // The kernel sees the carrier a little later.
+        // The kernel sees the carrier a little later, and calls the interface running (IFF_RUNNING) later still.
         for name in &cable.names {
             super::until("a carrier", || {
                 let shown = Command::new("ip").args(["-n", name, "-o", "link", "show", "rht"]).output().expect("ip");
-                String::from_utf8_lossy(&shown.stdout).contains("LOWER_UP").then_some(())
+                String::from_utf8_lossy(&shown.stdout).contains("state UP").then_some(())
             });
         }
         cable
@@ -58,6 +58,11 @@ impl Cable {
     /// The command that runs another one at an end of the cable.
     pub fn at(&self, end: usize) -> [&str; 4] {
         ["ip", "netns", "exec", &self.names[end]]
+    }
+
+    /// Nothing comes through any more, and nobody says so.
+    pub fn cut(&self) {
+        ip(&["-n", &self.names[1], "link", "set", "rht", "down"]);
     }
 }
 

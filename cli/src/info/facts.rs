@@ -1,10 +1,12 @@
 //! What `info` shows, gathered: from the plugin through its own interface, from this machine, and from the environment.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::bail;
-use railhead::base::config::{Effective, Family, Source};
+use railhead::base::config::{Effective, Fabric, Family, Source};
 use railhead::fabric::soft::iface;
+use railhead::fabric::verbs::{self, gid::Judged};
 use serde::Serialize;
 
 use super::host::{self, Host};
@@ -24,6 +26,8 @@ pub struct Facts {
     pub devices: Vec<Device>,
     /// What is there and not used; of our own plugin only.
     pub unusable: Vec<Unusable>,
+    /// RDMA NICs, if any are looked for; of our own plugin only.
+    pub rdma: Rdma,
     /// The machine.
     pub host: Host,
     /// Settings of this release, by the table's order; of our own plugin only.
@@ -74,6 +78,43 @@ pub struct Device {
     pub max_p2p_bytes: Option<usize>,
     /// The devices that it is made of, where the version says so.
     pub made_of: Option<Vec<i32>>,
+}
+
+/// The machine's RDMA NICs.
+#[derive(Debug, Default, Serialize)]
+pub struct Rdma {
+    /// Why they could not be looked at.
+    pub none: Option<String>,
+    /// Their ports.
+    pub ports: Vec<RdmaPort>,
+}
+
+/// A port of an RDMA NIC.
+#[derive(Debug, Serialize)]
+pub struct RdmaPort {
+    /// Device and number.
+    pub name: String,
+    /// Why it is not used, to be read after the name.
+    pub unused: Option<String>,
+    /// Its addresses.
+    pub gids: Vec<Gid>,
+}
+
+/// An address of a port.
+#[derive(Debug, Serialize)]
+pub struct Gid {
+    /// Place in the port's table.
+    pub index: u32,
+    /// The address, as IPv6.
+    pub gid: String,
+    /// RoCE version.
+    pub kind: Option<String>,
+    /// Network interface that it comes from.
+    pub interface: Option<String>,
+    /// Whether it is the one.
+    pub chosen: bool,
+    /// Why, or why not.
+    pub why: String,
 }
 
 /// What is there and not used.
@@ -130,10 +171,19 @@ pub fn gather(file: Option<&Path>) -> anyhow::Result<Facts> {
     };
     let warnings = take_log().into_iter().filter(|line| line.level == 2).map(|line| printable(&line.text)).collect();
     let about = About { file, versions, version, error, warnings, name };
-    let mut facts = Facts { plugin: about, devices, unusable: Vec::new(), host: host::look(), settings: Vec::new(), unknown: Vec::new() };
+    let mut facts = Facts {
+        plugin: about,
+        devices,
+        unusable: Vec::new(),
+        rdma: Rdma::default(),
+        host: host::look(),
+        settings: Vec::new(),
+        unknown: Vec::new(),
+    };
     if facts.plugin.name == OURS {
         let effective = Effective::read();
         facts.unusable = unusable(&effective);
+        facts.rdma = rdma(&effective);
         facts.unknown = effective.unknown.iter().map(|u| Unknown { name: printable(&u.name), nearest: u.nearest }).collect();
         facts.settings = effective.settings.into_iter().map(setting).collect();
     }
@@ -172,7 +222,7 @@ fn device(number: i32, p: Properties) -> Device {
     }
 }
 
-/// Interfaces that are passed over, and NICs that no provider drives.
+/// Interfaces that are passed over, and NICs that no provider may drive.
 fn unusable(effective: &Effective) -> Vec<Unusable> {
     let family = match effective.config.socket_family {
         Family::Any => iface::Family::Any,
@@ -183,11 +233,42 @@ fn unusable(effective: &Effective) -> Vec<Unusable> {
         Ok(listing) => listing.excluded.into_iter().map(|e| Unusable { name: e.name, why: e.why }).collect(),
         Err(error) => vec![Unusable { name: "every interface".into(), why: format!("is passed over: {error}") }],
     };
-    for name in host::rdma_devices() {
-        let why = "is an RDMA NIC, for which this release has no provider; its network interface serves with TCP".into();
-        all.push(Unusable { name, why });
+    if effective.config.fabric == Fabric::Soft {
+        all.extend(host::rdma_devices().into_iter().map(|name| Unusable { name, why: "is left alone by RAILHEAD_FABRIC=soft".into() }));
     }
     all
+}
+
+/// Ports of RDMA NICs, and why there are none to look at.
+fn rdma(effective: &Effective) -> Rdma {
+    if effective.config.fabric == Fabric::Soft {
+        return Rdma::default();
+    }
+    let gids = |judged: &[Judged]| -> Vec<Gid> {
+        let one = |it: &Judged| Gid {
+            index: it.entry.index,
+            gid: it.entry.gid.to_string(),
+            kind: it.entry.kind.map(|kind| kind.to_string()),
+            interface: it.entry.netdev.clone(),
+            chosen: it.chosen,
+            why: it.why.clone(),
+        };
+        judged.iter().map(one).collect()
+    };
+    match verbs::listing(&Arc::new(effective.config.clone())) {
+        Ok(Ok(listing)) => {
+            let used = listing.ports.iter().map(|port| RdmaPort { name: port.label.clone(), unused: None, gids: gids(&port.gids) });
+            let unused = listing.rejected.iter();
+            let unused = unused.map(|port| RdmaPort { name: port.label.clone(), unused: Some(port.why.clone()), gids: gids(&port.gids) });
+            Rdma { none: None, ports: used.chain(unused).collect() }
+        }
+        // Without a NIC nobody asks why.
+        Ok(Err(why)) if effective.config.fabric == Fabric::Verbs || !host::rdma_devices().is_empty() => {
+            Rdma { none: Some(why), ports: Vec::new() }
+        }
+        Ok(Err(_)) => Rdma::default(),
+        Err(error) => Rdma { none: Some(error.to_string()), ports: Vec::new() },
+    }
 }
 
 fn setting(setting: railhead::base::config::Setting) -> Setting {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::facts::{Device, Facts, Setting};
+use super::facts::{Device, Facts, Rdma, Setting};
 use crate::stats::text::bytes;
 
 /// Everything; of the settings those that are not at their defaults, or `all`.
@@ -10,6 +10,7 @@ pub fn page(facts: &Facts, all: bool) -> String {
     let mut out = String::new();
     plugin(&mut out, facts);
     devices(&mut out, facts);
+    rdma(&mut out, &facts.rdma);
     if !facts.unusable.is_empty() {
         out += "\nNot used:\n";
         for it in &facts.unusable {
@@ -66,6 +67,28 @@ fn one(out: &mut String, device: &Device) {
     if let Some(parts) = device.made_of.as_ref().filter(|parts| parts.len() > 1) {
         let parts: Vec<String> = parts.iter().map(i32::to_string).collect();
         put(out, format_args!("     made of devices {}", parts.join(", ")));
+    }
+}
+
+/// Each port with its addresses, and why each is taken or not.
+fn rdma(out: &mut String, rdma: &Rdma) {
+    if rdma.ports.is_empty() && rdma.none.is_none() {
+        return;
+    }
+    out.push_str("\nRDMA ports:\n");
+    if let Some(why) = &rdma.none {
+        put(out, format_args!("  none: {why}"));
+    }
+    for port in &rdma.ports {
+        put(out, format_args!("  {} {}", port.name, port.unused.as_deref().unwrap_or("is a device")));
+        for gid in &port.gids {
+            let kind = gid.kind.as_deref().unwrap_or("GID");
+            let interface = gid.interface.as_ref().map_or(String::new(), |interface| format!(" on {interface}"));
+            put(
+                out,
+                format_args!("     {} {:3} {}, {kind}{interface}: {}", if gid.chosen { '*' } else { ' ' }, gid.index, gid.gid, gid.why),
+            );
+        }
     }
 }
 

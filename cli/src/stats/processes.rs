@@ -94,6 +94,7 @@ pub fn wires(rail: &RailSnapshot) -> Vec<(&'static str, u64, u64)> {
         ("cross-memory", R::TxCma, R::RxCma),
         ("bounce", R::TxBounce, R::RxBounce),
         ("tcp", R::TxTcp, R::RxTcp),
+        ("nic", R::TxNic, R::RxNic),
     ];
     let moved = paths.map(|(name, tx, rx)| (name, rail.get(tx), rail.get(rx)));
     moved.into_iter().filter(|(_, tx, rx)| (*tx, *rx) != (0, 0)).collect()

@@ -9,6 +9,9 @@ use railhead::base::stats::{CommCounter, RailCounter, WaitCause};
 use super::json::{causes, seconds};
 use super::processes::Process;
 
+/// What is shown by direction and path.
+const BYTES: [[RailCounter; 6]; 2] = [RailCounter::TX, RailCounter::RX];
+
 /// The metrics of one name stand together, as the format asks.
 pub fn page(processes: &[Process]) -> String {
     let mut out = String::new();
@@ -44,7 +47,7 @@ pub fn page(processes: &[Process]) -> String {
             bytes(&labels, rail).for_each(|(labels, bytes)| add(&labels, &bytes));
         }
     });
-    for counter in RailCounter::ALL.into_iter().filter(|counter| !RailCounter::BYTES.contains(counter)) {
+    for counter in RailCounter::ALL.into_iter().filter(|counter| !BYTES.as_flattened().contains(counter)) {
         metric(&mut out, &format!("railhead_rail_{}_total", counter.name()), "counter", help_of_rail(counter), |add| {
             rails().for_each(|(labels, rail)| add(&labels, &rail.get(counter)));
         });
@@ -76,7 +79,7 @@ fn labels_of_comm(process: &Process, comm: &CommSnapshot) -> String {
 
 /// "tx_cma_bytes" as labels.
 fn bytes<'a>(labels: &'a str, rail: &'a RailSnapshot) -> impl Iterator<Item = (String, u64)> + 'a {
-    RailCounter::BYTES.into_iter().map(move |counter| {
+    BYTES.into_iter().flatten().map(move |counter| {
         let (direction, path) = counter.name().trim_end_matches("_bytes").split_once('_').unwrap_or((counter.name(), ""));
         (with(&with(labels, "way", direction), "path", path), rail.get(counter))
     })
@@ -91,7 +94,7 @@ fn help_of_comm(counter: CommCounter) -> &'static str {
     match counter {
         CommCounter::Ops => "Requests given out.",
         CommCounter::Completions => "Requests completed.",
-        CommCounter::Bytes => "Bytes of completed requests.",
+        CommCounter::Bytes => "Bytes of messages, sent or received.",
         CommCounter::NullPosts => "Calls that could not take a request at that time.",
         CommCounter::Errors => "Requests that failed.",
         CommCounter::Stalls => "Requests reported as stalled.",
@@ -100,12 +103,7 @@ fn help_of_comm(counter: CommCounter) -> &'static str {
 
 fn help_of_rail(counter: RailCounter) -> &'static str {
     match counter {
-        RailCounter::Writes => "WRITEs posted.",
-        RailCounter::WritesImm => "WRITE_WITH_IMMs posted.",
-        RailCounter::Sends => "SENDs posted.",
-        RailCounter::Reads => "READs posted.",
-        RailCounter::Recvs => "Receive requests posted.",
-        RailCounter::Completions => "Completions polled.",
+        RailCounter::Requests => "Requests posted.",
         RailCounter::RnrWaits => "Requests that met no receive request and waited.",
         RailCounter::Errors => "Queue pairs that failed.",
         RailCounter::CmaRefused => "Cross-memory copies that the kernel refused.",

@@ -99,6 +99,12 @@ impl View {
     }
 
     #[inline]
+    fn line(&self, offset: usize) -> &[AtomicU64; 8] {
+        // SAFETY: as in `u32`; eight aligned words in a row are as aligned as the first.
+        unsafe { &*self.word::<[AtomicU64; 8]>(offset) }
+    }
+
+    #[inline]
     fn u8(&self, offset: usize) -> &AtomicU8 {
         // SAFETY: as in `u32`.
         unsafe { AtomicU8::from_ptr(self.word(offset)) }
@@ -155,6 +161,12 @@ macro_rules! accessors {
             #[inline]
             pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
                 self.view().u64(offset).load(order)
+            }
+
+            /// Loads the 8 words from `offset` on, each by itself.
+            #[inline]
+            pub fn load_line(&self, offset: usize, order: Ordering) -> [u64; 8] {
+                self.view().line(offset).each_ref().map(|word| word.load(order))
             }
 
             /// Stores the word at `offset`.

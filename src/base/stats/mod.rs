@@ -43,18 +43,9 @@ pub enum RailCounter {
     RxBounce,
     /// Bytes received over TCP.
     RxTcp,
-    /// WRITEs posted.
-    Writes,
-    /// WRITE_WITH_IMMs posted.
-    WritesImm,
-    /// SENDs posted.
-    Sends,
-    /// READs posted.
-    Reads,
-    /// Receive requests posted.
-    Recvs,
-    /// Completions polled.
-    Completions,
+    /// Send requests posted. Each completes, or its queue pair fails; and each receive request is met by one of the peer's: so neither
+    /// completions nor receive requests are counted.
+    Requests,
     /// Requests that met no receive request and waited.
     RnrWaits,
     /// Requests that failed.
@@ -67,11 +58,15 @@ pub enum RailCounter {
     Reconnects,
     /// Of the bytes sent by cross-memory attach, those that this side wrote into the peer's memory.
     TxGranted,
+    /// Bytes sent by a NIC.
+    TxNic,
+    /// Bytes received by a NIC, of messages that say that they came: a peer's plain WRITEs are not seen.
+    RxNic,
 }
 
 impl RailCounter {
     /// Every counter, in the page's order.
-    pub const ALL: [RailCounter; 22] = [
+    pub const ALL: [RailCounter; 19] = [
         RailCounter::TxInline,
         RailCounter::TxMapped,
         RailCounter::TxCma,
@@ -82,33 +77,29 @@ impl RailCounter {
         RailCounter::RxCma,
         RailCounter::RxBounce,
         RailCounter::RxTcp,
-        RailCounter::Writes,
-        RailCounter::WritesImm,
-        RailCounter::Sends,
-        RailCounter::Reads,
-        RailCounter::Recvs,
-        RailCounter::Completions,
+        RailCounter::Requests,
         RailCounter::RnrWaits,
         RailCounter::Errors,
         RailCounter::CmaRefused,
         RailCounter::Syscalls,
         RailCounter::Reconnects,
         RailCounter::TxGranted,
+        RailCounter::TxNic,
+        RailCounter::RxNic,
     ];
 
-    /// Those that count payload bytes.
-    pub const BYTES: [RailCounter; 10] = [
-        RailCounter::TxInline,
-        RailCounter::TxMapped,
-        RailCounter::TxCma,
-        RailCounter::TxBounce,
-        RailCounter::TxTcp,
-        RailCounter::RxInline,
-        RailCounter::RxMapped,
-        RailCounter::RxCma,
-        RailCounter::RxBounce,
-        RailCounter::RxTcp,
-    ];
+    /// Those that count payload bytes sent.
+    pub const TX: [RailCounter; 6] =
+        [RailCounter::TxInline, RailCounter::TxMapped, RailCounter::TxCma, RailCounter::TxBounce, RailCounter::TxTcp, RailCounter::TxNic];
+
+    /// Those that count payload bytes received.
+    pub const RX: [RailCounter; 6] =
+        [RailCounter::RxInline, RailCounter::RxMapped, RailCounter::RxCma, RailCounter::RxBounce, RailCounter::RxTcp, RailCounter::RxNic];
+
+    /// Those that count the bytes which a comm of that kind is for.
+    pub fn payload(kind: CommKind) -> [RailCounter; 6] {
+        if kind == CommKind::Recv { RailCounter::RX } else { RailCounter::TX }
+    }
 }
 
 /// What is counted per comm. Requests that are outstanding are those given out and not completed, so nobody counts them.
@@ -119,7 +110,8 @@ pub enum CommCounter {
     Ops,
     /// Requests completed.
     Completions,
-    /// Bytes of completed requests.
+    /// Bytes of messages, sent or received. Nobody counts them, as the rails count every byte: what the owner counts here is what a rail
+    /// moved in the comm's direction and is no message's, and the reader of the page puts the rails' sum less that in its place.
     Bytes,
     /// Calls that could not take a request now.
     NullPosts,
@@ -223,6 +215,12 @@ impl RailStats {
         bump(self.counter(counter), n);
     }
 
+    /// Takes back what was counted too early.
+    #[cold]
+    pub fn take(&self, counter: RailCounter, n: u64) {
+        bump(self.counter(counter), n.wrapping_neg());
+    }
+
     /// The count so far.
     #[inline]
     pub fn get(&self, counter: RailCounter) -> u64 {
@@ -239,6 +237,7 @@ pub struct CommStats {
     /// When the clock was last read during the present wait; 0 while there is none.
     sampled_at: Cell<u64>,
     waiting: Cell<WaitCause>,
+    kind: CommKind,
     place: CommPlace,
 }
 
@@ -254,6 +253,7 @@ pub fn comm(kind: CommKind, dev_name: &str) -> CommStats {
         idle_polls: Cell::new(0),
         sampled_at: Cell::new(0),
         waiting: Cell::new(WaitCause::None),
+        kind,
         place,
     }
 }
@@ -291,10 +291,10 @@ impl CommStats {
         self.record().counters[counter as usize].load(Ordering::Relaxed)
     }
 
-    /// Bytes that the comm's rails have moved, either way.
+    /// Bytes that the comm's rails have moved in the direction that the comm is for.
     pub fn moved(&self) -> u64 {
         let rails = self.rails.borrow();
-        let all = rails.iter().flat_map(|rail| RailCounter::BYTES.map(|counter| rail.get(counter)));
+        let all = rails.iter().flat_map(|rail| RailCounter::payload(self.kind).map(|counter| rail.get(counter)));
         all.fold(0, u64::wrapping_add)
     }
 
@@ -345,7 +345,7 @@ fn bump(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-const _: () = assert!(RailCounter::TxGranted as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
+const _: () = assert!(RailCounter::RxNic as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
 
 #[cfg(test)]
 mod tests;

@@ -16,18 +16,15 @@ impl RailCounter {
             RailCounter::RxCma => "rx_cma_bytes",
             RailCounter::RxBounce => "rx_bounce_bytes",
             RailCounter::RxTcp => "rx_tcp_bytes",
-            RailCounter::Writes => "writes",
-            RailCounter::WritesImm => "writes_imm",
-            RailCounter::Sends => "sends",
-            RailCounter::Reads => "reads",
-            RailCounter::Recvs => "recvs",
-            RailCounter::Completions => "completions",
+            RailCounter::Requests => "requests",
             RailCounter::RnrWaits => "rnr_waits",
             RailCounter::Errors => "errors",
             RailCounter::CmaRefused => "cma_refused",
             RailCounter::Syscalls => "syscalls",
             RailCounter::Reconnects => "reconnects",
             RailCounter::TxGranted => "tx_granted_bytes",
+            RailCounter::TxNic => "tx_nic_bytes",
+            RailCounter::RxNic => "rx_nic_bytes",
         }
     }
 }

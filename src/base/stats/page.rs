@@ -22,7 +22,7 @@ pub const MEMFD_NAME: &str = "railhead-stats";
 /// "RHSTATS\0", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RHSTATS\0");
 /// Changes with the layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Comm records in a page.
 pub const COMMS: usize = 1024;
 /// Rail records in a page.
@@ -358,7 +358,12 @@ impl Page {
                 comm.rails.push(rail);
             }
         }
-        comms.iter_mut().for_each(|comm| comm.rails.sort_by_key(|rail| rail.index));
+        for comm in &mut comms {
+            comm.rails.sort_by_key(|rail| rail.index);
+            let moved = RailCounter::payload(comm.kind).map(|counter| comm.rail_sum(counter)).into_iter().fold(0, u64::wrapping_add);
+            // A record may have been counted, and wait to be sent; or the rails found no place in the page.
+            comm.counters[CommCounter::Bytes as usize] = moved.saturating_sub(comm.get(CommCounter::Bytes));
+        }
         Snapshot {
             pid: layout.header.pid.load(Ordering::Relaxed),
             age_ns: now.saturating_sub(layout.header.started_ns.load(Ordering::Relaxed)),

@@ -39,7 +39,6 @@ fn what_is_counted_stands_in_the_page_by_comm_and_rail() {
         comm.rail(1).add(counter, i as u64);
         assert_eq!(rails[1].get(counter), 100 + i as u64);
     }
-    comm.add(CommCounter::Bytes, 5);
     comm.add(CommCounter::Bytes, 6);
     comm.add(CommCounter::Errors, 1);
     comm.add(CommCounter::Ops, 5);
@@ -47,8 +46,9 @@ fn what_is_counted_stands_in_the_page_by_comm_and_rail() {
 
     let seen = shown("counts").unwrap();
     assert_eq!((seen.kind, seen.device.as_str(), seen.peer_pid, seen.outstanding), (CommKind::Send, "eth0", 77, 3));
-    assert_eq!(seen.counters, [5, 2, 11, 0, 1, 0, 0, 0]);
-    assert_eq!((seen.get(CommCounter::Bytes), comm.get(CommCounter::Bytes)), (11, 11));
+    // What the rails sent, less what was no message's.
+    assert_eq!(seen.counters, [5, 2, 6 * 100 + (1 + 2 + 3 + 4 + 17) - 6, 0, 1, 0, 0, 0]);
+    assert_eq!(comm.moved(), 6 * 100 + (1 + 2 + 3 + 4 + 17));
     assert_eq!(seen.rails.iter().map(|r| r.index).collect::<Vec<_>>(), [0, 1]);
     for (i, counter) in RailCounter::ALL.into_iter().enumerate() {
         assert_eq!((seen.rails[0].get(counter), seen.rails[1].get(counter)), (0, 100 + i as u64), "{counter:?}");
@@ -100,6 +100,20 @@ fn time_goes_to_the_cause_that_is_seen_and_a_new_cause_starts_a_new_age() {
     }
 }
 
+/// A record is counted when it is posted, which may be long before a rail sends it; and of a comm whose rails found no place in a full page
+/// nothing is known. Neither makes billions of bytes.
+#[test]
+fn bytes_are_not_fewer_than_none() {
+    let comm = comm(CommKind::Send, "eth0");
+    comm.set_peer("records", 0);
+    let rail = comm.rail(0);
+    comm.add(CommCounter::Bytes, 16);
+    assert_eq!(shown("records").unwrap().get(CommCounter::Bytes), 0);
+    rail.add(RailCounter::TxInline, 16);
+    rail.add(RailCounter::TxCma, 5);
+    assert_eq!(shown("records").unwrap().get(CommCounter::Bytes), 5);
+}
+
 #[test]
 fn a_record_is_reused_clean_and_not_before_its_last_handle_is_gone() {
     assert!(in_child(|| {
@@ -108,25 +122,25 @@ fn a_record_is_reused_clean_and_not_before_its_last_handle_is_gone() {
         first.set_peer("first", 1);
         first.add(CommCounter::Ops, 9);
         let rail = first.rail(0);
-        rail.add(RailCounter::Sends, 4);
+        rail.add(RailCounter::Requests, 4);
         drop(first);
         let second = comm(CommKind::Recv, "eth1");
         second.set_peer("second", 0);
         let own = second.rail(0);
-        rail.add(RailCounter::Sends, 1);
+        rail.add(RailCounter::Requests, 1);
         let seen = shown("second").unwrap();
         seen.kind == CommKind::Recv
             && seen.device == "eth1"
             && seen.get(CommCounter::Ops) == 0
             && seen.rails.len() == 1
-            && seen.rail_sum(RailCounter::Sends) == 0
-            && own.get(RailCounter::Sends) == 0
-            && rail.get(RailCounter::Sends) == 5
+            && seen.rail_sum(RailCounter::Requests) == 0
+            && own.get(RailCounter::Requests) == 0
+            && rail.get(RailCounter::Requests) == 5
             && shown("first").is_none()
             && {
                 drop(rail);
                 let third = comm(CommKind::Send, "eth2");
-                third.rail(0).get(RailCounter::Sends) == 0
+                third.rail(0).get(RailCounter::Requests) == 0
             }
     }));
 }
@@ -138,13 +152,13 @@ fn a_full_page_leaves_the_counters_working_in_private() {
         let last = &all[COMMS + 1];
         last.set_peer("last", 0);
         last.add(CommCounter::Ops, 2);
-        last.rail(0).add(RailCounter::Sends, 3);
+        last.rail(0).add(RailCounter::Requests, 3);
         let rails: Vec<RailStats> = (0..RAILS + 1).map(|i| all[0].rail(i)).collect();
-        rails[RAILS].add(RailCounter::Sends, 8);
+        rails[RAILS].add(RailCounter::Requests, 8);
         let seen = find(me())[0].snapshot();
         last.get(CommCounter::Ops) == 2
-            && last.rail(0).get(RailCounter::Sends) == 3
-            && rails[RAILS].get(RailCounter::Sends) == 8
+            && last.rail(0).get(RailCounter::Requests) == 3
+            && rails[RAILS].get(RailCounter::Requests) == 8
             && shown("last").is_none()
             && seen.comms.len() == COMMS
             && seen.comms.iter().find(|c| c.id == all[0].place.id()).map(|c| c.rails.len()) == Some(RAILS)
@@ -306,7 +320,7 @@ fn nobody_else_can_write_the_page_or_resize_it() {
 fn detached_counters_count_alone() {
     let (a, b) = (RailStats::detached(), RailStats::detached());
     let twin = a.clone();
-    a.add(RailCounter::Reads, 2);
-    twin.add(RailCounter::Reads, u64::MAX);
-    assert_eq!((a.get(RailCounter::Reads), b.get(RailCounter::Reads)), (1, 0));
+    a.add(RailCounter::Requests, 2);
+    twin.add(RailCounter::Requests, u64::MAX);
+    assert_eq!((a.get(RailCounter::Requests), b.get(RailCounter::Requests)), (1, 0));
 }

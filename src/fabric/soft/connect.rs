@@ -22,6 +22,7 @@ use crate::base::error::Error;
 use crate::base::log::{self, log_info};
 use crate::base::mem::Shm;
 use crate::base::stage::{self, Stage};
+use crate::base::stats::RailStats;
 use crate::base::{self, clock};
 use crate::fabric::types::WcStatus;
 
@@ -53,6 +54,8 @@ pub struct Party {
     pub send_slots: usize,
     /// Traffic class of what this side sends.
     pub traffic_class: Option<u8>,
+    /// Where the queue pair counts.
+    pub stats: RailStats,
 }
 
 /// A meeting under way.
@@ -275,7 +278,7 @@ impl Bringup {
     fn share(&self, mut segment: Segment, socket: OwnedFd, unix: bool) -> Met {
         segment.unlink();
         segment.prove_peer(if unix { peer_of(&socket) } else { None }, self.party.config.cma);
-        Met::Shm(Box::new(ShmWire::new(segment, socket, unix, self.party.send_slots)))
+        Met::Shm(Box::new(ShmWire::new(segment, socket, unix, self.party.send_slots, self.party.stats.clone())))
     }
 
     fn streams(&mut self, control: OwnedFd, mut streams: Vec<OwnedFd>, wanted: u8, pending: Option<Socket>) -> Result<Option<Met>, Fault> {
@@ -397,9 +400,13 @@ impl Bringup {
             let _ = socket.set_recv_buffer_size(config.tcp_buffer_kib as usize * 1024);
         }
         if config.tcp_user_timeout_s > 0 {
+            // Not TCP_USER_TIMEOUT: since Linux 5.11 that also ends the connection to a peer that acknowledges and does not read, because
+            // it is stopped or busy. A host that is silent with data under way is noticed on the comm's control connection.
             let timeout = std::time::Duration::from_secs(u64::from(config.tcp_user_timeout_s));
-            let _ = socket.set_tcp_user_timeout(Some(timeout));
-            let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(timeout / 2).with_interval(timeout / 8));
+            // The kernel knows whole seconds, and takes none of the three if one is 0.
+            let second = std::time::Duration::from_secs(1);
+            let keepalive = TcpKeepalive::new().with_time(second.max(timeout / 2)).with_interval(second.max(timeout / 8)).with_retries(4);
+            let _ = socket.set_tcp_keepalive(&keepalive);
         }
         if let Some(class) = self.party.traffic_class.map(u32::from) {
             let _ = if self.party.remote.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };

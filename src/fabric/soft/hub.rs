@@ -12,13 +12,11 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-
 use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
 use super::shm::recv_with_fd;
-use crate::base::clock;
-use crate::base::config::{Config, parse_ports};
+use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::{clock, listen};
 
 /// Closed TCP streams that wait for the peer's end, so that a reset cannot overtake our last acknowledgements.
 const LINGER_MAX: usize = 256;
@@ -176,7 +174,7 @@ impl Hub {
     }
 
     fn open(&self) -> Result<Listeners> {
-        let tcp = listen_tcp(self.addr, &self.config.port_range)?;
+        let tcp = listen::tcp(self.addr, &self.config.port_range)?;
         let port = tcp.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
         // Without it the peers on this host use what they use across network namespaces.
         let unix = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&self.instance))
@@ -345,33 +343,6 @@ pub fn peer_of(socket: &OwnedFd) -> Option<i32> {
     let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut cred).cast(), &mut len) };
     // SAFETY: plain system call.
     (rc == 0 && cred.uid == unsafe { libc::geteuid() }).then_some(cred.pid)
-}
-
-/// Opens a non-blocking listener on `addr`, on a free port of `range` ("LOW-HIGH", empty for the system's choice).
-pub fn listen_tcp(addr: SocketAddr, range: &str) -> Result<TcpListener> {
-    let bind = |port: u16| -> io::Result<TcpListener> {
-        let mut addr = addr;
-        addr.set_port(port);
-        let socket = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-        if port != 0 {
-            // A port of a fixed range may still have streams of an earlier run in TIME_WAIT.
-            socket.set_reuse_address(true)?;
-        }
-        socket.bind(&SockAddr::from(addr))?;
-        socket.listen(1024)?;
-        Ok(socket.into())
-    };
-    let Some(ports) = parse_ports(range) else {
-        return bind(0).map_err(|e| Error::system(format!("listen on {addr}"), e));
-    };
-    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
-    for port in ports {
-        match bind(port) {
-            Ok(listener) => return Ok(listener),
-            Err(e) => last = e,
-        }
-    }
-    Err(Error::system(format!("listen on {} within RAILHEAD_PORT_RANGE={range}", addr.ip()), last))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

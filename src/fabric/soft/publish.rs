@@ -32,6 +32,27 @@ pub unsafe fn publish(dst: *mut u8, src: &[u8]) {
     }
 }
 
+/// [`publish`] of the first `len` bytes of `words`.
+///
+/// # Safety
+/// As for [`publish`], with `len` bytes, at most 64.
+#[inline]
+pub unsafe fn publish_words(dst: *mut u8, words: &[u64; 8], len: usize) {
+    if len == 0 || !len.is_multiple_of(8) || !(dst as usize).is_multiple_of(8) {
+        // SAFETY: an array of words is as many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), len.min(64)) };
+        // SAFETY: the requirement is the caller's own.
+        return unsafe { publish(dst, bytes) };
+    }
+    let last = len / 8 - 1;
+    for (i, word) in words.iter().enumerate().take(last) {
+        // SAFETY: within the caller's range, and aligned.
+        unsafe { AtomicU64::from_ptr(dst.add(8 * i).cast()) }.store(*word, Ordering::Relaxed);
+    }
+    // SAFETY: as above.
+    unsafe { AtomicU64::from_ptr(dst.add(8 * last).cast()) }.store(words.get(last).copied().unwrap_or(0), Ordering::Release);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +68,16 @@ mod tests {
                 let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
                 assert_eq!(&bytes[shift..shift + len], &src[..], "{len} bytes at {shift}");
                 assert!(bytes[..shift].iter().chain(&bytes[shift + len..]).all(|b| *b == 0), "{len} bytes at {shift} spilled");
+                if len > 64 {
+                    continue;
+                }
+                let (mut packed, mut again) = ([0u64; 8], [0u64; 12]);
+                // SAFETY: 64 bytes hold `len`, and 96 hold shift + len.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(src.as_ptr(), packed.as_mut_ptr().cast::<u8>(), len);
+                    publish_words(again.as_mut_ptr().cast::<u8>().add(shift), &packed, len);
+                }
+                assert_eq!(again, words, "{len} bytes as words at {shift}");
             }
         }
     }

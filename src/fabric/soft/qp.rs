@@ -104,6 +104,7 @@ impl QueuePair {
             notify: self.notify,
             send_slots: self.send_slots,
             traffic_class: self.traffic_class,
+            stats: self.core.stats.clone(),
         };
         match Bringup::new(party) {
             Ok(meeting) => self.link = Link::Meeting(Box::new(meeting)),

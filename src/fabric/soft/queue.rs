@@ -36,13 +36,11 @@ pub struct Wqe {
     pub imm: u32,
 }
 
-const EMPTY_WQE: Wqe =
-    Wqe { wr_id: 0, opcode: Opcode::Send, signaled: false, inline: false, len: 0, addr: 0, lkey: 0, rkey: 0, remote_addr: 0, imm: 0 };
-
-/// Send requests, by free-running counters: `reported <= acked <= sent <= posted`, `posted - reported <= depth`.
+/// Send requests, by free-running counters: `reported <= acked <= sent <= posted`, `posted - reported <= depth`. The rings have their memory
+/// from the start, and fill during the first lap: what was never used was never touched, so it takes none.
 pub struct SendQueue {
-    ring: Box<[Wqe]>,
-    inline: Box<[[u8; MAX_INLINE]]>,
+    ring: Vec<Wqe>,
+    inline: Vec<[u8; MAX_INLINE]>,
     mask: u64,
     depth: u64,
     /// Requests posted.
@@ -59,8 +57,8 @@ impl SendQueue {
     fn new(depth: u32, start: u64) -> Self {
         let slots = (depth as usize).next_power_of_two();
         SendQueue {
-            ring: vec![EMPTY_WQE; slots].into_boxed_slice(),
-            inline: vec![[0; MAX_INLINE]; slots].into_boxed_slice(),
+            ring: Vec::with_capacity(slots),
+            inline: Vec::with_capacity(slots),
             mask: slots as u64 - 1,
             depth: u64::from(depth),
             posted: start,
@@ -68,6 +66,26 @@ impl SendQueue {
             acked: start,
             reported: start,
         }
+    }
+
+    /// Makes the next entry, within the capacity.
+    #[cold]
+    #[inline(never)]
+    fn first_lap(&mut self) {
+        let none = Wqe {
+            wr_id: 0,
+            opcode: Opcode::Send,
+            signaled: false,
+            inline: false,
+            len: 0,
+            addr: 0,
+            lkey: 0,
+            rkey: 0,
+            remote_addr: 0,
+            imm: 0,
+        };
+        self.ring.push(none);
+        self.inline.push([0; MAX_INLINE]);
     }
 
     /// Request number `i`, which must be outstanding: `acked <= i < posted`.
@@ -109,12 +127,21 @@ struct Rqe {
 
 /// Receive requests, by free-running counters: `reported <= completed <= posted`, `posted - reported <= depth`.
 struct RecvQueue {
-    ring: Box<[Rqe]>,
+    ring: Vec<Rqe>,
     mask: u64,
     depth: u64,
     posted: u64,
     completed: u64,
     reported: u64,
+}
+
+impl RecvQueue {
+    /// As [`SendQueue::first_lap`], with the request in it. Where the counters do not begin at 0, so do those before it.
+    #[cold]
+    #[inline(never)]
+    fn first_lap(&mut self, slot: usize, request: RecvRequest) {
+        self.ring.resize(slot + 1, Rqe { request, opcode: WcOpcode::Recv, status: WcStatus::Success, byte_len: 0, imm: None });
+    }
 }
 
 /// The end of a queue pair: what the request that met it reports, and why, for a log.
@@ -173,11 +200,10 @@ impl Core {
     /// An empty queue pair in INIT. `start` is where the counters begin.
     pub fn new(caps: &QpCaps, stats: RailStats, qp_num: u32, start: u64) -> Self {
         let slots = (caps.recv_depth as usize).next_power_of_two();
-        let empty = Rqe { request: RecvRequest::default(), opcode: WcOpcode::Recv, status: WcStatus::Success, byte_len: 0, imm: None };
         Core {
             sq: SendQueue::new(caps.send_depth, start),
             rq: RecvQueue {
-                ring: vec![empty; slots].into_boxed_slice(),
+                ring: Vec::with_capacity(slots),
                 mask: slots as u64 - 1,
                 depth: u64::from(caps.recv_depth),
                 posted: start,
@@ -246,6 +272,9 @@ impl Core {
         }
         for request in requests {
             let slot = (self.sq.posted & self.sq.mask) as usize;
+            while slot >= self.sq.ring.len() {
+                self.sq.first_lap();
+            }
             let wqe = &mut self.sq.ring[slot];
             wqe.wr_id = request.wr_id;
             wqe.opcode = request.opcode;
@@ -267,7 +296,7 @@ impl Core {
                 }
             }
             self.sq.posted = self.sq.posted.wrapping_add(1);
-            self.stats.add(counted(request.opcode), 1);
+            self.stats.add(RailCounter::Requests, 1);
         }
         Ok(())
     }
@@ -281,9 +310,12 @@ impl Core {
         if request.sge.len > MAX_LEN {
             return Err(PostError::Invalid("longer than 2^30 bytes"));
         }
-        self.rq.ring[(self.rq.posted & self.rq.mask) as usize].request = *request;
+        let slot = (self.rq.posted & self.rq.mask) as usize;
+        match self.rq.ring.get_mut(slot) {
+            Some(rqe) => rqe.request = *request,
+            None => self.rq.first_lap(slot, *request),
+        }
         self.rq.posted += 1;
-        self.stats.add(RailCounter::Recvs, 1);
         Ok(())
     }
 
@@ -414,9 +446,6 @@ impl Core {
         if self.state == QpState::Error && n < out.len() {
             n += self.flush(&mut out[n..]);
         }
-        if n > 0 {
-            self.stats.add(RailCounter::Completions, n as u64);
-        }
         n
     }
 
@@ -455,15 +484,6 @@ impl Core {
 
 /// Longest request: 2^30 bytes, half of InfiniBand's limit (specification 1.4, 9.3.3.1.5) and NCCL's largest message.
 pub const MAX_LEN: u32 = 1 << 30;
-
-fn counted(opcode: Opcode) -> RailCounter {
-    match opcode {
-        Opcode::Send | Opcode::SendWithImm => RailCounter::Sends,
-        Opcode::Write => RailCounter::Writes,
-        Opcode::WriteWithImm => RailCounter::WritesImm,
-        Opcode::Read => RailCounter::Reads,
-    }
-}
 
 fn completes(opcode: Opcode) -> WcOpcode {
     match opcode {

@@ -165,11 +165,15 @@ impl Offers {
         self.upto.max(head)
     }
 
-    /// Whether there is room for another descriptor, and its target overlaps no other's: of two that overlap, the later one wins.
+    /// Whether there is room for another descriptor, and its target overlaps no other's: of two that overlap, the later one wins. Nor is one
+    /// offered that `done` seems to be about already: it stands there from 2^32 descriptors ago, of which the tag tells nothing.
     pub fn fits(&self, head: u64, addr: u64, len: u32) -> bool {
         let next = self.next(head);
         let apart = |o: &Offer| addr >= o.addr.saturating_add(u64::from(o.len)) || o.addr >= addr.saturating_add(u64::from(len));
-        next - head < GRANTS as u64 && (head..next).all(|desc| apart(&self.open[desc as usize % GRANTS]))
+        let done = self.watched.grant(next as usize % GRANTS).done.load(Ordering::Relaxed);
+        next - head < GRANTS as u64
+            && done & !0xffff_ffff != tag(next)
+            && (head..next).all(|desc| apart(&self.open[desc as usize % GRANTS]))
     }
 
     /// Offers descriptor [`Offers::next`], of which the memory is pinned now; `waiting` descriptors wait with it.
@@ -226,8 +230,8 @@ impl Offers {
             let redone = u64::from(offer.redone);
             return if count + redone == peers {
                 let first_own = u64::from(offer.parts - offer.own) * u64::from(offer.part);
-                let given_up = if offer.redone { u64::from(offer.part) } else { 0 };
-                Progress::Done(first_own.min(u64::from(offer.len)).saturating_sub(given_up) as u32)
+                let given_up = cut(count, u64::from(offer.part), offer.len).filter(|_| offer.redone).map_or(0, |part| part.len);
+                Progress::Done((first_own.min(u64::from(offer.len)) as u32).saturating_sub(given_up))
             } else if gave_up && count + 1 == peers && !offer.redone {
                 if state & FLAG != 0 {
                     return Progress::Withdrawn;
@@ -456,6 +460,25 @@ mod tests {
     }
 
     #[test]
+    fn a_short_part_given_up_is_not_counted_as_a_long_one() {
+        const LEN: u32 = (1 << 20) + 4096;
+        let mut offers = offers(None);
+        offers.offer(0, 9, 0, LEN, 1);
+        let watched = offers.watched.clone();
+        let grant = watched.grant(0);
+        let mut written_bytes = 0;
+        while let Taken::Part(part, _) = take(grant, 0, LEN) {
+            if part.len == PART_MAX {
+                written(grant, 0);
+                written_bytes += part.len;
+            }
+        }
+        not_written(grant, 0);
+        assert_eq!(offers.progress(0), Progress::Part(Part { offset: 1 << 20, len: 4096 }));
+        assert_eq!((offers.progress(0), written_bytes), (Progress::Done(1 << 20), 1 << 20));
+    }
+
+    #[test]
     fn a_withdrawn_grant_waits_for_the_part_being_written_and_gives_out_no_other() {
         let mut offers = offers(Some(std::process::id() as i32));
         offers.offer(0, 77, 0, 4 << 20, 1);
@@ -518,6 +541,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_was_done_four_billion_descriptors_ago_is_not_taken_for_new() {
+        let mut offers = offers(None);
+        offers.offer(5, 1, 0, 1 << 20, 1);
+        let watched = offers.watched.clone();
+        assert!(matches!(take(watched.grant(5), 5, 1 << 20), Taken::Part(..)));
+        not_written(watched.grant(5), 5);
+        offers.withdraw();
+        assert!(!offers.fits(5 + (1 << 32), 0, 1 << 20) && offers.fits(6 + (1 << 32), 0, 1 << 20));
     }
 
     #[test]

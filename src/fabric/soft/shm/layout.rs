@@ -1,7 +1,7 @@
 //! The segment that the two ends of a queue pair share: what lies where, and who writes it.
 //!
 //! A segment has two lanes, one per requester; side 0 is the one that dialed, and lane 0 carries its requests. Every word is written by
-//! one side only, and the other side believes none of it: positions are masked or compared before they are used, so a hostile peer
+//! one side only, but for a grant's `claims`, which both change with compare-and-swap; and the other side believes none of it: positions are masked or compared before they are used, so a hostile peer
 //! can spoil its own data and nothing else.
 //!
 //! ```text
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::base::error::{Error, Result};
 
 /// First word of every segment: "RHSHM" and the layout's version.
-pub const MAGIC: u64 = 0x0002_4d48_5348_5200;
+pub const MAGIC: u64 = 0x0003_4d48_5348_5200;
 
 /// Descriptors per lane.
 pub const DESCS: u64 = 1024;
@@ -117,21 +117,79 @@ pub struct Grant {
 ///
 /// | word | holds |
 /// |---|---|
-/// | 0 | op: u8, place: u8, flags: u16, len: u32 |
-/// | 1 | peer's memory |
-/// | 2 | rkey: u32, imm: u32 |
-/// | 3 | where the bytes are: bounce position, address, offset; or the first inline bytes |
-/// | 4 | bytes from here to the request's end, where it comes in pieces; memory segment id; or inline bytes |
-/// | 5, 6 | inline bytes |
-/// | 7 | 1 + the descriptor's number, stored last with Release |
+/// | 0 | peer's memory |
+/// | 1 | rkey: u32, imm: u32 |
+/// | 2..7 | inline: the words of the payload that are not zero, in order; else as below |
+/// | 2 | bounce position, address, or offset |
+/// | 3 | bytes from here to the request's end, where it comes in pieces; or memory segment id |
+/// | 4 | bytes |
+/// | 7 | a [`Head`], stored last with Release |
 #[repr(C, align(64))]
 pub struct Desc {
     /// The words.
     pub words: [AtomicU64; 8],
 }
 
-/// Bytes that fit into a descriptor.
-pub const DESC_INLINE: usize = 32;
+/// Words of a descriptor that may hold payload.
+pub const PAYLOAD_WORDS: usize = 5;
+/// Most bytes of an inline payload: a flow-control slot of `net`, of which one rail uses five words.
+pub const DESC_INLINE: usize = 64;
+
+/// The last word of a descriptor:
+/// `number + 1:24 | accepted:16 | words:8 | inline bytes:8 | flags:4 | place:2 | op:2`, from the top down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Head {
+    /// What it asks for.
+    pub op: u8,
+    /// Where its bytes are.
+    pub place: u8,
+    /// [`flag`].
+    pub flags: u8,
+    /// Bytes, if they are inline.
+    pub inline: u8,
+    /// Which words of an inline payload are not zero: a bit each.
+    pub words: u8,
+    /// The low bits of the number of requests that the publisher has accepted on the other lane.
+    pub accepted: u16,
+}
+
+impl Head {
+    /// The word, for descriptor `number`.
+    #[inline]
+    pub fn encode(self, number: u64) -> u64 {
+        u64::from(self.op & 3)
+            | u64::from(self.place & 3) << 2
+            | u64::from(self.flags & 15) << 4
+            | u64::from(self.inline) << 8
+            | u64::from(self.words) << 16
+            | u64::from(self.accepted) << 24
+            | Head::tag(number)
+    }
+
+    /// What `word` says; none if it is not of descriptor `number`.
+    #[inline]
+    pub fn decode(word: u64, number: u64) -> Option<Head> {
+        Head::is(word, number).then_some(Head {
+            op: word as u8 & 3,
+            place: (word >> 2) as u8 & 3,
+            flags: (word >> 4) as u8 & 15,
+            inline: (word >> 8) as u8,
+            words: (word >> 16) as u8,
+            accepted: (word >> 24) as u16,
+        })
+    }
+
+    /// Whether `word` publishes descriptor `number`.
+    #[inline]
+    pub fn is(word: u64, number: u64) -> bool {
+        (word ^ Head::tag(number)) >> 40 == 0
+    }
+
+    #[inline]
+    fn tag(number: u64) -> u64 {
+        (number + 1) << 40
+    }
+}
 
 const _: () = assert!(size_of::<Side>() == 64);
 const _: () = assert!(size_of::<Lane>() == 128 && offset_of!(Lane, resp_tail) == 56 && offset_of!(Lane, fill_tail) == 64);
@@ -214,9 +272,9 @@ pub mod place {
 /// Flags of a descriptor.
 pub mod flag {
     /// The request ends with this descriptor.
-    pub const LAST: u16 = 1;
+    pub const LAST: u8 = 1;
     /// The request carries an immediate.
-    pub const IMM: u16 = 2;
+    pub const IMM: u8 = 2;
 }
 
 #[cfg(test)]
@@ -230,6 +288,18 @@ mod tests {
         assert!(g.descs(0) < g.fill(0) && g.fill(0) < g.resp(0) && g.resp(0) < g.ring(0));
         assert_eq!(g.ring(0) + (1 << 20), g.descs(1));
         assert_eq!(g.ring(1) + (1 << 20), g.len());
+    }
+
+    #[test]
+    fn a_head_tells_all_its_parts_and_only_of_its_own_descriptor() {
+        let head = Head { op: 3, place: 2, flags: 3, inline: 64, words: 0xa5, accepted: 0xfedc };
+        for number in [0, 1, 1023, (1 << 24) - 2, (1 << 24) - 1, 1 << 24, u64::MAX >> 1] {
+            let word = head.encode(number);
+            assert_eq!(Head::decode(word, number), Some(head), "{number}");
+            // What stood in its place a lap ago, or an hour.
+            assert!(!Head::is(word, number + DESCS) && !Head::is(word, number + (1 << 23)));
+        }
+        assert!(!Head::is(0, 0), "a fresh segment");
     }
 
     #[test]

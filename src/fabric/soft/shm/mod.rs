@@ -5,11 +5,12 @@
 //! where the kernel refuses the first, goes through a bounce ring. User memory is written by its owner, or with the owner's leave.
 //! Driven by the thread that drives the queue pair.
 
-mod calibrate;
 mod control;
 mod expose;
 mod grant;
+mod inline;
 mod layout;
+mod route;
 mod rx;
 mod stream;
 #[cfg(test)]
@@ -21,14 +22,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use once_cell::sync::Lazy;
+use once_cell::race::OnceBox;
 
 use super::queue::{Core, Fault};
 use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::mem::Shm;
 use crate::base::rand;
-use crate::base::stats::RailCounter;
+use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::WcStatus;
 use control::{ControlSocket, Record, Seen};
 pub use control::{recv as recv_with_fd, send as send_with_fd};
@@ -43,27 +44,37 @@ use tx::Tx;
 const IDLE_TURNS: u32 = 1024;
 
 /// 16 random bytes at a fixed place of this process's private memory: whoever reads them there has found the right process.
-static COOKIE: Lazy<Box<[AtomicU64; 2]>> = Lazy::new(|| {
-    let mut bytes = [0u8; 16];
-    // Without randomness the cookie proves nothing to a hostile peer, but one of this user could read our memory anyway.
-    let _ = rand::fill(&mut bytes);
-    let (a, b) = bytes.split_at(8);
-    let word = |half: &[u8]| AtomicU64::new(half.iter().fold(0, |w, b| w << 8 | u64::from(*b)));
-    Box::new([word(a), word(b)])
-});
+/// Made without a lock, which another thread's fork could leave locked.
+fn cookie() -> &'static [AtomicU64; 2] {
+    static COOKIE: OnceBox<[AtomicU64; 2]> = OnceBox::new();
+    COOKIE.get_or_init(|| {
+        let mut bytes = [0u8; 16];
+        // Without randomness the cookie proves nothing to a hostile peer, but one of this user could read our memory anyway.
+        let _ = rand::fill(&mut bytes);
+        let (a, b) = bytes.split_at(8);
+        let word = |half: &[u8]| AtomicU64::new(half.iter().fold(0, |w, b| w << 8 | u64::from(*b)));
+        Box::new([word(a), word(b)])
+    })
+}
 
 /// A segment as one of its sides sees it.
 pub struct Segment {
     shm: Arc<Shm>,
     geometry: Geometry,
+    /// First byte of the mapping, and of each lane's descriptors.
+    start: *mut u8,
+    descs: [*const Desc; 2],
     me: usize,
     peer_pid: Option<i32>,
     pulls_allowed: bool,
     /// Whether the peer's memory may be written under its grants: not on the word of a peer that the kernel does not vouch for.
     writes_allowed: bool,
-    /// Whether bulk data goes through the ring although the peer could pull it.
-    ring_is_faster: bool,
+    /// Whether bulk data goes straight wherever it can, even if the ring were faster.
+    straight: bool,
 }
+
+// SAFETY: the pointers lead into the mapping that `shm` keeps, which any thread may use; what lies there is atomics, or copied as bytes.
+unsafe impl Send for Segment {}
 
 impl Segment {
     /// Makes the dialer's view of a fresh segment.
@@ -91,7 +102,7 @@ impl Segment {
         if geometry.len() != segment.shm.len() {
             return Err(Error::remote(format!("the peer's segment has {} bytes instead of {}", segment.shm.len(), geometry.len())));
         }
-        segment.geometry = geometry;
+        segment.shape(geometry);
         Ok(segment)
     }
 
@@ -99,7 +110,26 @@ impl Segment {
         if shm.len() < geometry.len() {
             return Err(Error::remote(format!("the segment has {} bytes, fewer than {}", shm.len(), geometry.len())));
         }
-        Ok(Segment { shm: Arc::new(shm), geometry, me, peer_pid: None, pulls_allowed: false, writes_allowed: false, ring_is_faster: false })
+        let start = shm.addr() as *mut u8;
+        let mut segment = Segment {
+            shm: Arc::new(shm),
+            geometry,
+            start,
+            descs: [start.cast_const().cast(); 2],
+            me,
+            peer_pid: None,
+            pulls_allowed: false,
+            writes_allowed: false,
+            straight: true,
+        };
+        segment.shape(geometry);
+        Ok(segment)
+    }
+
+    /// Takes a geometry over that fits the mapping.
+    fn shape(&mut self, geometry: Geometry) {
+        self.geometry = geometry;
+        self.descs = [0, 1].map(|lane| self.base(geometry.descs(lane)).cast_const().cast());
     }
 
     /// Bytes of a segment with that bounce ring.
@@ -121,8 +151,8 @@ impl Segment {
     pub fn introduce(&self, notify: bool) {
         let side = self.side(self.me);
         side.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
-        side.cookie_addr.store(COOKIE.as_ptr() as u64, Ordering::Relaxed);
-        for (to, from) in side.cookie.iter().zip(COOKIE.iter()) {
+        side.cookie_addr.store(cookie().as_ptr() as u64, Ordering::Relaxed);
+        for (to, from) in side.cookie.iter().zip(cookie()) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         side.notify.store(u32::from(notify), Ordering::Release);
@@ -143,7 +173,7 @@ impl Segment {
         }
         self.pulls_allowed = proven && cma != CrossMemory::Never;
         self.writes_allowed = self.pulls_allowed && vouched.is_some();
-        self.ring_is_faster = self.pulls_allowed && cma == CrossMemory::Auto && calibrate::ring_is_faster();
+        self.straight = cma != CrossMemory::Auto;
         self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
     }
 
@@ -156,12 +186,14 @@ impl Segment {
         matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b)
     }
 
+    #[inline]
     fn control(&self) -> &Control {
         // SAFETY: every mapping is page-aligned and at least a control page long (checked in `view`); its fields are atomics, so the peer's
         // writes are no data race.
-        unsafe { &*self.base(0).cast::<Control>() }
+        unsafe { &*self.start.cast::<Control>() }
     }
 
+    #[inline]
     fn side(&self, i: usize) -> &Side {
         &self.control().sides[i & 1]
     }
@@ -179,7 +211,7 @@ impl Segment {
     #[inline]
     fn desc(&self, lane: usize, number: u64) -> &Desc {
         // SAFETY: the descriptor area of a lane holds DESCS aligned descriptors of atomics, and lies within the mapping by the geometry.
-        unsafe { &*self.base(self.geometry.descs(lane)).cast::<Desc>().add((number % layout::DESCS) as usize) }
+        unsafe { &*self.descs[lane & 1].add((number % layout::DESCS) as usize) }
     }
 
     /// `len` bytes of a bounce ring; the caller has checked that they do not cross the ring's end.
@@ -202,7 +234,7 @@ impl Segment {
     fn base(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.shm.len());
         // SAFETY: every offset comes from the geometry, which fits the mapping (checked in `view` and `attach`).
-        unsafe { (self.shm.addr() as *mut u8).add(offset) }
+        unsafe { self.start.add(offset) }
     }
 
     /// Whether the peer can pull from this side's private memory.
@@ -280,12 +312,13 @@ pub struct ShmWire {
 }
 
 impl ShmWire {
-    /// Takes over a segment that both sides have, and the socket beside it. `unix` if the socket passes descriptors.
-    pub fn new(segment: Segment, socket: OwnedFd, unix: bool, send_slots: usize) -> Self {
+    /// Takes over a segment that both sides have, and the socket beside it. `unix` if the socket passes descriptors. `stats` is the
+    /// queue pair's.
+    pub fn new(segment: Segment, socket: OwnedFd, unix: bool, send_slots: usize, stats: RailStats) -> Self {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
             tx: Tx::new(segment.me, segment.geometry, exposed),
-            rx: Rx::new(1 - segment.me, &segment),
+            rx: Rx::new(1 - segment.me, &segment, stats),
             control: ControlSocket::new(socket, unix),
             maps: Maps::none(),
             segment,
@@ -301,9 +334,10 @@ impl ShmWire {
         if self.armed {
             self.listen(core)?;
         }
-        let mut moved = self.tx.take_acceptance(core, &self.segment)?;
-        if self.rx.pending(&self.segment) {
-            moved |= self.receive(core)?;
+        // What the peer publishes tells most of what it has accepted, without a look at the line that it writes for that.
+        let mut moved = self.rx.pending(&self.segment) && self.receive(core)?;
+        if self.tx.awaits(core) {
+            moved |= self.tx.take_acceptance(core, &self.segment)?;
         }
         if core.sq.pending() {
             moved |= self.tx.transmit(core, &self.segment, &self.control)?;
@@ -338,7 +372,7 @@ impl ShmWire {
         if self.control.passes_descriptors() && self.rx.wants_memory(&self.segment, &self.maps) {
             self.listen(core)?;
         }
-        self.rx.receive(core, &self.segment, &mut self.maps)
+        self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)
     }
 
     /// Takes what the control socket holds.
@@ -374,7 +408,7 @@ impl ShmWire {
         // What the peer did before it went is in the segment by now.
         fence(Ordering::SeqCst);
         if self.tx.take_acceptance(core, &self.segment)?
-            || (self.rx.pending(&self.segment) && self.rx.receive(core, &self.segment, &mut self.maps)?)
+            || (self.rx.pending(&self.segment) && self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?)
         {
             return Ok(());
         }

@@ -7,15 +7,16 @@ use std::io;
 use std::sync::atomic::{Ordering, fence};
 
 use super::super::mr::Pin;
-use super::super::publish::publish;
+use super::super::publish::{publish, publish_words};
 use super::super::queue::{Core, Fault};
 use super::grant::Offers;
-use super::layout::{DESC_INLINE, DESCS, GRANTS, Geometry, Lane, flag, op, place};
-use super::tx::round;
+use super::inline::expand;
+use super::layout::{DESC_INLINE, DESCS, GRANTS, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
+use super::tx::{Tx, round};
 use super::{Maps, Segment, stream};
 use crate::base::log::{self, log_info};
 use crate::base::stage::{self, Stage};
-use crate::base::stats::RailCounter;
+use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
 
 /// Descriptors handled before the caller gets its turn.
@@ -44,10 +45,14 @@ pub struct Rx {
     /// Copies that the requester shares, and the descriptors that they are of.
     offers: Offers,
     offered: [Request; GRANTS],
+    /// Bytes of each that this side has read, and counted.
+    read: [u32; GRANTS],
     /// The first descriptor that may be shared.
     shared_from: u64,
     /// Why a part of a shared copy could not be read.
     unread: Option<io::Result<usize>>,
+    /// Where what is received is counted.
+    stats: RailStats,
 }
 
 /// A descriptor, copied out of the segment.
@@ -55,12 +60,15 @@ pub struct Rx {
 struct Request {
     op: u8,
     place: u8,
-    flags: u16,
+    flags: u8,
+    /// Which words of an inline payload are in `payload`.
+    words: u8,
+    accepted: u16,
     len: u32,
     addr: u64,
     rkey: u32,
     imm: u32,
-    payload: [u64; 4],
+    payload: [u64; PAYLOAD_WORDS],
 }
 
 impl Request {
@@ -88,7 +96,7 @@ enum Outcome {
 
 impl Rx {
     /// A half that has seen nothing.
-    pub fn new(lane: usize, segment: &Segment) -> Self {
+    pub fn new(lane: usize, segment: &Segment, stats: RailStats) -> Self {
         Rx {
             lane,
             geometry: segment.geometry,
@@ -100,7 +108,9 @@ impl Rx {
             filling: false,
             offers: Offers::new(segment.shm.clone(), lane, segment.peer_pid),
             offered: [Request::default(); GRANTS],
+            read: [0; GRANTS],
             unread: None,
+            stats,
             shared_from: if segment.pulls_allowed { 0 } else { u64::MAX },
         }
     }
@@ -110,13 +120,17 @@ impl Rx {
         self.offers.refuse().then_some(self.offers)
     }
 
-    /// Handles what the peer has published; true if anything moved.
+    /// Handles what the peer has published, and tells `tx` what it says of our requests; true if anything moved.
     #[inline]
-    pub fn receive(&mut self, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<bool, Fault> {
+    pub fn receive(&mut self, core: &mut Core, tx: &mut Tx, segment: &Segment, maps: &mut Maps) -> Result<bool, Fault> {
         let mut moved = false;
         let mut copied = 0;
         for turn in 0..DESC_BUDGET {
-            let Some(request) = self.look(segment, self.head) else { break };
+            let Some(request) = self.look(segment, self.head) else {
+                tx.heard_out(core);
+                break;
+            };
+            tx.hear(core, request.accepted)?;
             if request.place == place::MAPPED && turn > 0 && maps.find(request.payload[1], 0, 0).is_none() {
                 // The memory came with a record that is looked for before the next turn.
                 break;
@@ -153,22 +167,22 @@ impl Rx {
     /// Copies descriptor `number` out of the segment, if it was published.
     #[inline]
     fn look(&self, segment: &Segment, number: u64) -> Option<Request> {
-        let desc = segment.desc(self.lane, number);
+        let [addr, key, payload @ .., head] = &segment.desc(self.lane, number).words;
         // Pairs with the Release in `Tx::publish`.
-        if desc.words[7].load(Ordering::Acquire) != number + 1 {
-            return None;
-        }
-        let word = |i: usize| desc.words.get(i).map_or(0, |w| w.load(Ordering::Relaxed));
-        let first = word(0);
+        let head = Head::decode(head.load(Ordering::Acquire), number)?;
+        let payload = std::array::from_fn(|i| payload.get(i).map_or(0, |word| word.load(Ordering::Relaxed)));
+        let key = key.load(Ordering::Relaxed);
         Some(Request {
-            op: first as u8,
-            place: (first >> 8) as u8,
-            flags: (first >> 16) as u16,
-            len: (first >> 32) as u32,
-            addr: word(1),
-            rkey: word(2) as u32,
-            imm: (word(2) >> 32) as u32,
-            payload: [word(3), word(4), word(5), word(6)],
+            op: head.op,
+            place: head.place,
+            flags: head.flags,
+            words: head.words,
+            accepted: head.accepted,
+            len: if head.place == place::INLINE { u32::from(head.inline) } else { payload[2] as u32 },
+            addr: addr.load(Ordering::Relaxed),
+            rkey: key as u32,
+            imm: (key >> 32) as u32,
+            payload,
         })
     }
 
@@ -210,7 +224,7 @@ impl Rx {
                     ));
                 }
             };
-            match self.fetch(request, core, segment, maps, &pin)? {
+            match self.fetch(request, segment, maps, &pin)? {
                 Outcome::Done => {}
                 unfinished => return Ok(unfinished),
             }
@@ -257,7 +271,7 @@ impl Rx {
                     ));
                 }
             };
-            match self.fetch(request, core, segment, maps, &pin)? {
+            match self.fetch(request, segment, maps, &pin)? {
                 Outcome::Done => {}
                 unfinished => return Ok(unfinished),
             }
@@ -290,7 +304,7 @@ impl Rx {
             // SAFETY: the pin vouches for `left` bytes, the segment for the stream.
             let n = unsafe { stream::write(segment.resp(self.lane), &lane.resp_tail, &lane.resp_head, pin.as_ptr(), left) };
             self.at += n;
-            core.stats.add(RailCounter::TxBounce, n as u64);
+            self.stats.add(RailCounter::TxBounce, n as u64);
             if n < left {
                 return Ok(Outcome::Waits);
             }
@@ -300,17 +314,14 @@ impl Rx {
 
     /// Moves the bytes of the descriptor that are still missing to the beginning of `to`, which is at least as long.
     #[inline]
-    fn fetch(&mut self, request: &Request, core: &Core, segment: &Segment, maps: &mut Maps, to: &Pin) -> Result<Outcome, Fault> {
+    fn fetch(&mut self, request: &Request, segment: &Segment, maps: &mut Maps, to: &Pin) -> Result<Outcome, Fault> {
         let left = (request.len as usize).saturating_sub(self.at).min(to.len());
         match request.place {
             place::INLINE if left <= DESC_INLINE => {
-                let mut bytes = [0u8; DESC_INLINE];
-                for (to, from) in bytes.chunks_exact_mut(8).zip(request.payload) {
-                    to.copy_from_slice(&from.to_ne_bytes());
-                }
-                // SAFETY: the pin covers at least `left` bytes.
-                unsafe { publish(to.as_ptr(), &bytes[..left]) };
-                core.stats.add(RailCounter::RxInline, left as u64);
+                let words = expand(request.words, &request.payload, left);
+                // SAFETY: the pin covers at least `left` bytes, which the words hold.
+                unsafe { publish_words(to.as_ptr(), &words, left) };
+                self.stats.add(RailCounter::RxInline, left as u64);
             }
             place::BOUNCE if left as u64 <= self.geometry.bounce - (request.payload[0] & (self.geometry.bounce - 1)) => {
                 let from = segment.ring(self.lane, request.payload[0], left);
@@ -325,10 +336,10 @@ impl Rx {
                     // SAFETY: as above; ring and user memory are different mappings.
                     unsafe { std::ptr::copy_nonoverlapping(from, to.as_ptr(), left) };
                 }
-                core.stats.add(RailCounter::RxBounce, left as u64);
+                self.stats.add(RailCounter::RxBounce, left as u64);
             }
-            place::PRIVATE if self.filling => return self.fill(core, segment, to, left),
-            place::PRIVATE => return self.pull(request, core, segment, to, left),
+            place::PRIVATE if self.filling => return self.fill(segment, to, left),
+            place::PRIVATE => return self.pull(request, segment, to, left),
             place::MAPPED => {
                 let offset = request.payload[0].wrapping_add(self.at as u64);
                 let n = left.min(COPY_BUDGET);
@@ -338,7 +349,7 @@ impl Rx {
                 // SAFETY: `from` is valid for `n` bytes of a sealed mapping, the pin covers at least `left >= n` bytes; two mappings
                 // of one process can only overlap if a process writes to itself, where copying forwards or backwards is as good.
                 unsafe { std::ptr::copy(from, to.as_ptr(), n) };
-                core.stats.add(RailCounter::RxMapped, n as u64);
+                self.stats.add(RailCounter::RxMapped, n as u64);
                 return self.advance(n, left, segment);
             }
             _ => {
@@ -353,19 +364,19 @@ impl Rx {
     }
 
     /// Reads from the peer's private memory.
-    fn pull(&mut self, request: &Request, core: &Core, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
+    fn pull(&mut self, request: &Request, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
         let n = left.min(COPY_BUDGET);
         let from = request.payload[0].wrapping_add(self.at as u64);
-        core.stats.add(RailCounter::Syscalls, 1);
+        self.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the pin covers at least `left >= n` bytes.
         match unsafe { segment.read_peer(from, to.as_ptr(), n) } {
             Ok(n) if n > 0 => {
-                core.stats.add(RailCounter::RxCma, n as u64);
+                self.stats.add(RailCounter::RxCma, n as u64);
                 self.advance(n, left, segment)
             }
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Fault::oldest(WcStatus::RetryExcErr, "the peer process is gone")),
             refused => {
-                self.ask_for_fill(core, segment, refused);
+                self.ask_for_fill(segment, refused);
                 Ok(Outcome::Waits)
             }
         }
@@ -373,10 +384,10 @@ impl Rx {
 
     /// The peer's memory cannot be read: asks for what is missing of the descriptor at the head.
     #[cold]
-    fn ask_for_fill(&mut self, core: &Core, segment: &Segment, refused: io::Result<usize>) {
+    fn ask_for_fill(&mut self, segment: &Segment, refused: io::Result<usize>) {
         let why = refused.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
         log_info!(log::NET, "reading the peer's memory was refused ({why}); it goes through the bounce ring from now on");
-        core.stats.add(RailCounter::CmaRefused, 1);
+        self.stats.add(RailCounter::CmaRefused, 1);
         let lane = segment.lane(self.lane);
         lane.fill_from.store(self.at as u64, Ordering::Relaxed);
         // Pairs with the Acquire in `Tx::begin_fill`.
@@ -387,11 +398,11 @@ impl Rx {
 
     /// Takes bytes that the peer copies for us because we cannot read its memory.
     #[cold]
-    fn fill(&mut self, core: &Core, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
+    fn fill(&mut self, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
         let lane: &Lane = segment.lane(self.lane);
         // SAFETY: the pin covers at least `left` bytes, the segment vouches for the stream.
         let n = unsafe { stream::read(segment.fill(self.lane), &lane.fill_tail, &lane.fill_head, to.as_ptr(), left) };
-        core.stats.add(RailCounter::RxBounce, n as u64);
+        self.stats.add(RailCounter::RxBounce, n as u64);
         if n == 0 {
             return Ok(Outcome::Waits);
         }
@@ -443,16 +454,20 @@ impl Rx {
     }
 
     /// Whether the descriptor at the head names memory that is not mapped yet.
+    #[inline]
     pub fn wants_memory(&self, segment: &Segment, maps: &Maps) -> bool {
-        let desc = segment.desc(self.lane, self.head);
-        let first = desc.words[0].load(Ordering::Relaxed);
-        (first >> 8) as u8 == place::MAPPED && maps.find(desc.words[4].load(Ordering::Relaxed), 0, 0).is_none()
+        let [_, _, _, id, .., head] = &segment.desc(self.lane, self.head).words;
+        Head::decode(head.load(Ordering::Relaxed), self.head).is_some_and(|head| head.place == place::MAPPED)
+            && maps.find(id.load(Ordering::Relaxed), 0, 0).is_none()
     }
 
     /// Whether a descriptor waits at the head.
+    #[inline]
     pub fn pending(&self, segment: &Segment) -> bool {
-        segment.desc(self.lane, self.head).words[7].load(Ordering::Acquire) == self.head + 1
+        let [.., head] = &segment.desc(self.lane, self.head).words;
+        // Pairs with the Release in `Tx::publish`.
+        Head::is(head.load(Ordering::Acquire), self.head)
     }
 }
 
-const _: () = assert!(DESC_INLINE == 4 * size_of::<u64>() && DESCS.is_power_of_two());
+const _: () = assert!(DESCS.is_power_of_two() && DESC_INLINE <= 64);

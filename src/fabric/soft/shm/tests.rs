@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use super::layout::{flag, op, place};
+use super::layout::{Head, flag, op, place};
 use super::*;
 use crate::base::stats::RailStats;
 use crate::fabric::soft::mr;
@@ -46,24 +46,36 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
         0..=4 => {
             let head = lane.desc_head.load(Ordering::Relaxed);
             let desc = segment.desc(theirs, head);
-            let kind = if rng.below(64) == 0 { 255 } else { rng.pick(&[op::SEND, op::WRITE, op::WRITE, op::READ].map(u64::from)) };
+            let kind = if rng.below(64) == 0 { 0 } else { rng.pick(&[op::SEND, op::WRITE, op::WRITE, op::READ].map(u64::from)) };
             let whence = rng.pick(&[place::BOUNCE, place::BOUNCE, place::PRIVATE, place::INLINE].map(u64::from));
-            let whence = if rng.below(32) == 0 { rng.pick(&[place::MAPPED, 9].map(u64::from)) } else { whence };
-            let flags = rng.below(4) & u64::from(flag::LAST | flag::IMM);
+            let whence = if rng.below(32) == 0 { rng.pick(&[place::MAPPED, place::PRIVATE].map(u64::from)) } else { whence };
+            let flags = rng.below(4) as u8 & (flag::LAST | flag::IMM);
             let fitting = whence == u64::from(place::INLINE) && rng.below(32) > 0;
-            let len = rng.pick(if fitting { &[0, 1, 8, 32] } else { &[0, 1, 33, 64, 65, 8192, 65_536, MEMORY as u64 - 129] });
+            let len = rng.pick(if fitting { &[0, 1, 8, 32, 61, 64, 255] } else { &[0, 1, 33, 64, 65, 8192, 65_536, MEMORY as u64 - 129] });
             let len = if rng.below(64) == 0 { u64::from(u32::MAX) } else { len };
             let key = memory[1 + usize::from(rng.below(64) == 0)];
             let payload = if whence == 1 { rng.below(64) * 64 } else { rng.position(memory[0]) };
+            let tell = Head {
+                op: kind as u8,
+                place: whence as u8,
+                flags,
+                inline: len as u8,
+                words: rng.next() as u8,
+                accepted: if rng.below(32) == 0 {
+                    rng.next() as u16
+                } else {
+                    segment.lane(1 - theirs).accepted.load(Ordering::Relaxed) as u16
+                },
+            };
             let words = [
-                kind | whence << 8 | flags << 16 | len << 32,
                 rng.position(memory[0]),
                 key | rng.next() << 32,
                 payload,
                 rng.position(len),
+                if whence == 0 { rng.next() } else { len },
                 rng.next(),
                 rng.next(),
-                if rng.below(16) == 0 { rng.next() } else { head + 1 },
+                if rng.below(16) == 0 { rng.next() } else { tell.encode(head) },
             ];
             for (to, from) in desc.words.iter().zip(words) {
                 to.store(from, Ordering::Relaxed);
@@ -131,7 +143,7 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
         let caps = QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() };
         let mut core = Core::new(&caps, RailStats::detached(), 1, 0);
         core.ready(if rng.below(2) == 0 { 7 } else { 0 });
-        let mut wire = ShmWire::new(victim, a.into(), true, 16);
+        let mut wire = ShmWire::new(victim, a.into(), true, 16, RailStats::detached());
         let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 8];
         for _ in 0..400 {
             steps += 1;

@@ -11,7 +11,9 @@ use super::super::queue::{Core, Fault, Wqe};
 use super::control::ControlSocket;
 use super::expose::Exposed;
 use super::grant::{self, Taken};
-use super::layout::{DESC_INLINE, DESCS, Desc, Geometry, Lane, flag, op, place};
+use super::inline::{compact, gather};
+use super::layout::{DESC_INLINE, DESCS, Desc, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
+use super::route::{Route, Way};
 use super::{Segment, stream};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
@@ -51,8 +53,8 @@ pub struct Tx {
     /// What was last seen of the responder's positions; they may be further.
     desc_head: u64,
     bounce_head: u64,
-    /// What each descriptor in flight is about.
-    owner: Box<[Owner]>,
+    /// What each descriptor in flight is about; fills during the first lap, within its capacity.
+    owner: Vec<Owner>,
     /// Bytes of the request being sent that were published.
     at: u32,
     /// READs whose response has not come whole, and how much of the oldest's has.
@@ -69,8 +71,12 @@ pub struct Tx {
     /// The oldest descriptor of which a part may be taken, and the one after the last.
     share_at: u64,
     share_end: u64,
+    /// Where bulk data goes if it can go both ways.
+    route: Route,
     /// Whether the responder's memory can be written; sinks to false at the first refusal.
     writes: bool,
+    /// Requests accepted when the responder had last been heard out: no descriptor of its that comes later tells of fewer.
+    heard: u64,
 }
 
 impl Tx {
@@ -83,7 +89,7 @@ impl Tx {
             bounce_tail: 0,
             desc_head: 0,
             bounce_head: 0,
-            owner: vec![Owner::default(); DESCS as usize].into_boxed_slice(),
+            owner: Vec::with_capacity(DESCS as usize),
             at: 0,
             reads: VecDeque::with_capacity(READS),
             read_at: 0,
@@ -94,7 +100,9 @@ impl Tx {
             passed: Vec::with_capacity(MAPPED_MAX),
             share_at: 0,
             share_end: 0,
+            route: Route::new(),
             writes: true,
+            heard: 0,
         }
     }
 
@@ -120,8 +128,8 @@ impl Tx {
             let wqe = *core.sq.get(request);
             let published = if wqe.opcode == Opcode::Read {
                 self.publish_read(core, &wqe, request, segment)
-            } else if wqe.len as usize <= DESC_INLINE {
-                self.publish_inline(core, &wqe, request, segment)?
+            } else if wqe.len as usize <= DESC_INLINE && self.publish_inline(core, &wqe, request, segment)? {
+                true
             } else if wqe.inline || wqe.len <= BOUNCE_MAX {
                 self.publish_bounce(core, &wqe, request, segment)?
             } else if self.at == 0 && self.peer_reads(&wqe, core, segment, control)? {
@@ -140,6 +148,33 @@ impl Tx {
         Ok(moved)
     }
 
+    /// Whether something is outstanding, so that the responder's line has to be looked at.
+    #[inline]
+    pub fn awaits(&self, core: &Core) -> bool {
+        core.sq.acked != core.sq.sent || self.fill.is_some()
+    }
+
+    /// Takes over what a descriptor of the responder said on its way: the low bits of how many requests it has accepted.
+    #[inline]
+    pub fn hear(&mut self, core: &mut Core, accepted: u16) -> Result<(), Fault> {
+        let more = accepted.wrapping_sub(core.sq.acked as u16);
+        // READs need a look at their bytes. An older descriptor may tell less than the line did; one that has waited for very long, as
+        // there was no receive request for it or for those before it, so much less that its bits seem to tell more.
+        if more == 0 || more > 1 << 15 || !self.reads.is_empty() || core.sq.acked - self.heard >= 1 << 15 {
+            return Ok(());
+        }
+        let from = core.sq.acked;
+        core.acknowledge(from + u64::from(more))?;
+        self.over(from, core.sq.acked);
+        Ok(())
+    }
+
+    /// The responder has published nothing that was not looked at.
+    #[inline]
+    pub fn heard_out(&mut self, core: &Core) {
+        self.heard = core.sq.acked;
+    }
+
     /// Takes over what the responder has accepted, refused, answered or asked for.
     #[inline]
     pub fn take_acceptance(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
@@ -155,7 +190,7 @@ impl Tx {
         if upto != core.sq.acked {
             let from = core.sq.acked;
             core.acknowledge(upto)?;
-            self.exposed.remove(from, upto);
+            self.over(from, upto);
             moved = true;
         }
         if lane.fill_want.load(Ordering::Acquire) != self.filled {
@@ -179,25 +214,30 @@ impl Tx {
         Ok(moved)
     }
 
+    /// Requests `from..upto` were accepted.
+    #[inline]
+    fn over(&mut self, from: u64, upto: u64) {
+        self.exposed.remove(from, upto);
+        self.route.accepted(upto);
+    }
+
+    /// False if the payload has too many words for a descriptor.
+    #[inline]
     fn publish_inline(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
-        let mut bytes = [0u8; DESC_INLINE];
+        let mut words = [0; DESC_INLINE / 8];
         if wqe.inline {
             let from = core.sq.inline_bytes(request);
-            if let Some(to) = bytes.get_mut(..from.len()) {
-                to.copy_from_slice(from);
-            }
+            // SAFETY: the slice is valid for its length, at most DESC_INLINE.
+            words = unsafe { gather(from.as_ptr(), from.len()) };
         } else if wqe.len > 0 {
             let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
             // SAFETY: the pin vouches for `len` bytes, at most DESC_INLINE by the caller's test.
-            unsafe { std::ptr::copy_nonoverlapping(pin.as_ptr(), bytes.as_mut_ptr(), pin.len()) };
+            words = unsafe { gather(pin.as_ptr(), pin.len()) };
         }
-        let words = std::array::from_fn(|i| {
-            let mut word = [0u8; 8];
-            word.copy_from_slice(&bytes[8 * i..8 * i + 8]);
-            u64::from_ne_bytes(word)
-        });
+        let Some((mask, payload)) = compact(&words, wqe.len as usize) else { return Ok(false) };
         core.stats.add(RailCounter::TxInline, u64::from(wqe.len));
-        self.publish(segment, wqe, request, place::INLINE, 0, wqe.len, words);
+        let head = Head { place: place::INLINE, inline: wqe.len as u8, words: mask, ..Head::default() };
+        self.publish(segment, wqe, request, head, 0, wqe.len, payload);
         core.sq.sent += 1;
         Ok(true)
     }
@@ -219,7 +259,15 @@ impl Tx {
         }
         self.bounce_tail = position + round(u64::from(len));
         core.stats.add(RailCounter::TxBounce, u64::from(len));
-        self.publish(segment, wqe, request, place::BOUNCE, self.at, len, [position, u64::from(wqe.len - self.at), 0, 0]);
+        self.publish(
+            segment,
+            wqe,
+            request,
+            at(place::BOUNCE),
+            self.at,
+            len,
+            [position, u64::from(wqe.len - self.at), u64::from(len), 0, 0],
+        );
         self.at += len;
         if self.at == wqe.len {
             self.at = 0;
@@ -238,7 +286,8 @@ impl Tx {
         {
             return Ok(true);
         }
-        Ok(self.pulls && !segment.ring_is_faster && segment.peer_pulls())
+        let can = self.pulls && segment.peer_pulls();
+        Ok(can && (segment.straight || self.route.choose(core.sq.sent, wqe.len) == Way::Straight))
     }
 
     /// Whether the peer has, or now gets, our allocation `id`.
@@ -266,11 +315,11 @@ impl Tx {
         match pin.allocation() {
             Some((id, offset)) if self.passed.contains(&id) => {
                 core.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
-                self.publish(segment, wqe, request, place::MAPPED, 0, wqe.len, [offset, u64::from(id), 0, 0]);
+                self.publish(segment, wqe, request, at(place::MAPPED), 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
             }
             _ => {
                 core.stats.add(RailCounter::TxCma, u64::from(wqe.len));
-                self.publish(segment, wqe, request, place::PRIVATE, 0, wqe.len, [wqe.addr, 0, 0, 0]);
+                self.publish(segment, wqe, request, at(place::PRIVATE), 0, wqe.len, [wqe.addr, 0, u64::from(wqe.len), 0, 0]);
                 self.share_end = self.tail;
             }
         }
@@ -328,7 +377,7 @@ impl Tx {
             return false;
         }
         self.reads.push_back(request);
-        self.publish(segment, wqe, request, place::INLINE, 0, wqe.len, [0; 4]);
+        self.publish(segment, wqe, request, at(place::PRIVATE), 0, wqe.len, [0, 0, u64::from(wqe.len), 0, 0]);
         core.sq.sent += 1;
         true
     }
@@ -336,7 +385,7 @@ impl Tx {
     /// Writes a descriptor for `len` bytes of the request from `at` on.
     #[allow(clippy::too_many_arguments)] // They are the descriptor.
     #[inline]
-    fn publish(&mut self, segment: &Segment, wqe: &Wqe, request: u64, place: u8, at: u32, len: u32, payload: [u64; 4]) {
+    fn publish(&mut self, segment: &Segment, wqe: &Wqe, request: u64, head: Head, at: u32, len: u32, payload: [u64; PAYLOAD_WORDS]) {
         let op = match wqe.opcode {
             Opcode::Send | Opcode::SendWithImm => op::SEND,
             Opcode::Write | Opcode::WriteWithImm => op::WRITE,
@@ -350,24 +399,29 @@ impl Tx {
             flags |= flag::IMM;
         }
         let desc: &Desc = segment.desc(self.lane, self.tail);
-        let words = [
-            u64::from(op) | u64::from(place) << 8 | u64::from(flags) << 16 | u64::from(len) << 32,
-            wqe.remote_addr.wrapping_add(u64::from(at)),
-            u64::from(wqe.rkey) | u64::from(wqe.imm) << 32,
-            payload[0],
-            payload[1],
-            payload[2],
-            payload[3],
-        ];
-        for (to, from) in desc.words.iter().zip(words) {
-            to.store(from, Ordering::Relaxed);
+        let [addr, key, places @ .., word] = &desc.words;
+        addr.store(wqe.remote_addr.wrapping_add(u64::from(at)), Ordering::Relaxed);
+        key.store(u64::from(wqe.rkey) | u64::from(wqe.imm) << 32, Ordering::Relaxed);
+        for (place, word) in places.iter().zip(payload) {
+            place.store(word, Ordering::Relaxed);
         }
-        // Pairs with the Acquire in `Rx::receive`: the descriptor and its bounced bytes are visible before its number.
-        desc.words[7].store(self.tail + 1, Ordering::Release);
-        if let Some(owner) = self.owner.get_mut((self.tail % DESCS) as usize) {
-            *owner = Owner { request, at, private: place == place::PRIVATE };
+        // Written by this side alone; what it was when the request was posted would do as well.
+        let accepted = segment.lane(1 - self.lane).accepted.load(Ordering::Relaxed) as u16;
+        // Pairs with the Acquire in `Rx::look`: the descriptor and its bounced bytes are visible before its number.
+        word.store(Head { op, flags, accepted, ..head }.encode(self.tail), Ordering::Release);
+        let owner = Owner { request, at, private: head.place == place::PRIVATE && op != op::READ };
+        match self.owner.get_mut((self.tail % DESCS) as usize) {
+            Some(place) => *place = owner,
+            None => self.first_lap(owner),
         }
         self.tail += 1;
+    }
+
+    /// The next descriptor is one that was never used before.
+    #[cold]
+    #[inline(never)]
+    fn first_lap(&mut self, owner: Owner) {
+        self.owner.push(owner);
     }
 
     /// Room for `len` contiguous bytes in the bounce ring, or none yet. Nothing is taken until `bounce_tail` moves.
@@ -441,6 +495,8 @@ impl Tx {
         if wqe.inline || wqe.opcode == Opcode::Read || from > u64::from(wqe.len - at) {
             return Err(nonsense());
         }
+        // It was counted whole when the descriptor was published; what is still missing counts where it goes now.
+        core.stats.take(RailCounter::TxCma, u64::from(wqe.len - at) - from);
         self.fill = Some((request, at + from as u32, wqe.len));
         Ok(())
     }
@@ -463,6 +519,11 @@ impl Tx {
         self.fill = Some((request, at + n as u32, end));
         Ok(n > 0)
     }
+}
+
+/// A descriptor whose bytes are in that place.
+fn at(place: u8) -> Head {
+    Head { place, ..Head::default() }
 }
 
 /// What a bounced piece takes of the ring: whole lines.

@@ -17,8 +17,11 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use memmap2::MmapMut;
 
 use crate::base::clock;
 use crate::base::stats::RailCounter;
@@ -48,7 +51,7 @@ pub struct TcpWire {
     receiver: Receiver,
     sender: Sender,
     /// Received, not yet applied: `staging[start..end]`.
-    staging: Box<[u8]>,
+    staging: MmapMut,
     start: usize,
     end: usize,
     /// The control stream will bring nothing more, since when and why.
@@ -71,7 +74,7 @@ impl TcpWire {
             streams: Streams::new(data),
             receiver: Receiver::new(),
             sender: Sender::new(),
-            staging: vec![0; STAGING].into_boxed_slice(),
+            staging: staging(),
             start: 0,
             end: 0,
             ended: None,
@@ -297,6 +300,12 @@ impl TcpWire {
         let cut = if self.receiver.between_frames() { "" } else { " in the middle of a request" };
         Err(Fault::oldest(WcStatus::RetryExcErr, format!("lost the peer{cut}: {why}")))
     }
+}
+
+/// Pages of their own: those that nothing was ever received into take no memory. Where there is none the process ends, as for any
+/// allocation.
+fn staging() -> MmapMut {
+    MmapMut::map_anon(STAGING).unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; STAGING]>()))
 }
 
 /// What a call brought.

@@ -21,8 +21,8 @@ impl Rx {
         }
         if let Some(refused) = self.unread.take() {
             // From its first byte: which bytes of it are in place already is not worth knowing.
-            self.offers.withdraw();
-            self.ask_for_fill(core, segment, refused);
+            self.take_back();
+            self.ask_for_fill(segment, refused);
             return Ok(Outcome::Waits);
         }
         if self.offers.next(self.head) - self.head < GRANTS as u64 {
@@ -41,7 +41,7 @@ impl Rx {
             match self.offers.progress(desc) {
                 Progress::Waits => {}
                 Progress::Done(granted) if desc == self.head => {
-                    core.stats.add(RailCounter::RxCma, u64::from(granted));
+                    self.stats.add(RailCounter::RxCma, u64::from(granted));
                     self.offers.end(desc);
                     self.written(&request, core);
                     return Ok(Outcome::Done);
@@ -55,7 +55,7 @@ impl Rx {
                     }
                     // No descriptor is offered twice.
                     self.shared_from = upto;
-                    self.offers.withdraw();
+                    self.take_back();
                     return self.write_alone(first, core, segment);
                 }
                 Progress::Nonsense => {
@@ -91,10 +91,20 @@ impl Rx {
             }
             let Ok(_pin) = core.pin_remote(request.rkey, request.addr, request.len as usize, Access::REMOTE_WRITE) else { break };
             self.offered[number as usize % GRANTS] = request;
+            self.read[number as usize % GRANTS] = 0;
             self.offers.offer(self.head, request.rkey, request.addr, request.len, waiting);
             receives -= u64::from(completes);
             number += 1;
         }
+    }
+
+    /// Takes every offer back. What was read for them will be moved, and counted, again.
+    #[cold]
+    fn take_back(&mut self) {
+        let offered = self.head..self.offers.next(self.head);
+        let read: u64 = offered.map(|desc| u64::from(self.read[desc as usize % GRANTS])).sum();
+        self.stats.take(RailCounter::RxCma, read);
+        self.offers.withdraw();
     }
 
     /// Reads a part that is this side's.
@@ -108,11 +118,12 @@ impl Rx {
                 return Err(self.refuse(segment, status, why));
             }
         };
-        core.stats.add(RailCounter::Syscalls, 1);
+        self.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the pin covers the part.
         match unsafe { segment.read_peer(request.payload[0].wrapping_add(u64::from(part.offset)), pin.as_ptr(), pin.len()) } {
             Ok(n) if n == pin.len() => {
-                core.stats.add(RailCounter::RxCma, n as u64);
+                self.stats.add(RailCounter::RxCma, n as u64);
+                self.read[desc as usize % GRANTS] += n as u32;
                 self.trust(segment)?;
                 stage::reach(Stage::RecvHalf);
                 Ok(Outcome::Partly)

@@ -1,0 +1,209 @@
+//! Asynchronous events of a device: a thread per opened device waits for them, tells the queue pairs that they concern, and the log.
+//!
+//! The thread holds no queue pair: it knows each by its address alone, which is forgotten before the queue pair is destroyed, and
+//! reaches it through a word that both share.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use ibverbs_sys::*;
+
+use super::channel::nonblocking;
+use super::library::Library;
+use crate::base::error::{Error, Result};
+use crate::base::fork;
+use crate::base::log::{self, log_info, log_warn};
+
+/// What an event did to a queue pair: 0, or the event's number plus 1. Written by the thread, read by the queue pair's owner.
+#[derive(Debug, Default)]
+pub struct Fate(AtomicU32);
+
+impl Fate {
+    /// The event that ended it, if one did.
+    #[inline]
+    pub fn event(&self) -> Option<ibv_event_type> {
+        // Nothing else is read on the strength of it.
+        self.0.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    fn set(&self, event: ibv_event_type) {
+        // The first one is the cause.
+        let _ = self.0.compare_exchange(0, event.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// In words, for a queue pair's epitaph.
+pub fn epitaph(event: ibv_event_type) -> &'static str {
+    match event {
+        IBV_EVENT_CQ_ERR => "its completion queue overflowed or failed (IBV_EVENT_CQ_ERR)",
+        IBV_EVENT_QP_FATAL => "the device reported IBV_EVENT_QP_FATAL for it",
+        IBV_EVENT_QP_REQ_ERR => "the peer sent what the device could not make sense of (IBV_EVENT_QP_REQ_ERR)",
+        IBV_EVENT_QP_ACCESS_ERR => "the peer touched memory that it may not (IBV_EVENT_QP_ACCESS_ERR)",
+        IBV_EVENT_DEVICE_FATAL => "the device failed (IBV_EVENT_DEVICE_FATAL)",
+        _ => "the device reported an error of it",
+    }
+}
+
+type Watched = Mutex<HashMap<usize, Entry>>;
+
+struct Entry {
+    cq: usize,
+    fate: Arc<Fate>,
+}
+
+/// The thread and those it watches over.
+pub struct Events {
+    watched: Arc<Watched>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+    epoch: u64,
+}
+
+/// A context that the thread may use: it is closed only after the thread has ended.
+struct Context(*mut ibv_context);
+
+// SAFETY: libibverbs' functions may be called from any thread.
+unsafe impl Send for Context {}
+
+impl Events {
+    /// Starts watching. `raw` must stay open until the result is dropped. `fatal`: whether errors end the queue pairs they concern.
+    pub fn start(library: &'static Library, raw: *mut ibv_context, device: &str, fatal: bool) -> Result<Events> {
+        // SAFETY: the context is open.
+        nonblocking(unsafe { (*raw).async_fd })?;
+        // SAFETY: plain system call; the result is checked before it is owned.
+        let stop = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if stop < 0 {
+            return Err(Error::last_os("eventfd"));
+        }
+        // SAFETY: a fresh descriptor that nobody else owns.
+        let stop = unsafe { OwnedFd::from_raw_fd(stop) };
+        let watched = Arc::new(Watched::default());
+        let (context, stop_fd, shared, device) = (Context(raw), stop.as_raw_fd(), watched.clone(), device.to_owned());
+        let body = move || {
+            // Whole, not just its pointer.
+            let context = context;
+            run(library, &context, stop_fd, &shared, &device, fatal);
+        };
+        let thread = std::thread::Builder::new().name("railhead-ib".into()).spawn(body);
+        let thread = thread.map_err(|e| Error::system("starting the thread for asynchronous events", e))?;
+        Ok(Events { watched, stop, thread: Some(thread), epoch: fork::epoch() })
+    }
+
+    /// Watches over a queue pair.
+    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<Fate> {
+        let fate = Arc::new(Fate::default());
+        lock(&self.watched).insert(qp as usize, Entry { cq: cq as usize, fate: fate.clone() });
+        fate
+    }
+
+    /// Forgets a queue pair, which may be destroyed then.
+    pub fn forget(&self, qp: *mut ibv_qp) {
+        lock(&self.watched).remove(&(qp as usize));
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.epoch != fork::epoch() {
+            // The thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        let word = 1u64;
+        // SAFETY: 8 bytes that outlive the call.
+        unsafe { libc::write(self.stop.as_raw_fd(), (&raw const word).cast(), 8) };
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, it has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<usize, Entry>> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, device: &str, fatal: bool) {
+    // SAFETY: a full set is a valid mask; the application's signals are for its own threads.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+    // SAFETY: the context stays open until this thread has ended.
+    let fd = unsafe { (*context.0).async_fd };
+    loop {
+        let mut fds = [fd, stop].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        // SAFETY: two valid pollfds.
+        let n = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+        if fds[1].revents != 0 || (n < 0 && std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted) {
+            return;
+        }
+        let mut event = ibv_async_event::default();
+        // SAFETY: as above; the place outlives the call, which does not wait.
+        while unsafe { (library.get_async_event)(context.0, &mut event) } == 0 {
+            tell(library, &event, watched, device, fatal);
+            // SAFETY: an event that was got, acknowledged once.
+            unsafe { (library.ack_async_event)(&mut event) };
+        }
+        if fds[0].revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 {
+            // The device is gone: nothing more will come.
+            return;
+        }
+    }
+}
+
+fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &str, fatal: bool) {
+    let kind = event.event_type;
+    // SAFETY: returns a static string for any number.
+    let name = unsafe { CStr::from_ptr((library.event_type_str)(kind)) }.to_string_lossy();
+    match kind {
+        IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+            // SAFETY: of this kind of event, `qp` is what the union holds. It is compared, not followed.
+            let qp = unsafe { event.element.qp } as usize;
+            if let Some(entry) = lock(watched).get(&qp)
+                && fatal
+            {
+                entry.fate.set(kind);
+            }
+            log_warn!(log::NET, "{device}: {name}: {}", epitaph(kind));
+        }
+        IBV_EVENT_CQ_ERR => {
+            // SAFETY: as above, `cq`.
+            let cq = unsafe { event.element.cq } as usize;
+            if fatal {
+                lock(watched).values().filter(|entry| entry.cq == cq).for_each(|entry| entry.fate.set(kind));
+            }
+            log_warn!(log::NET, "{device}: {name}: a completion queue overflowed or failed");
+        }
+        IBV_EVENT_DEVICE_FATAL => {
+            if fatal {
+                lock(watched).values().for_each(|entry| entry.fate.set(kind));
+            }
+            log_warn!(log::NET, "{device}: {name}: the device failed; look at `dmesg`");
+        }
+        IBV_EVENT_PORT_ERR => {
+            // SAFETY: as above, `port_num`.
+            let port = unsafe { event.element.port_num };
+            log_warn!(
+                log::NET,
+                "{device}:{port}: {name}: the link is down; what is under way waits for it, up to NCCL_IB_TIMEOUT x NCCL_IB_RETRY_CNT"
+            );
+        }
+        IBV_EVENT_PORT_ACTIVE => {
+            // SAFETY: as above, `port_num`.
+            let port = unsafe { event.element.port_num };
+            log_info!(log::NET, "{device}:{port}: {name}: the link is up");
+        }
+        IBV_EVENT_GID_CHANGE | IBV_EVENT_LID_CHANGE | IBV_EVENT_PKEY_CHANGE | IBV_EVENT_SM_CHANGE | IBV_EVENT_CLIENT_REREGISTER => {
+            // SAFETY: as above, `port_num`.
+            let port = unsafe { event.element.port_num };
+            log_info!(log::NET, "{device}:{port}: {name}: existing connections go on with what they were made with");
+        }
+        _ => log_info!(log::NET, "{device}: {name}"),
+    }
+}

@@ -1,0 +1,298 @@
+//! RDMA NICs through libibverbs: RC queue pairs that the device itself moves.
+//!
+//! A device is a port of a NIC. Its domain is a protection domain, one completion channel to sleep on, and a thread (`events`) that waits
+//! for what the device says unasked. Everything else belongs to a completion queue and the thread that polls it; nothing needs a
+//! poll to make progress.
+//!
+//! Where the contract asks for more than a NIC tells: a peer that is gone or failed shows only in what is outstanding towards it, so a side
+//! with nothing outstanding does not learn; and work that does not complete within RAILHEAD_FABRIC_TIMEOUT_S is given up, RNR
+//! waits included.
+
+mod channel;
+mod cq;
+mod endpoint;
+mod events;
+mod filter;
+pub mod gid;
+mod library;
+pub mod port;
+mod qp;
+mod status;
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use ibverbs_sys::*;
+use once_cell::sync::OnceCell;
+
+use crate::base::config::{Config, Family};
+use crate::base::error::{Error, Result};
+use crate::base::log::{self, log_info, log_warn};
+use crate::fabric::soft::iface;
+use crate::fabric::types::*;
+use channel::Channel;
+pub use cq::CompletionQueue;
+use events::Events;
+use library::{Library, made};
+use port::{Listing, Port};
+pub use qp::{MAX_INLINE, QueuePair};
+
+/// A port of a NIC.
+#[derive(Clone)]
+pub struct Device {
+    port: Arc<Port>,
+    domain: Arc<OnceCell<Arc<Shared>>>,
+}
+
+/// Lists the usable ports. None without libibverbs, or where NCCL_IB_DISABLE says so; the log then has a line.
+///
+/// Errors: a setting that names no interface of this machine.
+pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
+    let listing = match listing(config)? {
+        Ok(listing) => listing,
+        Err(why) => {
+            log_info!(log::INIT, "no RDMA NICs: {why}");
+            return Ok(Vec::new());
+        }
+    };
+    for rejected in &listing.rejected {
+        log_info!(log::INIT, "RDMA port {} {}", rejected.label, rejected.why);
+    }
+    if listing.ports.is_empty() && listing.rejected.is_empty() {
+        log_info!(log::INIT, "no RDMA NICs: libibverbs lists none");
+    }
+    for port in &listing.ports {
+        log_info!(log::INIT, "RDMA port {}: GID {} (index {}), {} Mbit/s", port.label, port.gid, port.gid_index, port.info.speed_mbps);
+    }
+    Ok(listing.ports.into_iter().map(|port| Device { port, domain: Arc::default() }).collect())
+}
+
+/// What became of every port of the machine, or, in words, why none was looked at.
+///
+/// Errors: a setting that names no interface of this machine.
+pub fn listing(config: &Arc<Config>) -> Result<std::result::Result<Listing, String>> {
+    if config.ib_disable {
+        return Ok(Err("NCCL_IB_DISABLE is set".into()));
+    }
+    let library = match library::get() {
+        Ok(library) => library,
+        Err(why) => return Ok(Err(why.into())),
+    };
+    // Handshakes travel over TCP, on the interface that NCCL would take for them.
+    let family = match config.socket_family {
+        Family::Any => iface::Family::Any,
+        Family::Inet => iface::Family::V4,
+        Family::Inet6 => iface::Family::V6,
+    };
+    let interfaces = iface::list(&config.socket_ifname, family)?;
+    let Some(addr) = interfaces.interfaces.first().map(|interface| interface.addr) else {
+        return Ok(Err(format!("no usable network interface for handshakes: {}", interfaces.excluded_line())));
+    };
+    port::list(library, config, addr).map(Ok)
+}
+
+impl Device {
+    /// Properties.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.port.info
+    }
+
+    /// Opens the device's domain.
+    pub fn open(&self) -> Result<Domain> {
+        let shared = self.domain.get_or_try_init(|| Shared::new(self.port.clone()).map(Arc::new))?;
+        Ok(Domain { shared: shared.clone() })
+    }
+}
+
+/// A device's domain.
+#[derive(Clone)]
+pub struct Domain {
+    shared: Arc<Shared>,
+}
+
+impl Domain {
+    /// Registers memory.
+    pub fn register(&self, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
+        self.shared.register(memory, access)
+    }
+
+    /// Makes a completion queue.
+    pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
+        CompletionQueue::new(self.shared.clone(), notify)
+    }
+
+    /// The descriptor to sleep on.
+    pub fn notification_fd(&self) -> Result<RawFd> {
+        self.shared.channel().map(Channel::fd)
+    }
+}
+
+/// What the users of a domain share. Dropped in this order, after all of them.
+struct Shared {
+    /// Made when somebody first wants to sleep.
+    channel: OnceCell<Channel>,
+    pd: *mut ibv_pd,
+    port: Arc<Port>,
+}
+
+// SAFETY: libibverbs' functions may be called from any thread.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new(port: Arc<Port>) -> Result<Shared> {
+        // The thread is there before anything that it could be told of.
+        port.context.events(port.config.ib_async_errors)?;
+        // SAFETY: the device is open.
+        let pd = made(unsafe { (port.context.library.alloc_pd)(port.context.raw) });
+        let pd = pd.map_err(|e| Error::system(format!("{}: ibv_alloc_pd", port.label), e))?;
+        Ok(Shared { channel: OnceCell::new(), pd, port })
+    }
+
+    fn library(&self) -> &'static Library {
+        self.port.context.library
+    }
+
+    /// Started by `new`, so there is no error left to meet.
+    fn events(&self) -> Watch<'_> {
+        Watch(self.port.context.events(self.port.config.ib_async_errors).ok())
+    }
+
+    fn channel(&self) -> Result<&Channel> {
+        self.channel.get_or_try_init(|| Channel::new(self.library(), self.port.context.raw))
+    }
+
+    /// Whether this is the process that opened the device, and not a forked child: a child must not destroy what is its parent's.
+    fn owned(&self) -> bool {
+        self.port.context.owned()
+    }
+
+    fn register(self: &Arc<Self>, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
+        if memory.is_empty() {
+            return Err(Error::usage("register: an empty range"));
+        }
+        if memory.addr().checked_add(memory.len()).is_none() {
+            return Err(Error::usage(format!("register: {} bytes at {:#x} wrap around the address space", memory.len(), memory.addr())));
+        }
+        let relaxed = access.contains(Access::RELAXED_ORDERING) && self.port.config.ib_relaxed_ordering > 0;
+        let mut flags = access.difference(Access::RELAXED_ORDERING).bits();
+        if access.contains(Access::REMOTE_WRITE) {
+            // Required together (InfiniBand specification 1.4, 10.6.3.3).
+            flags |= Access::LOCAL_WRITE.bits();
+        }
+        let (library, addr) = (self.library(), std::ptr::with_exposed_provenance_mut(memory.addr()));
+        if let (true, Some(reg_mr)) = (relaxed, library.reg_mr_iova2) {
+            let flags = flags | Access::RELAXED_ORDERING.bits();
+            // SAFETY: the domain is live; the range is the caller's, who vouched for it.
+            let raw = unsafe { reg_mr(self.pd, addr, memory.len(), memory.addr() as u64, flags) };
+            if !raw.is_null() {
+                return Ok(MemoryRegion { raw, memory, shared: self.clone() });
+            }
+            // Drivers that do not know the flag may refuse it; it is a wish.
+        }
+        // SAFETY: as above.
+        let raw = made(unsafe { (library.reg_mr)(self.pd, addr, memory.len(), flags as i32) });
+        let raw = raw.map_err(|e| {
+            let hint = match e.raw_os_error() {
+                Some(libc::ENOMEM | libc::EAGAIN) => memlock_hint(),
+                Some(libc::EFAULT) => {
+                    " (not memory that the kernel can pin: a GPU's needs nvidia_peermem or DMA-BUF; or it is mapped read-only)".into()
+                }
+                _ => String::new(),
+            };
+            Error::system(format!("{}: registering {} bytes at {:#x}{hint}", self.port.label, memory.len(), memory.addr()), e)
+        })?;
+        Ok(MemoryRegion { raw, memory, shared: self.clone() })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.owned() {
+            // The channel is the parent's as well.
+            std::mem::forget(self.channel.take());
+            return;
+        }
+        drop(self.channel.take());
+        // SAFETY: made by alloc_pd, given back once, after everything made in it (each of which holds it).
+        unsafe { (self.library().dealloc_pd)(self.pd) };
+    }
+}
+
+/// Whoever waits for asynchronous events, if that could be started.
+struct Watch<'a>(Option<&'a Events>);
+
+impl Watch<'_> {
+    fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<events::Fate> {
+        self.0.map_or_else(Arc::default, |events| events.watch(qp, cq))
+    }
+
+    fn forget(&self, qp: *mut ibv_qp) {
+        if let Some(events) = self.0 {
+            events.forget(qp);
+        }
+    }
+}
+
+/// Registered memory.
+pub struct MemoryRegion {
+    raw: *mut ibv_mr,
+    memory: UserMemory,
+    shared: Arc<Shared>,
+}
+
+// SAFETY: libibverbs' functions may be called from any thread; the keys never change.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Key for local use.
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: the region is registered as long as `self` lives.
+        unsafe { (*self.raw).lkey }
+    }
+
+    /// Key for the peer.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.raw).rkey }
+    }
+
+    /// The range.
+    pub fn memory(&self) -> UserMemory {
+        self.memory
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        if !self.shared.owned() {
+            return;
+        }
+        // SAFETY: made by reg_mr, given back once.
+        let result = library::check(unsafe { (self.shared.library().dereg_mr)(self.raw) });
+        if let Err(e) = result {
+            log_warn!(
+                log::REG,
+                "{}: ibv_dereg_mr of {} bytes at {:#x}: {e}",
+                self.shared.port.label,
+                self.memory.len(),
+                self.memory.addr()
+            );
+        }
+    }
+}
+
+/// What to do about the most common reason for ENOMEM.
+#[cold]
+fn memlock_hint() -> String {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is an rlimit that outlives the call.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
+        0 if limit.rlim_cur == libc::RLIM_INFINITY => String::new(),
+        0 => format!(" (RLIMIT_MEMLOCK is {} bytes: raise it with `ulimit -l unlimited`, or in the container's settings)", limit.rlim_cur),
+        _ => " (RLIMIT_MEMLOCK may be too low: `ulimit -l`)".into(),
+    }
+}

@@ -1,0 +1,347 @@
+//! The ports of this machine's NICs: which can be used, with what, and why not the others. Called once per listing of the devices, on the
+//! thread that initialises.
+
+use std::ffi::CStr;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use ibverbs_sys::*;
+use once_cell::sync::OnceCell;
+
+use super::events::Events;
+use super::filter::Filter;
+use super::gid::{self, Entry, Gid, GidKind, Judged, Range, Wanted};
+use super::library::{Library, check, made};
+use crate::base::config::Config;
+use crate::base::error::{Error, Result};
+use crate::base::fork;
+use crate::fabric::types::DeviceInfo;
+
+const SYSFS: &str = "/sys/class/infiniband";
+/// Ports at most: NCCL's MAX_IB_DEVS (nccl 2.28 src/transport/net_ib).
+const MAX_PORTS: usize = 32;
+/// GIDs that are looked at; a ConnectX has 256.
+const MAX_GIDS: u32 = 1024;
+/// Microseconds, for NCCL's topology, which only compares.
+const LATENCY_US: f32 = 1.0;
+/// Speed where the system does not know it, in Mbit/s: NCCL's default.
+const DEFAULT_SPEED_MBPS: u32 = 10_000;
+
+/// An open device, shared by its ports.
+pub struct Context {
+    /// The functions.
+    pub library: &'static Library,
+    /// The device, open.
+    pub raw: *mut ibv_context,
+    /// Name.
+    pub name: String,
+    /// Entries of a completion queue at most.
+    pub max_cqe: u64,
+    /// READs that it answers, and asks, at once per queue pair.
+    pub reads_answered: i32,
+    /// See above.
+    pub reads_asked: i32,
+    events: OnceCell<Events>,
+    epoch: u64,
+}
+
+// SAFETY: libibverbs' functions may be called from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Whoever waits for its asynchronous events, started at first use.
+    pub fn events(&self, fatal: bool) -> Result<&Events> {
+        self.events.get_or_try_init(|| Events::start(self.library, self.raw, &self.name, fatal))
+    }
+
+    /// Whether this is the process that opened it, and not a forked child.
+    pub fn owned(&self) -> bool {
+        self.epoch == fork::epoch()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        drop(self.events.take());
+        if self.owned() {
+            // SAFETY: made by open_device, closed once, after everything made on it (each of which holds it).
+            unsafe { (self.library.close_device)(self.raw) };
+        }
+    }
+}
+
+/// A port that can be used.
+pub struct Port {
+    /// Its device.
+    pub context: Arc<Context>,
+    /// Number on the device, from 1.
+    pub number: u8,
+    /// Device and number, for messages.
+    pub label: String,
+    /// `IBV_LINK_LAYER_*`.
+    pub link_layer: u8,
+    /// Local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// As `enum ibv_mtu` numbers it.
+    pub mtu: ibv_mtu,
+    /// Place of the GID in the port's table.
+    pub gid_index: u32,
+    /// The GID.
+    pub gid: Gid,
+    /// What became of each GID of the table.
+    pub gids: Vec<Judged>,
+    /// Properties.
+    pub info: DeviceInfo,
+    /// The settings.
+    pub config: Arc<Config>,
+}
+
+/// A port that cannot be used.
+#[derive(Debug, Clone)]
+pub struct Rejected {
+    /// Device and number.
+    pub label: String,
+    /// Why, to be read after the label.
+    pub why: String,
+    /// What became of each GID, if it came to that.
+    pub gids: Vec<Judged>,
+}
+
+/// What became of every port of the machine.
+#[derive(Default)]
+pub struct Listing {
+    /// Usable ones, by PCI path (those without last), then name.
+    pub ports: Vec<Arc<Port>>,
+    /// The others.
+    pub rejected: Vec<Rejected>,
+}
+
+/// Lists the ports. `addr` is where their handshakes listen.
+pub fn list(library: &'static Library, config: &Arc<Config>, addr: SocketAddr) -> Result<Listing> {
+    let mut listing = Listing::default();
+    let mut count = 0;
+    // SAFETY: the place outlives the call.
+    let devices = unsafe { (library.get_device_list)(&mut count) };
+    let Ok(devices) = made(devices) else {
+        // ENOSYS: a kernel without RDMA. There is nothing to list either way.
+        return Ok(listing);
+    };
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` entries and is alive until it is freed below.
+        let device = unsafe { *devices.add(i) };
+        // SAFETY: a device of the list; its name is a string inside it.
+        let name = unsafe { CStr::from_ptr((library.get_device_name)(device)) }.to_string_lossy().into_owned();
+        match open(library, device, &name) {
+            Ok((context, attr)) => ports(&Arc::new(context), &attr, config, addr, &mut listing),
+            Err(e) => listing.rejected.push(Rejected { label: name, why: format!("cannot be opened: {e}"), gids: Vec::new() }),
+        }
+    }
+    // SAFETY: made by get_device_list, freed once. Open devices stay valid.
+    unsafe { (library.free_device_list)(devices) };
+    listing.ports.sort_by_key(|port| (port.info.pci_path.is_none(), port.info.pci_path.clone(), port.info.name.clone(), port.number));
+    for extra in listing.ports.drain(MAX_PORTS.min(listing.ports.len())..) {
+        let why = format!("more than {MAX_PORTS} ports");
+        listing.rejected.push(Rejected { label: extra.label.clone(), why, gids: Vec::new() });
+    }
+    Ok(listing)
+}
+
+fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Result<(Context, ibv_device_attr)> {
+    // SAFETY: a device of a list that is alive.
+    let raw = made(unsafe { (library.open_device)(device) }).map_err(|e| Error::system("ibv_open_device", e))?;
+    let mut context = Context {
+        library,
+        raw,
+        name: name.to_owned(),
+        max_cqe: 0,
+        reads_answered: 0,
+        reads_asked: 0,
+        events: OnceCell::new(),
+        epoch: fork::epoch(),
+    };
+    let mut attr = ibv_device_attr::default();
+    // SAFETY: the device is open; the place outlives the call.
+    check(unsafe { (library.query_device)(raw, &mut attr) }).map_err(|e| Error::system("ibv_query_device", e))?;
+    context.max_cqe = u64::try_from(attr.max_cqe).unwrap_or(0);
+    (context.reads_answered, context.reads_asked) = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+    Ok((context, attr))
+}
+
+/// Judges the ports of a device.
+fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, addr: SocketAddr, listing: &mut Listing) {
+    let filter = Filter::parse(&config.ib_hca);
+    let many = attr.phys_port_cnt > 1;
+    for number in 1..=attr.phys_port_cnt {
+        let label = format!("{}:{number}", context.name);
+        let mut gids = Vec::new();
+        let why = if filter.admits(&context.name, u32::from(number)) {
+            match judge(context, number, config, &mut gids) {
+                Ok((port, chosen)) => {
+                    let info = describe(context, attr, number, many, &port, addr);
+                    listing.ports.push(Arc::new(Port {
+                        context: context.clone(),
+                        number,
+                        label,
+                        link_layer: port.link_layer,
+                        lid: port.lid,
+                        mtu: port.active_mtu,
+                        gid_index: chosen.index,
+                        gid: chosen.gid,
+                        gids,
+                        info,
+                        config: config.clone(),
+                    }));
+                    continue;
+                }
+                Err(why) => why,
+            }
+        } else {
+            format!("is left out by NCCL_IB_HCA={}", config.ib_hca)
+        };
+        listing.rejected.push(Rejected { label, why, gids });
+    }
+}
+
+/// The port's attributes and its GID, or why it cannot be used.
+fn judge(context: &Context, number: u8, config: &Config, gids: &mut Vec<Judged>) -> std::result::Result<(ibv_port_attr, Entry), String> {
+    let mut port = ibv_port_attr::default();
+    // SAFETY: the device is open; the place outlives the call.
+    check(unsafe { (context.library.query_port)(context.raw, number, &mut port) }).map_err(|e| format!("cannot be queried: {e}"))?;
+    if port.state != ibv_port_state::IBV_PORT_ACTIVE {
+        return Err(format!("is not active ({}): no cable, or its link is down", state_name(port.state)));
+    }
+    if !(1..=5).contains(&port.active_mtu) {
+        return Err(format!("has MTU code {}, which means nothing here", port.active_mtu));
+    }
+    let ethernet = match u32::from(port.link_layer) {
+        IBV_LINK_LAYER_ETHERNET => true,
+        // Old drivers say nothing and mean InfiniBand.
+        IBV_LINK_LAYER_INFINIBAND | IBV_LINK_LAYER_UNSPECIFIED => false,
+        other => return Err(format!("has link layer {other}, which is neither InfiniBand nor Ethernet")),
+    };
+    let length = u32::try_from(port.gid_tbl_len).unwrap_or(0).min(MAX_GIDS);
+    let table: Vec<Entry> = (0..length).filter_map(|index| entry(context, number, index)).collect();
+    let wanted = Wanted {
+        // On InfiniBand the first one is the port's own.
+        index: u32::try_from(config.ib_gid_index).ok().or((!ethernet).then_some(0)),
+        version: config.ib_roce_version,
+        family: config.ib_addr_family,
+        range: Range::parse(&config.ib_addr_range),
+    };
+    *gids = gid::choose(table, &wanted);
+    let chosen = gids.iter().find(|gid| gid.chosen).map(|gid| gid.entry.clone());
+    chosen.map(|chosen| (port, chosen)).ok_or_else(|| match config.ib_gid_index {
+        index @ 0.. => format!("has no GID {index}, which NCCL_IB_GID_INDEX names"),
+        _ if config.ib_addr_range.is_empty() => "has no GID but link-local ones: its interface has no IP address".into(),
+        _ => format!("has no GID within NCCL_IB_ADDR_RANGE={}", config.ib_addr_range),
+    })
+}
+
+/// An entry of the GID table that holds something. Places that cannot be read (EINVAL of some drivers) hold nothing.
+fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
+    let mut raw = ibv_gid { raw: [0; 16] };
+    // SAFETY: the device is open; the place outlives the call.
+    check(unsafe { (context.library.query_gid)(context.raw, number, index as i32, &mut raw) }).ok()?;
+    // SAFETY: every pattern of 16 bytes is one.
+    let gid = Gid(unsafe { raw.raw });
+    if gid == Gid::default() {
+        return None;
+    }
+    let attrs = Path::new(SYSFS).join(&context.name).join("ports").join(number.to_string()).join("gid_attrs");
+    let read = |what: &str| fs::read_to_string(attrs.join(what).join(index.to_string())).ok().map(|text| text.trim().to_owned());
+    let kind = read("types").and_then(|kind| match kind.as_str() {
+        "RoCE v2" => Some(GidKind::V2),
+        "IB/RoCE v1" => Some(GidKind::V1),
+        _ => None,
+    });
+    Some(Entry { index, gid, kind, netdev: read("ndevs") })
+}
+
+fn describe(context: &Context, attr: &ibv_device_attr, number: u8, many: bool, port: &ibv_port_attr, addr: SocketAddr) -> DeviceInfo {
+    let name = if many { format!("{}:{number}", context.name) } else { context.name.clone() };
+    DeviceInfo {
+        name,
+        fabric: "verbs",
+        pci_path: pci_path(&context.name),
+        guid: u64::from_be(if attr.sys_image_guid == 0 { attr.node_guid } else { attr.sys_image_guid }),
+        port: u16::from(number),
+        speed_mbps: speed(port.active_speed, port.active_width),
+        latency_us: LATENCY_US,
+        // 256 << 0 is code 1.
+        mtu: 128u32 << port.active_mtu.min(5),
+        max_qp: u32::try_from(attr.max_qp).unwrap_or(0),
+        addr,
+    }
+}
+
+/// Real path of the PCI device, as NCCL writes it: ports of one card, which are its functions, and virtual functions of it count as one.
+fn pci_path(device: &str) -> Option<String> {
+    let path = fs::canonicalize(Path::new(SYSFS).join(device).join("device")).ok()?;
+    merged(path.to_str()?)
+}
+
+/// "0000:3b:02.5" is a virtual function of "0000:3b:00.0", or a port of it.
+fn merged(path: &str) -> Option<String> {
+    let (bus, function) = path.rsplit_once(':')?;
+    let shaped = matches!(function.as_bytes(), [_, _, b'.', _]) && path.contains("/devices/pci");
+    shaped.then(|| format!("{bus}:00.0"))
+}
+
+/// Mbit/s from the codes of InfiniBand (specification 1.4 and later, PortInfo; as NCCL has them).
+fn speed(speed: u8, width: u8) -> u32 {
+    let lane = match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => return DEFAULT_SPEED_MBPS,
+    };
+    let lanes = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => return DEFAULT_SPEED_MBPS,
+    };
+    lane * lanes
+}
+
+fn state_name(state: ibv_port_state::Type) -> &'static str {
+    match state {
+        ibv_port_state::IBV_PORT_NOP => "nop",
+        ibv_port_state::IBV_PORT_DOWN => "down",
+        ibv_port_state::IBV_PORT_INIT => "initialising",
+        ibv_port_state::IBV_PORT_ARMED => "armed: does a subnet manager run?",
+        ibv_port_state::IBV_PORT_ACTIVE_DEFER => "active, deferred",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_a_card_are_one() {
+        let path = |end: &str| format!("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:{end}");
+        for end in ["00.0", "00.1", "02.5"] {
+            assert_eq!(merged(&path(end)), Some(path("00.0")), "{end}");
+        }
+        assert_eq!(merged("/sys/devices/virtual/net/v0"), None);
+        assert_eq!(merged(""), None);
+    }
+
+    #[test]
+    fn speeds() {
+        assert_eq!([speed(128, 2), speed(64, 2), speed(32, 1), speed(1, 1)], [400_000, 200_000, 25_000, 2_500]);
+        assert_eq!([speed(0, 2), speed(3, 1), speed(64, 0)], [DEFAULT_SPEED_MBPS; 3]);
+    }
+}

@@ -1,0 +1,303 @@
+//! The plugin on real queue pairs: the kernel's Soft-RoCE, in the virtual machine of `tests/softroce/vm`. Where that cannot be had, each test
+//! prints one line that says why. The fabric's own tests there are in `tests/conformance.rs`.
+
+#[path = "support/softroce.rs"]
+mod softroce;
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use softroce::{Vm, library};
+use support::{Ctx, comms, pattern};
+
+#[test]
+fn child_entry() {
+    support::enter(&[("merges", merges), ("exchanges", exchanges), ("streams", streams), ("announces_early", announces_early)]);
+}
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// plugin_pingpong, built as a user builds it.
+fn pingpong() -> PathBuf {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("softroce");
+    let output = Command::new("make")
+        .args([
+            "-s",
+            "-C",
+            &format!("{ROOT}/c_examples"),
+            &format!("BUILD={}", build.display()),
+            &format!("{}/plugin_pingpong", build.display()),
+        ])
+        .output()
+        .expect("make");
+    assert!(output.status.success(), "make: {}", String::from_utf8_lossy(&output.stderr));
+    build.join("plugin_pingpong")
+}
+
+/// A machine with the plugin and the example in it.
+fn machine(pairs: u32) -> Vm {
+    Vm::new(pairs, 300).file(&library(), "librailhead.so").file(&pingpong(), "plugin_pingpong")
+}
+
+/// Each byte of each message between two processes, over RDMA devices that nobody asked for by name.
+#[test]
+fn two_processes_exchange_verified_messages() {
+    let line = "RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 1M --iters 20";
+    let Some(ran) = machine(1).run(line) else { return };
+    ran.passes().says("device 0: rxe0").says("fabric verbs").says("no byte wrong").says("bytes sent: nic ");
+}
+
+/// The same with more queue pairs, flow-control slots that are not inline, a forced GID, and an IPv6 one.
+#[test]
+fn the_settings_reach_the_device() {
+    let line = "set -e
+        run() { env \"$@\" RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 256K --iters 10; }
+        run NCCL_IB_USE_INLINE=0 NCCL_IB_QPS_PER_CONNECTION=4 RAILHEAD_SPLIT_MIN=4096
+        run NCCL_IB_ADDR_FAMILY=AF_INET6
+        run NCCL_IB_GID_INDEX=1 NCCL_IB_TIMEOUT=14 NCCL_IB_RETRY_CNT=6
+        run NCCL_IB_HCA=^rxe0";
+    let Some(ran) = machine(1).run(line) else { return };
+    ran.passes()
+        .says("4 queue pair(s) each, fabric verbs")
+        .says("GID fd08::1 (index 2)")
+        .says("RDMA port rxe0:1 is left out by NCCL_IB_HCA=^rxe0");
+    assert_eq!(ran.output.matches("no byte wrong").count(), 4);
+}
+
+/// What may be lacking is lacking: no device, or none wanted, is the software fabric; asked for by name, it is an error that says so.
+#[test]
+fn without_a_device_there_is_the_software_fabric() {
+    let line =
+        "run() { env \"$@\" NCCL_SOCKET_IFNAME=lo RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 64 --iters 5; }
+        run NCCL_IB_DISABLE=1 || exit 1
+        mv /usr/lib/x86_64-linux-gnu/libibverbs.so.1 /tmp
+        run || exit 2
+        run RAILHEAD_FABRIC=verbs && exit 3
+        exit 0";
+    let Some(ran) = machine(1).run(line) else { return };
+    ran.passes()
+        .says("no RDMA NICs: NCCL_IB_DISABLE is set")
+        .says("no RDMA NICs: libibverbs.so.1: cannot open shared object file")
+        .says("RAILHEAD_FABRIC=verbs, and this machine has no usable RDMA NIC");
+    assert_eq!(ran.output.matches("no byte wrong").count(), 2);
+}
+
+// ---- with ranks that tests of this program drive, inside of the machine ----
+
+/// Runs a test of `inside` in a machine with so many pairs of devices.
+#[track_caller]
+fn run_inside(pairs: u32, test: &str) -> Option<softroce::Ran> {
+    let me = std::env::current_exe().expect("current_exe");
+    let vm = Vm::new(pairs, 300).file(&library(), "librailhead.so").file(&me, "softroce");
+    let ran = vm.run(&format!("./softroce --ignored --exact inside::{test} --nocapture"))?;
+    ran.passes().says("1 passed");
+    Some(ran)
+}
+
+#[test]
+fn two_rails_one_by_one_and_merged() {
+    run_inside(2, "two_rails_one_by_one_and_merged");
+}
+
+#[test]
+fn peers_in_two_network_namespaces() {
+    run_inside(1, "peers_in_two_network_namespaces");
+}
+
+#[test]
+fn receives_before_a_v4_peer_is_ready() {
+    run_inside(1, "receives_before_a_v4_peer_is_ready");
+}
+
+#[test]
+fn a_link_that_goes_down_is_an_error_with_a_diagnosis() {
+    let Some(ran) = run_inside(1, "a_link_that_goes_down") else { return };
+    ran.says("rxe1:1: port error: the link is down").says("failed: IBV_WC_").says("vendor_err");
+}
+
+#[test]
+fn packets_that_vanish_are_an_error_although_the_device_never_gives_up() {
+    let Some(ran) = run_inside(1, "packets_vanish") else { return };
+    ran.says("without completion for 3 s (RAILHEAD_FABRIC_TIMEOUT_S)");
+}
+
+#[test]
+fn a_peer_that_is_killed_is_an_error_although_the_device_never_gives_up() {
+    run_inside(1, "a_peer_is_killed");
+}
+
+/// Every size over the device that NCCL_IB_HCA leaves.
+fn exchanges(ctx: &Ctx) {
+    let plugin = support::plugin::Plugin::start(12);
+    let count = plugin.devices().expect("devices");
+    for dev in 0..count {
+        let (send, recv) = comms::both_ways(ctx, &plugin, dev).expect("comms");
+        comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
+        ctx.barrier();
+        plugin.close_send(send).expect("close_send");
+        plugin.close_recv(recv).expect("close_recv");
+    }
+    ctx.say(&format!("{count} devices"));
+}
+
+/// The same over two devices as one, and how many bytes went over each.
+fn merges(ctx: &Ctx) {
+    use railhead::base::stats::{CommKind, RailCounter};
+    let plugin = support::plugin::Plugin::start(12);
+    let parts = [0, 1].map(|dev| plugin.properties(dev).expect("properties"));
+    let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
+    let whole = plugin.properties(merged).expect("properties");
+    assert_eq!(whole.name, format!("{}+{}", parts[0].name, parts[1].name));
+    assert_eq!(whole.speed, parts[0].speed + parts[1].speed);
+    let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
+    comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
+    let all = support::holdings::comms(std::process::id() as i32);
+    let sender = all.into_iter().find(|c| c.kind == CommKind::Send).expect("a send comm");
+    let by_rail: Vec<String> = sender.rails.iter().map(|r| r.counters[RailCounter::TxNic as usize].to_string()).collect();
+    ctx.say(&by_rail.join(" "));
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
+
+/// Rank 0 announces a receive to a peer whose v4 comm is not connected before it is used, and goes on for longer than the device's retries.
+fn announces_early(ctx: &Ctx) {
+    let plugin = support::plugin::Plugin::start(4);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    let bytes = pattern(5, 100_000);
+    if ctx.rank == 0 {
+        let to = comms::Mem::new(bytes.len());
+        let mr = plugin.reg_mr(recv, to.ptr(0), to.len()).expect("regMr");
+        let request = comms::irecv(&plugin, recv, &to, 0, to.len(), 0, mr).expect("irecv");
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        while std::time::Instant::now() < end {
+            assert!(plugin.test(request).expect("a peer that is not ready yet is no error").is_none());
+        }
+        ctx.barrier();
+        comms::wait(&plugin, request).expect("the message");
+        assert!(to.read(0, bytes.len()) == bytes);
+        plugin.dereg_mr(recv, mr).expect("deregMr");
+    } else {
+        ctx.barrier();
+        comms::send(&plugin, send, &bytes).expect("send");
+    }
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
+
+/// Rank 0 sends to rank 1 until something ends that.
+fn streams(ctx: &Ctx) {
+    const LEN: usize = 1 << 20;
+    let plugin = support::plugin::Plugin::start(12);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    let bytes = pattern(3, LEN);
+    let mut messages = 0;
+    let end = loop {
+        let moved = match ctx.rank {
+            0 => comms::send(&plugin, send, &bytes).map(|_| ()),
+            _ => comms::recv(&plugin, recv, LEN).map(|got| assert!(got == bytes, "message {messages}")),
+        };
+        if let Err(error) = moved {
+            break error;
+        }
+        messages += 1;
+        if messages == 5 {
+            ctx.say("flowing");
+        }
+    };
+    ctx.say(&format!("ended with {end}"));
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
+
+/// What the tests above run in the machine.
+mod inside {
+    use std::process::Command;
+
+    use super::support::World;
+    use super::support::comms::SIZES;
+    use super::support::netns::Cable;
+
+    /// Rank i on the devices of its end of the pairs, so that frames cross them.
+    fn world(role: &'static str) -> World {
+        let world = World::new(role, 2).env("RAILHEAD_DEBUG", "warn").env("RAILHEAD_FABRIC", "verbs");
+        world.env_of(0, "NCCL_IB_HCA", "=rxe0,rxe2").env_of(1, "NCCL_IB_HCA", "=rxe1,rxe3")
+    }
+
+    fn sh(line: &str) {
+        assert!(Command::new("bash").args(["-c", line]).status().expect("bash").success(), "{line}");
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn two_rails_one_by_one_and_merged() {
+        let mut ranks = world("exchanges").spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "2 devices"));
+        ranks.finish();
+        let mut ranks = world("merges").env("NCCL_NET_FORCE_MERGE", "rxe0,rxe2;rxe1,rxe3").spawn();
+        for rank in 0..2 {
+            let words = ranks.hear(rank);
+            let bytes: Vec<u64> = words.split(' ').map(|word| word.parse().expect("a number")).collect();
+            let large = SIZES.iter().filter(|len| **len >= 1 << 20).sum::<usize>() as u64;
+            assert!(bytes.len() == 2 && bytes.iter().all(|&n| n >= large / 3), "bytes by rail: {words}");
+        }
+        ranks.finish();
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn peers_in_two_network_namespaces() {
+        let cable = Cable::new();
+        let world =
+            world("exchanges").env("RAILHEAD_DEBUG", "info").env("NCCL_SOCKET_IFNAME", "=rht").wrap(0, &cable.at(0)).wrap(1, &cable.at(1));
+        let mut ranks = world.spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "1 devices"));
+        ranks.finish();
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn receives_before_a_v4_peer_is_ready() {
+        world("announces_early").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6").spawn().finish();
+    }
+
+    /// Lets messages flow, does something to the wire, and waits for both ranks' errors.
+    fn broken_by(world: World, line: &str) {
+        let mut ranks = world.spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
+        sh(line);
+        for rank in 0..2 {
+            println!("rank {rank} {}", ranks.hear(rank));
+        }
+        ranks.finish();
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn a_link_that_goes_down() {
+        let world = world("streams").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
+        broken_by(world, "relink v1 down");
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn packets_vanish() {
+        let world = world("streams").env("RAILHEAD_FABRIC_TIMEOUT_S", "3");
+        broken_by(world, "for v in v0 v1; do tc qdisc add dev $v root netem loss 100% || exit 1; done");
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn a_peer_is_killed() {
+        for killed in [0, 1] {
+            let mut ranks = world("streams").spawn();
+            (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
+            ranks.ranks[killed].signal(libc::SIGKILL);
+            println!("the other of rank {killed} {}", ranks.hear(1 - killed));
+            assert!(!ranks.ranks[killed].wait().success());
+            assert!(ranks.ranks[1 - killed].wait().success());
+        }
+    }
+}
