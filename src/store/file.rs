@@ -1,0 +1,308 @@
+//! A store in a file that all ranks can reach, in torch's format: torch's FileStore and this one may use one file at the same time.
+//!
+//! The file is a log of records. Every operation opens it, takes flock(2), exclusive to write and shared to read, and catches up with what others appended. There
+//! is nothing to wake a waiter, so waiting looks every 10 ms. The last store of the job removes the file; a file that a job left behind, because a rank died,
+//! holds that job's keys and has to be removed by hand. A record that a dying writer left half written is cut off by the next writer.
+
+mod record;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::deadline::Deadline;
+use super::values::{self, Compared, Values};
+use super::{Error, Result, Store};
+use crate::base::{clock, fork};
+use record::{CLEANUP, REFCOUNT, REGULAR, Record};
+
+/// A store in a file.
+pub struct FileStore {
+    path: PathBuf,
+    world_size: Option<usize>,
+    log: Mutex<Log>,
+    epoch: u64,
+}
+
+/// What has been read of the file.
+#[derive(Default)]
+struct Log {
+    values: Values,
+    /// Up to here.
+    end: u64,
+}
+
+/// Pause between looks at the file, as torch's.
+const LOOK: Duration = Duration::from_millis(10);
+/// Queues in a file, in torch's words.
+const NO_QUEUES: &str = "queue support is not implemented.";
+
+impl FileStore {
+    /// Opens or creates the file. With a world size, the last of so many stores removes it.
+    ///
+    /// Errors: a path that cannot be written; a file that no store wrote, which is left as it is.
+    pub fn new(path: impl Into<PathBuf>, world_size: Option<usize>) -> Result<Self> {
+        let store = FileStore { path: path.into(), world_size, log: Mutex::default(), epoch: fork::epoch() };
+        store.change(|log, records| bump(log, records, REFCOUNT, 1))?;
+        Ok(store)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        // What a thread that died left is at worst behind the file.
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the file as it is now. A file that does not exist is an empty one.
+    fn look<R>(&self, look: impl FnOnce(&Values) -> R) -> Result<R> {
+        let mut log = self.log();
+        let mut open = OpenOptions::new();
+        match Locked::open(&self.path, open.read(true), FlockOperation::LockShared) {
+            Ok(locked) => log.catch_up(&locked.0).map_err(|e| self.failed("read", e))?,
+            Err(e) if e.kind() == ErrorKind::NotFound => *log = Log::default(),
+            Err(e) => return Err(self.failed("open", e)),
+        }
+        Ok(look(&log.values))
+    }
+
+    /// Appends the records that `change` makes, knowing the file as it is now and nobody else writing.
+    fn change<R>(&self, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
+        let mut log = self.log();
+        let mut open = OpenOptions::new();
+        open.read(true).write(true).create(true).mode(0o644);
+        let locked = Locked::open(&self.path, &open, FlockOperation::LockExclusive).map_err(|e| self.failed("open", e))?;
+        let file = &locked.0;
+        log.catch_up(file).map_err(|e| self.failed("read", e))?;
+        let mut records = Vec::new();
+        let result = change(&mut log, &mut records)?;
+        log.append(file, &records).map_err(|e| self.failed("write", e))?;
+        Ok(result)
+    }
+
+    /// Looks until the keys exist.
+    fn wait_for(&self, keys: &[&str], timeout: Duration, late: impl FnOnce() -> Error) -> Result<()> {
+        let deadline = Deadline::after(timeout);
+        while !self.check(keys)? {
+            if deadline.passed() {
+                return Err(late());
+            }
+            clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK)));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, what: &str, error: io::Error) -> Error {
+        Error::system(format!("{what} {}", self.path.display()), error)
+    }
+}
+
+/// Adds to one of the numbers in the file.
+fn bump(log: &mut Log, records: &mut Vec<u8>, key: &[u8], delta: i64) -> Result<i64> {
+    let text = log.values.get(key).map_or(&[][..], |value| value.bytes());
+    let sum = values::sum(text, delta)
+        .map_err(|_| Error::Usage(format!("add: the value of {} plus {delta} is not a number", String::from_utf8_lossy(key))))?;
+    record::write(records, key, sum.to_string().as_bytes());
+    Ok(sum)
+}
+
+fn regular(key: &str) -> Vec<u8> {
+    [&[REGULAR], key.as_bytes()].concat()
+}
+
+/// Appends a user's value, if a record can hold it.
+fn put(records: &mut Vec<u8>, key: &[u8], value: &[u8]) -> Result<()> {
+    if !record::fits(key, value) {
+        return Err(Error::Usage(format!("a key of {} bytes with a value of {}: at most 1 MiB and 1 GiB", key.len(), value.len())));
+    }
+    record::write(records, key, value);
+    Ok(())
+}
+
+impl Log {
+    /// Reads what was appended since the last time.
+    fn catch_up(&mut self, file: &File) -> io::Result<()> {
+        let size = file.metadata()?.len();
+        if size < self.end {
+            // Another file, or one that somebody emptied.
+            *self = Log::default();
+        }
+        if size == self.end {
+            return Ok(());
+        }
+        (&*file).seek(SeekFrom::Start(self.end))?;
+        let mut reader = BufReader::new(file.take(size - self.end));
+        while self.end < size {
+            match record::read(&mut reader, size - self.end)? {
+                (Record::Set(key, value), len) => {
+                    self.values.set(&key, &value);
+                    self.end += len;
+                }
+                (Record::Delete(key), len) => {
+                    self.values.delete(&key);
+                    self.end += len;
+                }
+                (Record::Cut, _) => return Ok(()),
+                (Record::Foreign, _) => return Err(io::Error::new(ErrorKind::InvalidData, "this is not a store's file, or it is damaged")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends records, in place of what a dead writer left half done. Whole or not at all, as far as the file system lets.
+    fn append(&mut self, mut file: &File, records: &[u8]) -> io::Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        if file.metadata()?.len() > self.end {
+            file.set_len(self.end)?;
+        }
+        file.seek(SeekFrom::Start(self.end))?;
+        if let Err(e) = file.write_all(records) {
+            let _ = file.set_len(self.end);
+            return Err(e);
+        }
+        Ok(())
+    }
+}
+
+/// The file, open and locked.
+struct Locked(File);
+
+impl Locked {
+    fn open(path: &Path, open: &OpenOptions, how: FlockOperation) -> io::Result<Self> {
+        loop {
+            let locked = Locked(open.open(path)?);
+            while let Err(e) = flock(&locked.0, how) {
+                if e != rustix::io::Errno::INTR {
+                    return Err(e.into());
+                }
+            }
+            // The last store of an earlier job may have removed it while this one waited for the lock.
+            if locked.0.metadata()?.nlink() > 0 {
+                return Ok(locked);
+            }
+        }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Closing alone would leave it locked while a child that was forked meanwhile has it open.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+impl Drop for FileStore {
+    /// Counts this store out; the last removes the file.
+    fn drop(&mut self) {
+        if self.epoch != fork::epoch() || !self.path.exists() {
+            return;
+        }
+        let path = self.path.clone();
+        let world_size = self.world_size;
+        let _ = self.change(|log, records| {
+            let ended = bump(log, records, CLEANUP, 1)?;
+            let users = bump(log, records, REFCOUNT, -1)?;
+            if users <= 0 && world_size.is_some_and(|all| ended >= all as i64) && std::fs::remove_file(path).is_ok() {
+                records.clear();
+            }
+            Ok(())
+        });
+    }
+}
+
+impl Store for FileStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.change(|_, records| put(records, &regular(key), value))
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let late = || Error::Timeout(format!("Timeout waiting for key: {key} after {} ms", timeout.as_millis()));
+        self.wait_for(&[key], timeout, late)?;
+        self.look(|values| values.get(&regular(key)).map_or(Vec::new(), |value| value.bytes().to_vec()))
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.wait_for(keys, timeout, || Error::Timeout("Wait timeout".into()))
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.look(|values| keys.iter().all(|key| values.contains(&regular(key))))
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.change(|log, records| bump(log, records, &regular(key), delta))
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        let key = regular(key);
+        self.change(|log, records| {
+            Ok(match log.values.compare(&key, expected) {
+                Compared::Stored => {
+                    put(records, &key, desired)?;
+                    desired.to_vec()
+                }
+                Compared::Other(value) => value.bytes().to_vec(),
+                Compared::Missing => expected.to_vec(),
+            })
+        })
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        let key = regular(key);
+        self.change(|log, records| {
+            let before = log.values.get(&key).map_or(&[][..], |value| value.bytes());
+            put(records, &key, &[before, value].concat())
+        })
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.wait(keys, timeout)?;
+        self.look(|values| keys.iter().map(|key| values.get(&regular(key)).map_or(Vec::new(), |value| value.bytes().to_vec())).collect())
+    }
+
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
+        self.change(|_, records| entries.iter().try_for_each(|(key, value)| put(records, &regular(key), value)))
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool> {
+        let key = regular(key);
+        self.change(|log, records| {
+            let there = log.values.contains(&key);
+            if there {
+                record::write_delete(records, &key);
+            }
+            Ok(there)
+        })
+    }
+
+    fn num_keys(&self) -> Result<i64> {
+        self.look(|values| values.keys().len() as i64)
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        let user = |key: &[u8]| std::str::from_utf8(key.strip_prefix(&[REGULAR])?).ok().map(str::to_owned);
+        self.look(|values| values.keys().filter_map(user).collect())
+    }
+
+    fn queue_push(&self, _: &str, _: &[u8]) -> Result<()> {
+        Err(Error::Unsupported(NO_QUEUES.into()))
+    }
+
+    fn queue_pop(&self, _: &str, _: Duration) -> Result<Vec<u8>> {
+        Err(Error::Unsupported(NO_QUEUES.into()))
+    }
+
+    fn queue_len(&self, _: &str) -> Result<i64> {
+        Err(Error::Unsupported(NO_QUEUES.into()))
+    }
+}

@@ -1,0 +1,100 @@
+//! Key-value stores by which the ranks of a job find each other: PyTorch's, in its protocol and its file format, so that Railhead
+//! programs join a torch job's store and torch programs use ours.
+//!
+//! [`TcpStore`] talks to a server, which may be its own; [`FileStore`] is a file; [`HashStore`] lives in one process; [`PrefixStore`] is a name space within another
+//! store. All are called on any thread, several at a time; an operation may block its caller, up to the timeout that it was given.
+
+#![forbid(unsafe_code)]
+
+mod deadline;
+mod error;
+mod file;
+mod hash;
+mod prefix;
+pub mod tcp;
+mod values;
+
+use std::time::Duration;
+
+pub use error::{Error, Result};
+pub use file::FileStore;
+pub use hash::HashStore;
+pub use prefix::PrefixStore;
+pub use tcp::TcpStore;
+
+/// A timeout that never runs out.
+pub const FOREVER: Duration = Duration::MAX;
+
+/// A key-value store shared by the ranks of a job.
+///
+/// Keys are text, values are bytes. A timeout of zero looks once and does not wait, [`FOREVER`] waits without limit.
+///
+/// Errors, besides those of each operation: [`Error::Network`] when a server is gone, [`Error::System`] when a file cannot be used.
+pub trait Store: Send + Sync {
+    /// Stores a value, replacing any other. Whoever waits for the key goes on.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The key's value, waiting for the key to exist. Errors: [`Error::Timeout`].
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// Waits until all keys exist. Errors: [`Error::Timeout`].
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
+
+    /// Whether all keys exist now. A queue that holds something counts as a key.
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Adds to a number, which starts from 0, and returns the sum; numbers are stored as decimal text. Errors: [`Error::Usage`] or, from a server,
+    /// [`Error::Network`] when the value is no number of 64 bits, or the sum is none.
+    fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty. Returns the value after that. A key that does
+    /// not exist while `expected` is not empty stays so, and `expected` is returned: torch's rule.
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
+
+    /// Appends to a value, which starts empty.
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The values of all keys, in their order, waiting for all to exist. Errors: [`Error::Timeout`].
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// Stores several values.
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Removes a key; false if it did not exist. Whoever waits for it goes on waiting.
+    fn delete_key(&self, key: &str) -> Result<bool>;
+
+    /// How many keys the store holds: all of them, the store's own bookkeeping included, but no queues.
+    fn num_keys(&self) -> Result<i64>;
+
+    /// The keys, in no order, without the store's own. Keys that are no UTF-8 are left out.
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Appends to a queue. One who waits for the queue goes on.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Takes the oldest value from a queue, waiting for one. Errors: [`Error::QueueEmpty`] if there is none and `timeout` is zero;
+    /// [`Error::Timeout`].
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// How many values a queue holds.
+    fn queue_len(&self, key: &str) -> Result<i64>;
+
+    /// Waits until `world_size` callers have come. A key serves once: later callers find it open. Errors: [`Error::Timeout`];
+    /// [`Error::Usage`] for a world of nobody.
+    fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
+        check_world(world_size)?;
+        let last = format!("{key}/last_member");
+        if self.add(&format!("{key}/num_members"), 1)? == world_size {
+            self.set(&last, b"1")?;
+        }
+        self.wait(&[&last], timeout)
+    }
+}
+
+/// A barrier needs somebody.
+fn check_world(world_size: i64) -> Result<()> {
+    if world_size < 1 {
+        return Err(Error::Usage(format!("barrier: world size {world_size}, must be 1 or more")));
+    }
+    Ok(())
+}

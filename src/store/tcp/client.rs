@@ -1,0 +1,266 @@
+//! A TCPStore as torch's constructor gives it: a connection to a server, and on one rank the server itself.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::connection::Connection;
+use super::server::{Server, ServerOptions};
+use super::wire::{Part, Query};
+use crate::base::{clock, fork};
+use crate::store::deadline::Deadline;
+use crate::store::{Error, Result, Store, check_world};
+
+/// Who runs the server.
+#[derive(Debug)]
+pub enum Host {
+    /// Somebody else, at this host and port.
+    Other(String, u16),
+    /// This store, which is to be reached under this name.
+    Own(String, ServerOptions),
+    /// This store, or another of this process at the same port.
+    Shared(String, ServerOptions),
+}
+
+/// How a store is set up.
+#[derive(Debug, Clone, Copy)]
+pub struct TcpOptions {
+    /// How many stores there will be, if that is known. Then all announce themselves, and the one with the server waits for them.
+    pub world_size: Option<usize>,
+    /// Whether it does wait.
+    pub wait_for_workers: bool,
+    /// For connecting, for waiting for the others, and for a server that does not answer.
+    pub timeout: Duration,
+}
+
+impl Default for TcpOptions {
+    /// Torch's timeout of 300 s, and nobody known.
+    fn default() -> Self {
+        TcpOptions { world_size: None, wait_for_workers: true, timeout: Duration::from_secs(300) }
+    }
+}
+
+/// A client of a TCPStore server, and its server if it has one.
+///
+/// One operation at a time: a thread that waits keeps others from using the same store. [`TcpStore::reconnect`] gives a thread its own.
+pub struct TcpStore {
+    connection: Mutex<Connection>,
+    host: String,
+    port: u16,
+    timeout: Duration,
+    server: Option<Arc<Server>>,
+    epoch: u64,
+}
+
+/// Counts the stores that have come. Not a user's key: those begin with "/".
+const INIT: &str = "init/";
+/// Pause between looks at it. Source: TCPStore::waitForWorkers.
+const LOOK: Duration = Duration::from_millis(10);
+
+impl TcpStore {
+    /// Starts the server if it is this store's, connects, and waits for the others if it is to.
+    ///
+    /// Errors: [`Error::Network`] if nobody answers or the port is taken; [`Error::Timeout`] if the others do not come.
+    pub fn new(host: Host, options: TcpOptions) -> Result<Self> {
+        let (host, port, server) = match host {
+            Host::Other(host, port) => (host, port, None),
+            Host::Own(host, server) => {
+                let server = Arc::new(Server::start(server)?);
+                (host, server.port(), Some(server))
+            }
+            Host::Shared(host, server) => {
+                let server = Server::shared(server)?;
+                (host, server.port(), Some(server))
+            }
+        };
+        let connection = Mutex::new(Connection::open(&host, port, options.timeout)?);
+        let store = TcpStore { connection, host, port, timeout: options.timeout, server, epoch: fork::epoch() };
+        if let Some(world_size) = options.world_size.filter(|_| options.wait_for_workers) {
+            store.wait_for_workers(world_size, options.timeout)?;
+        }
+        Ok(store)
+    }
+
+    /// Another connection to the same server.
+    pub fn reconnect(&self) -> Result<Self> {
+        let connection = Mutex::new(Connection::open(&self.host, self.port, self.timeout)?);
+        Ok(TcpStore {
+            connection,
+            host: self.host.clone(),
+            port: self.port,
+            timeout: self.timeout,
+            server: self.server.clone(),
+            epoch: fork::epoch(),
+        })
+    }
+
+    /// The server's port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The name that the server was reached under.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Announces this store; the one with the server then waits until so many have come, so that it does not leave before anybody is there.
+    ///
+    /// Errors: [`Error::Timeout`], with torch's words.
+    pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
+        let mut joined = self.add_to(Part::OwnKey(INIT), 1)?;
+        if self.server.is_none() {
+            return Ok(());
+        }
+        let (start, deadline) = (clock::now(), Deadline::after(timeout));
+        while joined < world_size as i64 {
+            if deadline.passed() {
+                return Err(Error::Timeout(format!(
+                    "Timed out after {} seconds waiting for clients. {joined}/{world_size} clients joined.",
+                    (clock::now() - start) / 1_000_000_000
+                )));
+            }
+            clock::sleep(LOOK);
+            joined = self.add_to(Part::OwnKey(INIT), 0)?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Connection>> {
+        if self.epoch != fork::epoch() {
+            return Err(Error::Usage("a store cannot be used in a process forked after it was made: make another there".into()));
+        }
+        Ok(self.connection.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn call<R>(&self, query: Query, parts: &[Part<'_>], reply: impl FnOnce(&mut Connection) -> Result<R>) -> Result<R> {
+        let mut connection = self.lock()?;
+        connection.send(query, parts)?;
+        reply(&mut connection)
+    }
+
+    fn add_to(&self, key: Part<'_>, delta: i64) -> Result<i64> {
+        self.call(Query::Add, &[key, Part::Int(delta)], Connection::number)
+    }
+}
+
+/// Waits for keys on a connection that is then used on.
+fn wait_on(connection: &mut Connection, keys: &[&str], timeout: Duration) -> Result<()> {
+    connection.send(Query::Wait, &counted(keys))?;
+    // What users know the keys as on the wire.
+    let named = || keys.iter().map(|key| format!("/{key}")).collect::<Vec<_>>();
+    match connection.released(timeout)? {
+        true => Ok(()),
+        false => Err(Error::wait_timeout(timeout, &named().iter().map(String::as_str).collect::<Vec<_>>())),
+    }
+}
+
+fn counted<'a>(keys: &[&'a str]) -> Vec<Part<'a>> {
+    std::iter::once(Part::Count(keys.len())).chain(keys.iter().map(|key| Part::Key(key))).collect()
+}
+
+impl Store for TcpStore {
+    /// Is not answered: only this store's next operations are sure to find it done.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.call(Query::Set, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let mut connection = self.lock()?;
+        wait_on(&mut connection, &[key], timeout)?;
+        connection.send(Query::Get, &[Part::Key(key)])?;
+        connection.bytes()
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        wait_on(&mut *self.lock()?, keys, timeout)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.call(Query::Check, &counted(keys), |connection| connection.array().map(|[reply]| reply == super::wire::READY))
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.add_to(Part::Key(key), delta)
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.call(Query::CompareSet, &[Part::Key(key), Part::Value(expected), Part::Value(desired)], Connection::bytes)
+    }
+
+    /// Is not answered, as `set`.
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.call(Query::Append, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let mut connection = self.lock()?;
+        wait_on(&mut connection, keys, timeout)?;
+        connection.send(Query::MultiGet, &counted(keys))?;
+        keys.iter().map(|_| connection.bytes()).collect()
+    }
+
+    /// Is not answered, as `set`.
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
+        let fields = entries.iter().flat_map(|(key, value)| [Part::Key(key), Part::Value(value)]);
+        let parts: Vec<Part<'_>> = std::iter::once(Part::Count(entries.len())).chain(fields).collect();
+        self.call(Query::MultiSet, &parts, |_| Ok(()))
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool> {
+        Ok(self.call(Query::DeleteKey, &[Part::Key(key)], Connection::number)? > 0)
+    }
+
+    fn num_keys(&self) -> Result<i64> {
+        self.call(Query::GetNumKeys, &[], Connection::number)
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.call(Query::ListKeys, &[], |connection| {
+            let mut keys = Vec::new();
+            for _ in 0..connection.number()? {
+                let key = connection.bytes()?;
+                keys.extend(key.strip_prefix(b"/").and_then(|key| std::str::from_utf8(key).ok()).map(str::to_owned));
+            }
+            Ok(keys)
+        })
+    }
+
+    /// Is not answered, as `set`.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.call(Query::QueuePush, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
+    }
+
+    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let deadline = Deadline::after(timeout);
+        let mut connection = self.lock()?;
+        loop {
+            if !timeout.is_zero() {
+                let left = deadline.left().unwrap_or(Duration::MAX);
+                wait_on(&mut connection, &[key], left).map_err(|error| match error {
+                    Error::Timeout(_) => Error::wait_timeout(timeout, &[&format!("/{key}")]),
+                    other => other,
+                })?;
+            }
+            connection.send(Query::QueuePop, &[Part::Key(key)])?;
+            if connection.number()? > 0 {
+                return connection.bytes();
+            }
+            // Another client was faster.
+            if timeout.is_zero() {
+                return Err(Error::QueueEmpty);
+            }
+        }
+    }
+
+    fn queue_len(&self, key: &str) -> Result<i64> {
+        self.call(Query::QueueLen, &[Part::Key(key)], Connection::number)
+    }
+
+    fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
+        check_world(world_size)?;
+        self.call(Query::Barrier, &[Part::Key(key), Part::Int(world_size)], |connection| match connection.released(timeout)? {
+            true => Ok(()),
+            false => Err(Error::Timeout(format!("barrier timeout after {}ms, key: {key}", timeout.as_millis()))),
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! The server of a TCPStore: torch's protocol and its answers. Started and stopped on any thread; all its work is done by one thread of its own.
+//!
+//! Whoever reaches the port may read and write: as in torch there is no password, so bind it to an address that only the job reaches, or leave it to
+//! a firewall. What a client can make it hold is bounded: a request, what waits to be sent, and everything together.
+
+mod connection;
+mod core;
+mod daemon;
+mod output;
+mod waits;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use mio::Waker;
+use socket2::{Domain, Socket, Type};
+
+use super::wire::Limits;
+use crate::base::fork::{self, PerProcess};
+use crate::store::{Error, Result};
+use daemon::Daemon;
+
+/// How a server is set up.
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// The port; 0 for one of the system's choice.
+    pub port: u16,
+    /// The address to listen on; `None` for all, IPv6 and IPv4, as torch does.
+    pub bind: Option<IpAddr>,
+    /// A socket that is bound already (it may listen, too), instead of `port` and `bind`.
+    pub socket: Option<OwnedFd>,
+    /// What a request may be.
+    pub limits: Limits,
+    /// Bytes that values, queues, unread requests and unsent replies may take together. Who exceeds it is disconnected.
+    pub memory: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions { port: super::DEFAULT_PORT, bind: None, socket: None, limits: Limits::default(), memory: 8 << 30 }
+    }
+}
+
+/// A running server. Stops when dropped, after it has taken in everything that had arrived.
+pub struct Server {
+    port: u16,
+    stop: Arc<AtomicBool>,
+    waker: Waker,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    epoch: u64,
+}
+
+impl Server {
+    /// Binds and starts.
+    ///
+    /// Errors: a port that is in use, an address that is not this machine's; no descriptors or threads left.
+    pub fn start(options: ServerOptions) -> Result<Server> {
+        let listener = match options.socket {
+            Some(ref socket) => socket.try_clone().and_then(adopt).map_err(|e| cannot_listen(0, &e))?,
+            None => listen(options.bind, options.port).map_err(|e| cannot_listen(options.port, &e))?,
+        };
+        let port = listener.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (daemon, waker) = Daemon::new(listener, &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
+        let thread = std::thread::Builder::new().name("railhead-store".into()).spawn(move || daemon.run());
+        let thread = Mutex::new(Some(thread.map_err(|e| Error::system("start the store's thread", e))?));
+        Ok(Server { port, stop, waker, thread, epoch: fork::epoch() })
+    }
+
+    /// The server of this process at the options' port, started if there is none: several stores of one process may name the same port.
+    pub fn shared(options: ServerOptions) -> Result<Arc<Server>> {
+        static SERVERS: PerProcess<HashMap<u16, Weak<Server>>> = PerProcess::new();
+        SERVERS.with(|servers| {
+            servers.retain(|_, server| server.strong_count() > 0);
+            if let Some(server) = servers.get(&options.port).and_then(Weak::upgrade) {
+                return Ok(server);
+            }
+            let server = Arc::new(Server::start(options)?);
+            servers.insert(server.port, Arc::downgrade(&server));
+            Ok(server)
+        })
+    }
+
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.epoch != fork::epoch() {
+            // A forked child has no such thread.
+            std::mem::forget(thread);
+            return;
+        }
+        // Release pairs with the Acquire load in `Daemon::run`.
+        self.stop.store(true, Ordering::Release);
+        let woken = self.waker.wake();
+        if let Some(thread) = thread
+            && woken.is_ok()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Torch's words, which users search for.
+fn cannot_listen(port: u16, error: &io::Error) -> Error {
+    Error::Network(format!(
+        "The server socket has failed to listen on any local network address. port: {port}, code: -{}, message: {error}",
+        error.raw_os_error().unwrap_or(0)
+    ))
+}
+
+fn listen(bind: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+    let Some(addr) = bind else {
+        return open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).or_else(|_| open(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))));
+    };
+    open(SocketAddr::new(addr, port))
+}
+
+fn open(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(!addr.ip().is_unspecified())?;
+    }
+    socket.bind(&addr.into())?;
+    adopt(socket.into())
+}
+
+fn adopt(socket: OwnedFd) -> io::Result<TcpListener> {
+    let socket = Socket::from(socket);
+    // As long as net.core.somaxconn allows: a whole job connects at once.
+    socket.listen(i32::MAX)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}

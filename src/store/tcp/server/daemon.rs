@@ -1,0 +1,284 @@
+//! The server's thread: one epoll over the listener and all clients.
+//!
+//! Readiness is edge-triggered: a connection is read until the kernel has nothing more, and one that has had its share goes to the end of a queue. Who does
+//! not read its replies is not read from either.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read};
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mio::net::TcpListener;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::ServerOptions;
+use super::connection::Connection;
+use super::core::Core;
+use crate::base::error;
+use crate::base::log::{self, log_trace, log_warn};
+use crate::store::deadline::Deadline;
+use crate::store::tcp::wire::{Limits, STOP_WAITING};
+
+const WAKER: Token = Token(0);
+const LISTENER: Token = Token(1);
+/// Token of the first client.
+const CLIENTS: usize = 2;
+
+/// Bytes of one read.
+const READ: usize = 64 << 10;
+/// Reads of one client before others have their turn.
+const SHARE: usize = 4;
+/// Unsent bytes from which on a client's requests are left alone.
+const UNSENT: usize = 64 << 10;
+/// How long to wait before accepting again when no descriptor was left.
+const BREATH: Duration = Duration::from_millis(100);
+/// How long a server that stops goes on taking in what has arrived.
+const LAST_CALL: Duration = Duration::from_secs(2);
+/// For how long nothing must come for that to be all: what was written on this machine comes much sooner.
+const SILENCE: Duration = Duration::from_millis(10);
+
+/// Everything that the thread owns.
+pub struct Daemon {
+    poll: Poll,
+    listener: TcpListener,
+    stop: Arc<AtomicBool>,
+    limits: Limits,
+    memory: usize,
+    core: Core,
+    clients: Vec<Option<Connection>>,
+    free: Vec<usize>,
+    /// Clients that had their share and have more to do.
+    queue: VecDeque<usize>,
+    /// Bytes that the clients' buffers take.
+    buffered: usize,
+    /// The listener has clients that no descriptor was left for.
+    crowded: bool,
+    scratch: Box<[u8]>,
+}
+
+impl Daemon {
+    /// For a listening, nonblocking socket.
+    pub fn new(listener: StdListener, options: &ServerOptions, stop: Arc<AtomicBool>) -> io::Result<(Self, Waker)> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let mut listener = TcpListener::from_std(listener);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let daemon = Daemon {
+            poll,
+            listener,
+            stop,
+            limits: options.limits,
+            memory: options.memory,
+            core: Core::default(),
+            clients: Vec::new(),
+            free: Vec::new(),
+            queue: VecDeque::new(),
+            buffered: 0,
+            crowded: false,
+            scratch: vec![0; READ].into_boxed_slice(),
+        };
+        Ok((daemon, waker))
+    }
+
+    /// Serves until told to stop.
+    pub fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        // Acquire pairs with the Release store in `Server::drop`.
+        while !self.stop.load(Ordering::Acquire) {
+            let timeout = match (self.queue.is_empty(), self.crowded) {
+                (false, _) => Some(Duration::ZERO),
+                (true, true) => Some(BREATH),
+                (true, false) => None,
+            };
+            match self.poll.poll(&mut events, timeout) {
+                Err(e) if e.kind() != ErrorKind::Interrupted => {
+                    log_warn!(log::INIT, "store: the server stops: epoll_wait: {e}");
+                    return;
+                }
+                _ => {}
+            }
+            for event in &events {
+                match event.token() {
+                    WAKER => {}
+                    LISTENER => self.accept(),
+                    Token(token) => {
+                        let index = token - CLIENTS;
+                        if let Some(Some(client)) = self.clients.get_mut(index) {
+                            client.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+                            self.serve(index);
+                        }
+                    }
+                }
+            }
+            if self.crowded {
+                self.accept();
+            }
+            for _ in 0..self.queue.len() {
+                let Some(index) = self.queue.pop_front() else { break };
+                if let Some(Some(client)) = self.clients.get_mut(index) {
+                    client.queued = false;
+                    self.serve(index);
+                }
+            }
+        }
+        self.last_call();
+    }
+
+    /// Takes in what was sent before the server was told to stop, until nothing comes for a moment: a write is not answered, and its writer takes it for done.
+    fn last_call(&mut self) {
+        let deadline = Deadline::after(LAST_CALL);
+        let mut events = Events::with_capacity(1024);
+        loop {
+            self.accept();
+            for index in 0..self.clients.len() {
+                if let Some(Some(client)) = self.clients.get_mut(index) {
+                    client.readable = true;
+                    self.serve(index);
+                }
+            }
+            let more = !self.queue.is_empty() || self.clients.iter().flatten().any(|client| client.output.len() > 0);
+            self.queue.clear();
+            self.clients.iter_mut().flatten().for_each(|client| client.queued = false);
+            let _ = self.poll.poll(&mut events, Some(SILENCE));
+            if deadline.passed() || (events.is_empty() && !more) {
+                return;
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        self.crowded = false;
+        loop {
+            match self.listener.accept() {
+                Ok((mut stream, _)) => {
+                    let _ = stream.set_nodelay(true);
+                    let index = self.free.pop().unwrap_or_else(|| {
+                        self.clients.push(None);
+                        self.clients.len() - 1
+                    });
+                    let registered =
+                        self.poll.registry().register(&mut stream, Token(CLIENTS + index), Interest::READABLE | Interest::WRITABLE);
+                    match (registered, self.clients.get_mut(index)) {
+                        (Ok(()), Some(place)) => *place = Some(Connection::new(stream)),
+                        _ => self.free.push(index),
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {
+                    log_warn!(log::INIT, "store: {}", error::Error::system("a client has to wait: accept", e));
+                    self.crowded = true;
+                    return;
+                }
+                // A client that is gone again.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// One client's turn.
+    fn serve(&mut self, index: usize) {
+        let Some(mut client) = self.clients.get_mut(index).and_then(Option::take) else { return };
+        let held = self.held();
+        let stays = self.turn(index, &mut client);
+        let size = client.size();
+        self.buffered = self.buffered + size - client.counted;
+        client.counted = size;
+        if stays && self.held() > self.memory && self.held() > held {
+            log_warn!(log::INIT, "store: a client is disconnected: the server's limit of {} bytes is reached", self.memory);
+            self.close(index, client);
+        } else if stays {
+            if let Some(place) = self.clients.get_mut(index) {
+                *place = Some(client);
+            }
+        } else {
+            self.close(index, client);
+        }
+    }
+
+    /// Reads, carries out and answers until there is nothing to do, or the share is used up; false if the client is to go.
+    fn turn(&mut self, index: usize, client: &mut Connection) -> bool {
+        for _ in 0..SHARE {
+            let Ok(all) = self.carry_out(index, client) else { return false };
+            match client.output.flush(&client.stream) {
+                // Room came back just now, for requests that were left alone.
+                Ok(true) if !all => continue,
+                Ok(true) if client.readable => {}
+                // Goes on when there is something to read, or room again.
+                Ok(_) => return true,
+                Err(_) => return false,
+            }
+            match client.stream.read(&mut self.scratch) {
+                Ok(0) => return false,
+                Ok(n) => {
+                    // Fewer than asked for: the kernel has no more, and tells when it has.
+                    client.readable = n == self.scratch.len();
+                    client.decoder.feed(self.scratch.get(..n).unwrap_or(&[]));
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => client.readable = false,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        if !client.queued {
+            client.queued = true;
+            self.queue.push_back(index);
+        }
+        true
+    }
+
+    /// Carries out the requests that are there, while there is room for the replies; whether that was all of them. An error is the client's end.
+    fn carry_out(&mut self, index: usize, client: &mut Connection) -> Result<bool, ()> {
+        loop {
+            if client.output.len() >= UNSENT && !client.output.flush(&client.stream).map_err(|_| ())? {
+                return Ok(false);
+            }
+            let done = match client.decoder.next(&self.limits) {
+                Ok(None) => return Ok(true),
+                Ok(Some(request)) => self.core.handle(index, request, &mut client.validated, &mut client.output),
+                Err(e) => Err(e.into()),
+            };
+            if let Err(refusal) = done {
+                log_trace!(log::INIT, "store: a client is disconnected: {refusal}");
+                return Err(());
+            }
+            self.tell(Some((index, client)));
+        }
+    }
+
+    /// Tells those who waited to go on. `current` is the client being served, whose place is empty meanwhile.
+    fn tell(&mut self, current: Option<(usize, &mut Connection)>) {
+        if self.core.woken.is_empty() {
+            return;
+        }
+        let mut woken = std::mem::take(&mut self.core.woken);
+        let mut current = current;
+        for index in woken.drain(..) {
+            match &mut current {
+                Some((own, client)) if *own == index => client.output.push(&[STOP_WAITING]),
+                _ => {
+                    if let Some(Some(client)) = self.clients.get_mut(index) {
+                        client.output.push(&[STOP_WAITING]);
+                        // What is not sent now goes when the socket has room; a client that is gone is noticed by its own event.
+                        let _ = client.output.flush(&client.stream);
+                    }
+                }
+            }
+        }
+        self.core.woken = woken;
+    }
+
+    fn close(&mut self, index: usize, client: Connection) {
+        self.buffered -= client.counted;
+        drop(client);
+        self.free.push(index);
+        self.core.leave(index);
+        self.tell(None);
+    }
+
+    /// Bytes of everything.
+    fn held(&self) -> usize {
+        self.core.size() + self.buffered
+    }
+}

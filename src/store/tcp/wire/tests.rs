@@ -1,0 +1,300 @@
+//! Bytes recorded from torch 2.15 in both directions, every limit, and every way to cut or spoil a stream.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::Part::*;
+use super::*;
+
+/// What a torch 2.15 client sent, and the request that it stands for.
+fn recorded() -> Vec<(&'static str, Query, Vec<Part<'static>>)> {
+    vec![
+        ("00cef7853c", Query::Validate, vec![Word(MAGIC)]),
+        ("0d54270000", Query::Ping, vec![Word(10068)]),
+        ("040500000000000000696e69742f0100000000000000", Query::Add, vec![OwnKey("init/"), Int(1)]),
+        ("0102000000000000002f6b010000000000000076", Query::Set, vec![Key("k"), Value(b"v")]),
+        ("06010000000000000002000000000000002f6b", Query::Wait, vec![Count(1), Key("k")]),
+        ("0302000000000000002f6b", Query::Get, vec![Key("k")]),
+        ("0402000000000000002f6e0300000000000000", Query::Add, vec![Key("n"), Int(3)]),
+        ("0402000000000000002f6ef9ffffffffffffff", Query::Add, vec![Key("n"), Int(-7)]),
+        ("0203000000000000002f63730000000000000000010000000000000078", Query::CompareSet, vec![Key("cs"), Value(b""), Value(b"x")]),
+        (
+            "0203000000000000002f636d03000000000000006f6c6403000000000000006e6577",
+            Query::CompareSet,
+            vec![Key("cm"), Value(b"old"), Value(b"new")],
+        ),
+        ("05020000000000000002000000000000002f6b03000000000000002f7a7a", Query::Check, vec![Count(2), Key("k"), Key("zz")]),
+        ("060000000000000000", Query::Wait, vec![Count(0)]),
+        ("050000000000000000", Query::Check, vec![Count(0)]),
+        ("0c", Query::CancelWait, vec![]),
+        ("07", Query::GetNumKeys, vec![]),
+        ("0802000000000000002f6b", Query::DeleteKey, vec![Key("k")]),
+        ("0903000000000000002f617001000000000000007a", Query::Append, vec![Key("ap"), Value(b"z")]),
+        (
+            "0b020000000000000002000000000000002f6101000000000000003102000000000000002f62010000000000000032",
+            Query::MultiSet,
+            vec![Count(2), Key("a"), Value(b"1"), Key("b"), Value(b"2")],
+        ),
+        ("0a020000000000000002000000000000002f6102000000000000002f62", Query::MultiGet, vec![Count(2), Key("a"), Key("b")]),
+        ("0e02000000000000002f71010000000000000076", Query::QueuePush, vec![Key("q"), Value(b"v")]),
+        ("0f02000000000000002f71", Query::QueuePop, vec![Key("q")]),
+        ("1002000000000000002f71", Query::QueueLen, vec![Key("q")]),
+        ("11", Query::ListKeys, vec![]),
+        ("1204000000000000002f6261720100000000000000", Query::Barrier, vec![Key("bar"), Int(1)]),
+    ]
+}
+
+pub fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+}
+
+/// A decoded request as the bytes that it came from.
+fn again(request: &Request<'_>) -> Vec<u8> {
+    fn text(bytes: &[u8]) -> &str {
+        std::str::from_utf8(bytes).unwrap()
+    }
+    let several = |keys: &Strings<'_>, step: usize| {
+        let mut parts = vec![(keys.count() / step).to_le_bytes().to_vec()];
+        parts.extend(keys.iter().map(|key| [&(key.len() as u64).to_le_bytes()[..], key].concat()));
+        parts.concat()
+    };
+    let mut out = Vec::new();
+    let key = |key: &[u8]| text(key).to_owned();
+    match request {
+        Request::Validate { magic } => encode(&mut out, Query::Validate, &[Word(*magic)]),
+        Request::Set { key: k, value } => encode(&mut out, Query::Set, &[OwnKey(&key(k)), Value(value)]),
+        Request::CompareSet { key: k, expected, desired } => {
+            encode(&mut out, Query::CompareSet, &[OwnKey(&key(k)), Value(expected), Value(desired)]);
+        }
+        Request::Get { key: k } => encode(&mut out, Query::Get, &[OwnKey(&key(k))]),
+        Request::Add { key: k, delta } => encode(&mut out, Query::Add, &[OwnKey(&key(k)), Int(*delta)]),
+        Request::Check { keys } => out = [vec![Query::Check as u8], several(keys, 1)].concat(),
+        Request::Wait { keys } => out = [vec![Query::Wait as u8], several(keys, 1)].concat(),
+        Request::GetNumKeys => encode(&mut out, Query::GetNumKeys, &[]),
+        Request::DeleteKey { key: k } => encode(&mut out, Query::DeleteKey, &[OwnKey(&key(k))]),
+        Request::Append { key: k, value } => encode(&mut out, Query::Append, &[OwnKey(&key(k)), Value(value)]),
+        Request::MultiGet { keys } => out = [vec![Query::MultiGet as u8], several(keys, 1)].concat(),
+        Request::MultiSet { entries } => out = [vec![Query::MultiSet as u8], several(entries, 2)].concat(),
+        Request::CancelWait => encode(&mut out, Query::CancelWait, &[]),
+        Request::Ping { nonce } => encode(&mut out, Query::Ping, &[Word(*nonce)]),
+        Request::QueuePush { key: k, value } => encode(&mut out, Query::QueuePush, &[OwnKey(&key(k)), Value(value)]),
+        Request::QueuePop { key: k } => encode(&mut out, Query::QueuePop, &[OwnKey(&key(k))]),
+        Request::QueueLen { key: k } => encode(&mut out, Query::QueueLen, &[OwnKey(&key(k))]),
+        Request::ListKeys => encode(&mut out, Query::ListKeys, &[]),
+        Request::Barrier { key: k, world_size } => encode(&mut out, Query::Barrier, &[OwnKey(&key(k)), Int(*world_size)]),
+    }
+    out
+}
+
+/// Feeds `stream` in pieces of the given sizes, over and over, and returns the requests, each as bytes.
+fn decode(stream: &[u8], pieces: &[usize]) -> Result<Vec<Vec<u8>>, WireError> {
+    let (mut decoder, mut requests, mut rest) = (Decoder::default(), Vec::new(), stream);
+    let limits = Limits::default();
+    for &piece in pieces.iter().cycle() {
+        let (now, later) = rest.split_at(piece.min(rest.len()));
+        decoder.feed(now);
+        while let Some(request) = decoder.next(&limits)? {
+            requests.push(again(&request));
+        }
+        rest = later;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    Ok(requests)
+}
+
+#[test]
+fn our_client_sends_torchs_bytes() {
+    for (hex, query, parts) in recorded() {
+        let mut out = Vec::new();
+        encode(&mut out, query, &parts);
+        assert_eq!(out, unhex(hex), "{query:?}");
+    }
+}
+
+#[test]
+fn our_server_understands_torchs_bytes() {
+    let fields = |hex: &str| {
+        let mut decoder = Decoder::default();
+        decoder.feed(&unhex(hex));
+        format!("{:?}", decoder.next(&Limits::default()).unwrap().expect("a whole request"))
+    };
+    let bytes = |text: &str| format!("{:?}", text.as_bytes());
+    assert_eq!(fields("00cef7853c"), format!("Validate {{ magic: {MAGIC} }}"));
+    assert_eq!(fields("0402000000000000002f6ef9ffffffffffffff"), format!("Add {{ key: {}, delta: -7 }}", bytes("/n")));
+    assert_eq!(
+        fields("0203000000000000002f636d03000000000000006f6c6403000000000000006e6577"),
+        format!("CompareSet {{ key: {}, expected: {}, desired: {} }}", bytes("/cm"), bytes("old"), bytes("new"))
+    );
+    assert_eq!(
+        fields("0b020000000000000002000000000000002f6101000000000000003102000000000000002f62010000000000000032"),
+        format!("MultiSet {{ entries: [{}, {}, {}, {}] }}", bytes("/a"), bytes("1"), bytes("/b"), bytes("2"))
+    );
+    assert_eq!(fields("1204000000000000002f6261720100000000000000"), format!("Barrier {{ key: {}, world_size: 1 }}", bytes("/bar")));
+    for (hex, query, _) in recorded() {
+        assert_eq!(decode(&unhex(hex), &[1 << 20]).unwrap(), [unhex(hex)], "{query:?}");
+    }
+}
+
+#[test]
+fn one_byte_at_a_time_is_as_good_as_all_at_once() {
+    let requests: Vec<Vec<u8>> = recorded().iter().map(|(hex, ..)| unhex(hex)).collect();
+    let stream = requests.concat();
+    for piece in 1..40 {
+        assert_eq!(decode(&stream, &[piece]).unwrap(), requests, "{piece} bytes at a time");
+    }
+}
+
+#[test]
+fn nothing_comes_of_a_truncated_request() {
+    for (hex, query, _) in recorded() {
+        let whole = unhex(hex);
+        for cut in 0..whole.len() {
+            assert_eq!(decode(&whole[..cut], &[3]).unwrap(), Vec::<Vec<u8>>::new(), "{query:?} cut at {cut}");
+        }
+    }
+}
+
+/// Limits that a test can reach.
+const TIGHT: Limits = Limits { key: 10, value: 20, keys: 3, request: 120 };
+
+fn first(bytes: &[u8], limits: &Limits) -> Result<bool, WireError> {
+    let mut decoder = Decoder::default();
+    decoder.feed(bytes);
+    decoder.next(limits).map(|request| request.is_some())
+}
+
+#[test]
+fn each_limit_is_torchs_and_is_kept_before_the_bytes_come() {
+    assert_eq!((Limits::default().key, Limits::default().value, Limits::default().keys), (8192, 8 << 20, 131_072));
+    let (key, long_key) = ("k".repeat(9), "k".repeat(10));
+    let (value, long_value) = ([7; 20], [7; 21]);
+    let make = |query, parts: &[Part<'_>]| {
+        let mut out = Vec::new();
+        encode(&mut out, query, parts);
+        out
+    };
+    let fits = [
+        make(Query::Set, &[Key(&key), Value(&value)]),
+        make(Query::CompareSet, &[Key(&key), Value(&value), Value(&value)]),
+        make(Query::Wait, &[Count(3), Key(&key), Key(&key), Key(&key)]),
+        make(Query::MultiSet, &[Count(2), Key(&key), Value(&value), Key(&key), Value(&value)]),
+        make(Query::Barrier, &[Key(&key), Int(i64::MIN)]),
+    ];
+    for request in fits {
+        assert_eq!(first(&request, &TIGHT), Ok(true), "{request:?}");
+    }
+    let cut = |mut bytes: Vec<u8>, body: usize| {
+        // Only the length has come, not what it announces.
+        bytes.truncate(bytes.len() - body);
+        bytes
+    };
+    for query in [Query::Set, Query::CompareSet, Query::Get, Query::Add, Query::DeleteKey, Query::Append, Query::QueuePop, Query::Barrier] {
+        assert_eq!(first(&cut(make(query, &[Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11)), "{query:?}");
+    }
+    for query in [Query::Check, Query::Wait, Query::MultiGet, Query::MultiSet] {
+        assert_eq!(first(&cut(make(query, &[Count(1), Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11)), "{query:?}");
+        assert_eq!(first(&make(query, &[Count(4)]), &TIGHT), Err(WireError::ManyKeys(4)), "{query:?}");
+        assert_eq!(first(&make(query, &[Int(-1)]), &TIGHT), Err(WireError::ManyKeys(u64::MAX)), "{query:?}");
+    }
+    for query in [Query::Set, Query::Append, Query::QueuePush, Query::CompareSet] {
+        assert_eq!(first(&cut(make(query, &[Key(&key), Value(&long_value)]), 21), &TIGHT), Err(WireError::LongValue(21)), "{query:?}");
+    }
+    let late = make(Query::CompareSet, &[Key(&key), Value(&value), Value(&long_value)]);
+    assert_eq!(first(&cut(late, 21), &TIGHT), Err(WireError::LongValue(21)));
+    let pairs = make(Query::MultiSet, &[Count(1), Key(&key), Value(&long_value)]);
+    assert_eq!(first(&cut(pairs, 21), &TIGHT), Err(WireError::LongValue(21)));
+    let long = make(Query::MultiSet, &[Count(3), Key(&key), Value(&value), Key(&key), Value(&value), Key(&key), Value(&value)]);
+    assert_eq!(first(&cut(long, 20), &TIGHT), Err(WireError::LongRequest(120)));
+    // A length that would overflow.
+    assert_eq!(first(&[&[Query::Get as u8][..], &[0xff; 8]].concat(), &TIGHT), Err(WireError::LongKey(u64::MAX)));
+    for byte in 19..=u8::MAX {
+        assert_eq!(first(&[byte], &TIGHT), Err(WireError::UnknownQuery(byte)));
+    }
+}
+
+#[test]
+fn announced_lengths_take_no_memory() {
+    let mut decoder = Decoder::default();
+    let limits = Limits::default();
+    let mut out = Vec::new();
+    encode(&mut out, Query::MultiSet, &[Count(limits.keys), Key("k")]);
+    out.extend_from_slice(&(limits.value as u64).to_le_bytes());
+    decoder.feed(&out);
+    assert!(decoder.next(&limits).unwrap().is_none());
+    assert!(decoder.size() < 1_000, "{}", decoder.size());
+}
+
+#[test]
+fn an_idle_connection_keeps_little() {
+    let mut decoder = Decoder::default();
+    let limits = Limits::default();
+    let mut out = Vec::new();
+    encode(&mut out, Query::Set, &[Key("k"), Value(&vec![0; 1 << 20])]);
+    let keys: Vec<Part<'_>> = std::iter::once(Count(10_000)).chain((0..10_000).map(|_| Key("k"))).collect();
+    encode(&mut out, Query::Check, &keys);
+    for piece in out.chunks(1_000) {
+        decoder.feed(piece);
+        while decoder.next(&limits).unwrap().is_some() {}
+    }
+    assert!(decoder.size() <= 4 * SMALL_BUFFER, "{}", decoder.size());
+}
+
+fn part_key() -> impl Strategy<Value = String> {
+    proptest::string::string_regex("[a-z/]{0,12}").unwrap()
+}
+
+/// Any request, as bytes.
+fn request() -> impl Strategy<Value = Vec<u8>> {
+    let value = || vec(any::<u8>(), 0..200);
+    let made = |query, key: String, a: Vec<u8>, b: Vec<u8>, n: i64| {
+        let mut out = Vec::new();
+        match query {
+            Query::Validate | Query::Ping => encode(&mut out, query, &[Word(n as u32)]),
+            Query::GetNumKeys | Query::CancelWait | Query::ListKeys => encode(&mut out, query, &[]),
+            Query::Set | Query::Append | Query::QueuePush => encode(&mut out, query, &[Key(&key), Value(&a)]),
+            Query::CompareSet => encode(&mut out, query, &[Key(&key), Value(&a), Value(&b)]),
+            Query::Get | Query::DeleteKey | Query::QueuePop | Query::QueueLen => encode(&mut out, query, &[Key(&key)]),
+            Query::Add | Query::Barrier => encode(&mut out, query, &[Key(&key), Int(n)]),
+            Query::Check | Query::Wait | Query::MultiGet => encode(&mut out, query, &[Count(3), Key(&key), Key(""), Key(&key)]),
+            Query::MultiSet => encode(&mut out, query, &[Count(2), Key(&key), Value(&a), Key("x"), Value(&b)]),
+        }
+        out
+    };
+    ((0..19u8).prop_map(|byte| Query::from_byte(byte).unwrap()), part_key(), value(), value(), any::<i64>())
+        .prop_map(move |(query, key, a, b, n)| made(query, key, a, b, n))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn however_a_stream_is_cut_its_requests_come_out(requests in vec(request(), 0..30), pieces in vec(1usize..300, 1..20)) {
+        prop_assert_eq!(decode(&requests.concat(), &pieces).unwrap(), requests);
+    }
+
+    #[test]
+    fn noise_is_refused_or_waited_for_within_bounds(noise in vec(any::<u8>(), 0..400), head in 0..19u8, pieces in vec(1usize..50, 1..9)) {
+        let mut decoder = Decoder::default();
+        let stream = [vec![head], noise].concat();
+        let (mut rest, mut fed) = (&stream[..], 0);
+        'stream: for &piece in pieces.iter().cycle() {
+            let (now, later) = rest.split_at(piece.min(rest.len()));
+            decoder.feed(now);
+            fed += now.len();
+            loop {
+                match decoder.next(&TIGHT) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => break 'stream,
+                }
+            }
+            prop_assert!(decoder.size() <= 4 * fed + 2 * SMALL_BUFFER, "{} for {fed}", decoder.size());
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The store in a file: torch's bytes, half-written records, files that are no stores, and several processes of which some die.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use railhead::store::{Error, FileStore, Store};
+
+const LONG: Duration = Duration::from_secs(120);
+
+/// What torch 2.15 wrote, or would: operations in the order of the records.
+const TORCH: &[&str] = &[
+    "09000000726566636f756e742f0100000031",
+    "020000002f6b0100000076",
+    "020000002f6e0100000035",
+    "020000002f630100000078",
+    "030000002d2f6b00000000",
+    "020000002f610100000062",
+    "0e0000002f622f6e756d5f6d656d6265727301000000310e0000002f622f6c6173745f6d656d6265720100000031",
+];
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn writes_torchs_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::new(&path, Some(1)).unwrap();
+    let operations: [fn(&FileStore); 6] = [
+        |s| s.set("k", b"v").unwrap(),
+        |s| assert_eq!(s.add("n", 5).unwrap(), 5),
+        |s| assert_eq!(s.compare_set("c", b"", b"x").unwrap(), b"x"),
+        |s| assert!(s.delete_key("k").unwrap()),
+        |s| s.multi_set(&[("a", b"b")]).unwrap(),
+        |s| s.barrier("b", 1, LONG).unwrap(),
+    ];
+    let mut expected = unhex(TORCH[0]);
+    assert_eq!(fs::read(&path).unwrap(), expected);
+    for (operation, record) in operations.iter().zip(&TORCH[1..]) {
+        operation(&store);
+        expected.extend(unhex(record));
+        assert_eq!(fs::read(&path).unwrap(), expected, "{record}");
+    }
+    assert!(!store.delete_key("zz").unwrap());
+    assert_eq!(store.compare_set("c", b"y", b"z").unwrap(), b"x");
+    assert_eq!(fs::read(&path).unwrap(), expected, "what changes nothing writes nothing");
+}
+
+#[test]
+fn reads_torchs_bytes_and_says_torchs_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    fs::write(&path, unhex(&TORCH.concat())).unwrap();
+    let store = FileStore::new(&path, None).unwrap();
+    assert_eq!(store.get("n", LONG).unwrap(), b"5");
+    assert_eq!(store.get("c", LONG).unwrap(), b"x");
+    assert!(!store.check(&["k"]).unwrap());
+    let mut keys = store.list_keys().unwrap();
+    keys.sort();
+    assert_eq!(keys, ["a", "b/last_member", "b/num_members", "c", "n"]);
+    assert_eq!(store.num_keys().unwrap(), 6, "refcount/ counts, as torch's does");
+    let timeout = Duration::from_millis(20);
+    assert_eq!(store.get("nokey", timeout).unwrap_err().to_string(), "Timeout waiting for key: nokey after 20 ms");
+    assert_eq!(store.wait(&["nokey"], timeout).unwrap_err().to_string(), "Wait timeout");
+    assert_eq!(store.queue_push("q", b"").unwrap_err().to_string(), "queue support is not implemented.");
+    store.set("x", b"abc").unwrap();
+    assert!(matches!(store.add("x", 1), Err(Error::Usage(_))));
+}
+
+#[test]
+fn the_last_store_of_a_job_removes_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let stores: Vec<_> = (0..3).map(|_| FileStore::new(&path, Some(3)).unwrap()).collect();
+    for store in stores {
+        assert!(path.exists());
+        drop(store);
+    }
+    assert!(!path.exists());
+    // Of a job whose size is not known nobody is the last.
+    drop(FileStore::new(&path, None).unwrap());
+    let after = unhex("09000000726566636f756e742f010000003108000000636c65616e75702f010000003109000000726566636f756e742f0100000030");
+    assert_eq!(fs::read(&path).unwrap(), after);
+    // Whoever removes the file under a store's feet empties the store.
+    let store = FileStore::new(&path, None).unwrap();
+    store.set("k", b"v").unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(!store.check(&["k"]).unwrap());
+    store.set("k", b"w").unwrap();
+    assert_eq!(store.get("k", LONG).unwrap(), b"w");
+}
+
+#[test]
+fn a_record_cut_short_at_any_byte_is_ignored_and_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, last) = (unhex(&TORCH.concat()), unhex("040000002f6e657703000000616263"));
+    for cut in 0..last.len() {
+        let path = folder.path().join(format!("cut{cut}"));
+        fs::write(&path, [&whole[..], &last[..cut]].concat()).unwrap();
+        let store = FileStore::new(&path, None).unwrap();
+        assert!(!store.check(&["new"]).unwrap(), "cut at {cut}");
+        let counted = unhex("09000000726566636f756e742f0100000032");
+        assert_eq!(fs::read(&path).unwrap(), [&whole[..], &counted].concat(), "cut at {cut}");
+        // While a store has it open, too.
+        fs::write(&path, [&whole[..], &counted, &last[..cut]].concat()).unwrap();
+        assert_eq!(store.get("c", LONG).unwrap(), b"x");
+        store.set("new", b"abc").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [&whole[..], &counted, &last].concat(), "cut at {cut}");
+        assert_eq!(store.get("new", LONG).unwrap(), b"abc");
+    }
+}
+
+#[test]
+fn files_that_no_store_wrote_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let spoiled = [unhex(TORCH[0]), unhex("020000002f6bffffffff"), b"and more".to_vec()].concat();
+    let foreign: [&[u8]; 6] =
+        [b"Dear diary,\nthis is no store.\n", b"\0\0\0\0\0\0\0\0", &[0xff; 64], b"\x05\0\0\0hello\x01\0\0\0x", b"\x02\0\0\0xy", &spoiled];
+    for bytes in foreign {
+        fs::write(&path, bytes).unwrap();
+        let error = FileStore::new(&path, None).err().expect("not a store").to_string();
+        assert!(error.contains("not a store's file"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+    let error = FileStore::new(folder.path().join("no/such/folder"), None).err().unwrap().to_string();
+    assert!(error.contains("no/such/folder") && error.contains("No such file"), "{error}");
+}
+
+/// Runs in a process of its own, started by the test below: adds one, again and again, and reports each sum.
+#[test]
+fn child_entry() {
+    let Some(path) = std::env::var_os("RHT_FILE_STORE") else { return };
+    let store = FileStore::new(path, None).unwrap();
+    store.wait(&["go"], LONG).unwrap();
+    while !store.check(&["stop"]).unwrap() {
+        println!("sum {}", store.add("n", 1).unwrap());
+    }
+}
+
+fn adder(path: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_entry", "--nocapture"])
+        .env("RHT_FILE_STORE", path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn sums(child: &mut Child) -> impl Iterator<Item = i64> + use<> {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // A killed process may leave half a line.
+    lines.map_while(Result::ok).filter_map(|line| line.split_once("sum ")?.1.parse().ok())
+}
+
+#[test]
+fn processes_share_a_file_and_survive_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::new(&path, None).unwrap();
+    let (mut victim, mut others) = (adder(&path), [adder(&path), adder(&path)]);
+    store.set("go", b"").unwrap();
+    let mut seen: Vec<i64> = sums(&mut victim).take(20).collect();
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let mut rest: Vec<_> = others.iter_mut().map(sums).collect();
+    // Both go on after the kill.
+    for sums in &mut rest {
+        seen.extend(sums.take(20));
+    }
+    store.set("stop", b"").unwrap();
+    rest.into_iter().for_each(|sums| seen.extend(sums));
+    for other in &mut others {
+        assert!(other.wait().unwrap().success());
+    }
+    let total = store.add("n", 0).unwrap();
+    assert!(seen.len() >= 60 && seen.iter().all(|sum| (1..=total).contains(sum)), "{} sums up to {total}", seen.len());
+    assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), seen.len(), "no sum comes twice");
+}

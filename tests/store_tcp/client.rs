@@ -1,0 +1,251 @@
+//! The client, against peers that play the server.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use railhead::store::tcp::{Host, ServerOptions, TcpOptions};
+use railhead::store::{Error, FOREVER, Store, TcpStore};
+
+use super::wire::{Raw, VALIDATE, unhex};
+use super::{LONG, free_port, join, join_at, own_address, serve};
+
+/// Plays a server that expects and replies as written, `C>` and `S>` in turn, while `run` uses a store connected to it.
+fn played(script: &[(&str, &str)], run: impl FnOnce(TcpStore)) {
+    let listener = TcpListener::bind("localhost:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut raw = greeted(&listener);
+            for (request, reply) in script {
+                raw.expect(request, "request");
+                raw.send(reply);
+            }
+            // Nothing was sent beyond the script.
+            raw.expect_end("the end");
+        });
+        run(join(port));
+    });
+}
+
+/// Accepts a client that opens its connection as torch's does.
+fn greeted(listener: &TcpListener) -> Raw {
+    let mut raw = Raw::new(listener.accept().unwrap().0);
+    raw.expect(VALIDATE, "VALIDATE");
+    let nonce = format!("{:08x}", std::process::id().swap_bytes());
+    raw.expect(&format!("0d{nonce}"), "PING with the process id, as torch's");
+    raw.send(&nonce);
+    raw
+}
+
+#[test]
+fn sends_what_torchs_sends_and_understands_what_torchs_server_answers() {
+    let script = [
+        ("0102000000000000002f6b010000000000000076", ""),
+        ("06010000000000000002000000000000002f6b", "00"),
+        ("0302000000000000002f6b", "010000000000000076"),
+        ("0402000000000000002f6e0300000000000000", "0300000000000000"),
+        ("0203000000000000002f63730000000000000000010000000000000078", "010000000000000078"),
+        ("0203000000000000002f636d03000000000000006f6c6403000000000000006e6577", "03000000000000006f6c64"),
+        ("05020000000000000002000000000000002f6b03000000000000002f7a7a", "01"),
+        ("06010000000000000002000000000000002f6b", "00"),
+        ("06010000000000000005000000000000002f6e6f7065", ""),
+        ("0c", "01"),
+        ("07", "0400000000000000"),
+        ("0802000000000000002f6b", "0100000000000000"),
+        ("0903000000000000002f617001000000000000007a", ""),
+        ("0b020000000000000002000000000000002f6101000000000000003102000000000000002f62010000000000000032", ""),
+        ("06020000000000000002000000000000002f6102000000000000002f62", "00"),
+        ("0a020000000000000002000000000000002f6102000000000000002f62", "010000000000000031010000000000000032"),
+        ("0e02000000000000002f71010000000000000076", ""),
+        ("06010000000000000002000000000000002f71", "00"),
+        ("0f02000000000000002f71", "0100000000000000010000000000000076"),
+        ("0f02000000000000002f71", "0000000000000000"),
+        ("1002000000000000002f71", "0000000000000000"),
+        ("11", "020000000000000003000000000000002f7a7a0500000000000000696e69742f"),
+        ("1204000000000000002f6261720100000000000000", "00"),
+        ("1205000000000000002f626172320200000000000000", ""),
+        ("0c", "01"),
+        ("040500000000000000696e69742f0100000000000000", "0100000000000000"),
+    ];
+    played(&script, |store| {
+        store.set("k", b"v").unwrap();
+        assert_eq!(store.get("k", LONG).unwrap(), b"v");
+        assert_eq!(store.add("n", 3).unwrap(), 3);
+        assert_eq!(store.compare_set("cs", b"", b"x").unwrap(), b"x");
+        assert_eq!(store.compare_set("cm", b"old", b"new").unwrap(), b"old");
+        assert!(!store.check(&["k", "zz"]).unwrap());
+        store.wait(&["k"], FOREVER).unwrap();
+        let error = store.wait(&["nope"], Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.to_string(), "wait timeout after 300ms, keys: /nope");
+        assert_eq!(store.num_keys().unwrap(), 4);
+        assert!(store.delete_key("k").unwrap());
+        store.append("ap", b"z").unwrap();
+        store.multi_set(&[("a", b"1"), ("b", b"2")]).unwrap();
+        assert_eq!(store.multi_get(&["a", "b"], LONG).unwrap(), [b"1", b"2"]);
+        store.queue_push("q", b"v").unwrap();
+        assert_eq!(store.queue_pop("q", LONG).unwrap(), b"v");
+        assert_eq!(store.queue_pop("q", Duration::ZERO).unwrap_err().to_string(), "queue is empty");
+        assert_eq!(store.queue_len("q").unwrap(), 0);
+        assert_eq!(store.list_keys().unwrap(), ["zz"]);
+        store.barrier("bar", 1, LONG).unwrap();
+        let error = store.barrier("bar2", 2, Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.to_string(), "barrier timeout after 300ms, key: bar2");
+        store.wait_for_workers(5, LONG).unwrap();
+    });
+}
+
+#[test]
+fn a_release_that_meets_the_cancel_counts() {
+    let script = [
+        ("06010000000000000002000000000000002f61", ""),
+        // The release was on its way when the cancel came.
+        ("0c", "0001"),
+        ("07", "0700000000000000"),
+    ];
+    played(&script, |store| {
+        store.wait(&["a"], Duration::from_millis(20)).unwrap();
+        assert_eq!(store.num_keys().unwrap(), 7, "in step");
+    });
+}
+
+#[test]
+fn a_popper_that_was_overtaken_waits_on() {
+    const WAIT: &str = "06010000000000000002000000000000002f71";
+    const POP: &str = "0f02000000000000002f71";
+    let script = [(WAIT, "00"), (POP, "0000000000000000"), (WAIT, "00"), (POP, "0100000000000000010000000000000076")];
+    played(&script, |store| assert_eq!(store.queue_pop("q", LONG).unwrap(), b"v"));
+}
+
+#[test]
+fn large_values_go_both_ways() {
+    let server = serve(|_| {});
+    let store = join(server.port());
+    for size in [1 << 14, (1 << 14) + 1, 1 << 20, 8 << 20] {
+        let value: Vec<u8> = (0..size).map(|i| (i * 7 + i / 256) as u8).collect();
+        store.set("big", &value).unwrap();
+        assert!(store.get("big", LONG).unwrap() == value, "{size} bytes");
+        assert!(store.multi_get(&["big", "big"], LONG).unwrap().iter().all(|got| *got == value), "{size} bytes twice");
+    }
+}
+
+#[test]
+fn a_peer_that_is_no_store_is_an_error_and_takes_no_memory() {
+    type Call = fn(&TcpStore) -> Result<(), Error>;
+    let nonsense: [(&str, Call); 6] = [
+        ("07", |s| s.wait(&["k"], LONG)),
+        ("00ffffffffffffffff", |s| s.get("k", LONG).map(|_| ())),
+        ("00ffffffffff000000", |s| s.get("k", LONG).map(|_| ())),
+        ("ffffffffffffff7f0100000000000000", |s| s.list_keys().map(|_| ())),
+        ("0100", |s| s.add("n", 1).map(|_| ())),
+        ("", |s| s.num_keys().map(|_| ())),
+    ];
+    for (reply, call) in nonsense {
+        let listener = TcpListener::bind("localhost:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut raw = greeted(&listener);
+                raw.send(reply);
+                raw.0.shutdown(Shutdown::Write).unwrap();
+                // Whatever the client says, until it has had enough.
+                let _ = raw.0.read_to_end(&mut Vec::new());
+            });
+            let store = join(port);
+            let error = call(&store).expect_err(reply);
+            assert!(matches!(error, Error::Network(_)), "{reply}: {error}");
+            let next = store.set("k", b"").unwrap_err();
+            assert_eq!(next.to_string(), error.to_string(), "nothing is sent on a stream that is out of step");
+        });
+    }
+}
+
+#[test]
+fn waits_for_a_server_that_is_not_there_yet() {
+    let address = own_address();
+    let port = free_port(address);
+    thread::scope(|scope| {
+        let client = scope.spawn(|| join_at(&address.to_string(), port).add("n", 5).unwrap());
+        // The client may come first or second: both must do.
+        let server = serve(|options| (options.bind, options.port) = (Some(address.into()), port));
+        assert_eq!(client.join().unwrap(), 5);
+        drop(server);
+    });
+}
+
+#[test]
+fn gives_up_connecting_in_time_and_says_where_to() {
+    let address = own_address();
+    let port = free_port(address);
+    let options = TcpOptions { timeout: Duration::from_millis(300), ..TcpOptions::default() };
+    let give_up = |port: u16| TcpStore::new(Host::Other(address.to_string(), port), options).err().unwrap().to_string();
+    let before = Instant::now();
+    let error = give_up(port);
+    let expected = format!("The client socket has timed out after 300ms while trying to connect to ({address}, {port})");
+    assert!(error.starts_with(&expected), "{error}");
+    assert!(before.elapsed() < LONG);
+    // One that accepts and says nothing.
+    let listener = TcpListener::bind((address, 0)).unwrap();
+    let error = give_up(listener.local_addr().unwrap().port());
+    assert!(error.starts_with("The client socket has timed out after 300ms"), "{error}");
+}
+
+#[test]
+fn the_one_with_the_server_waits_for_the_others() {
+    const WORLD: usize = 4;
+    let world = TcpOptions { world_size: Some(WORLD), timeout: LONG, ..TcpOptions::default() };
+    let address = own_address();
+    let port = free_port(address);
+    thread::scope(|scope| {
+        for _ in 1..WORLD {
+            scope.spawn(|| TcpStore::new(Host::Other(address.to_string(), port), world).unwrap());
+        }
+        let options = ServerOptions { port, bind: Some(address.into()), ..ServerOptions::default() };
+        let own = Host::Own(address.to_string(), options);
+        let store = TcpStore::new(own, world).unwrap();
+        assert_eq!(store.num_keys().unwrap(), 1, "torch counts its own key, too");
+        assert!(store.list_keys().unwrap().is_empty(), "but does not show it");
+    });
+
+    let alone = TcpOptions { world_size: Some(3), timeout: Duration::from_millis(50), ..TcpOptions::default() };
+    let own = Host::Own("localhost".into(), ServerOptions { port: 0, ..ServerOptions::default() });
+    let error = TcpStore::new(own, alone).err().unwrap();
+    assert_eq!(error.to_string(), "Timed out after 0 seconds waiting for clients. 1/3 clients joined.");
+    assert!(matches!(error, Error::Timeout(_)));
+}
+
+#[test]
+fn a_waiter_learns_at_once_that_the_server_is_gone() {
+    let server = serve(|_| {});
+    let stores: Vec<Arc<TcpStore>> = (0..4).map(|_| Arc::new(join(server.port()))).collect();
+    thread::scope(|scope| {
+        let waiters: Vec<_> = stores.iter().map(|store| scope.spawn(|| store.wait(&["never"], FOREVER))).collect();
+        // Some may not have begun to wait: for them the connection is as dead.
+        drop(server);
+        for waiter in waiters {
+            let error = waiter.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("Did the remote server shutdown or crash?"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn odd_replies_in_pieces_are_put_together() {
+    let listener = TcpListener::bind("localhost:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut raw = greeted(&listener);
+            raw.expect("06010000000000000002000000000000002f6b", "WAIT");
+            raw.send("00");
+            raw.expect("0302000000000000002f6b", "GET");
+            for byte in unhex("0300000000000000616263") {
+                raw.0.write_all(&[byte]).unwrap();
+            }
+            raw.expect_end("the end");
+        });
+        assert_eq!(join(port).get("k", LONG).unwrap(), b"abc");
+    });
+}

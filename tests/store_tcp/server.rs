@@ -1,0 +1,332 @@
+//! The server, as a peer sees it that speaks in bytes.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
+use railhead::store::{Error, Store, TcpStore};
+
+use super::wire::{Raw, TORCH_SERVER, VALIDATE, keyed, unhex, value};
+use super::{LONG, join, join_at, own_address, serve};
+
+#[test]
+fn answers_as_torchs_does() {
+    let server = serve(|_| {});
+    let mut raw = Raw::open(server.port());
+    for (what, request, reply) in TORCH_SERVER {
+        raw.send(request);
+        raw.expect(reply, what);
+    }
+    raw.in_step("nothing more");
+}
+
+#[test]
+fn answers_the_same_to_one_byte_at_a_time_and_to_everything_at_once() {
+    let requests = TORCH_SERVER.iter().map(|(_, request, _)| *request).collect::<String>();
+    let replies = TORCH_SERVER.iter().map(|(_, _, reply)| *reply).collect::<String>();
+    for at_once in [false, true] {
+        let server = serve(|_| {});
+        let mut raw = Raw::connect(server.port());
+        let stream = unhex(&[VALIDATE, &requests].concat());
+        // VALIDATE comes in pieces, too: torch's libuv server does not stand that, ours does.
+        for piece in stream.chunks(if at_once { stream.len() } else { 1 }) {
+            raw.0.write_all(piece).unwrap();
+        }
+        raw.expect(&replies, "all replies");
+        raw.in_step("nothing more");
+    }
+}
+
+#[test]
+fn lists_its_keys() {
+    let server = serve(|_| {});
+    let mut raw = Raw::open(server.port());
+    raw.send("0103000000000000002f7a7a010000000000000031 11");
+    raw.expect("010000000000000003000000000000002f7a7a", "LIST_KEYS");
+}
+
+#[test]
+fn waits_end_when_all_keys_are_there_and_not_before() {
+    let server = serve(|_| {});
+    let (mut waiter, mut other) = (Raw::open(server.port()), Raw::open(server.port()));
+    waiter.send("06020000000000000003000000000000002f773103000000000000002f7732");
+    waiter.in_step("waiting");
+    other.send("0103000000000000002f77310000000000000000");
+    other.in_step("set /w1");
+    waiter.in_step("still waiting for /w2");
+    // A key that goes away again is waited for again.
+    other.send("0803000000000000002f7731");
+    other.expect("0100000000000000", "delete /w1");
+    other.send("0103000000000000002f77320000000000000000");
+    other.in_step("set /w2");
+    waiter.in_step("waiting for /w1 once more");
+    other.send("0203000000000000002f7731 0000000000000000 0100000000000000 31");
+    other.expect("010000000000000031", "compare_set /w1");
+    waiter.expect("00", "both are there");
+    other.send("0103000000000000002f77310000000000000000");
+    other.in_step("set /w1 again");
+    waiter.in_step("woken once");
+}
+
+#[test]
+fn a_cancelled_wait_is_not_woken_and_a_client_can_wake_itself() {
+    let server = serve(|_| {});
+    let mut raw = Raw::open(server.port());
+    raw.send("06010000000000000003000000000000002f7733 0c");
+    raw.expect("01", "cancelled");
+    raw.send("0103000000000000002f77330000000000000000");
+    raw.in_step("nothing for the cancelled wait");
+    raw.send("06010000000000000003000000000000002f7734 0103000000000000002f77340000000000000000");
+    raw.expect("00", "its own set");
+    raw.send("1203000000000000002f6232 0200000000000000 0c");
+    raw.expect("01", "a barrier is cancelled like a wait");
+    raw.send("1203000000000000002f6232 0200000000000000");
+    raw.expect("00", "and had counted");
+}
+
+#[test]
+fn a_push_wakes_one_waiter_and_nobody_later() {
+    const WAIT: &str = "06010000000000000003000000000000002f7171";
+    const PUSH: &str = "0e03000000000000002f7171010000000000000076";
+    const POP: &str = "0f03000000000000002f7171";
+    let server = serve(|_| {});
+    let mut pusher = Raw::open(server.port());
+    let mut waiters: Vec<Raw> = (0..3).map(|_| Raw::open(server.port())).collect();
+    for waiter in &mut waiters {
+        waiter.send(WAIT);
+        waiter.in_step("waiting");
+    }
+    pusher.send(PUSH);
+    pusher.in_step("pushed");
+    waiters[0].expect("00", "the first is woken");
+    waiters[1].in_step("the second is not");
+    // The first takes nothing but goes on to something else: the value is the second's.
+    waiters[0].send("06010000000000000003000000000000002f6161");
+    waiters[1].expect("00", "handed on");
+    waiters[1].send(POP);
+    waiters[1].expect("0100000000000000010000000000000076", "popped");
+    // Torch's server would now wake the first, which waits for another key.
+    pusher.send(PUSH);
+    waiters[2].expect("00", "the third is woken");
+    waiters[0].in_step("woken for nothing");
+    // And if the woken one dies, the next is woken.
+    waiters[1].send(WAIT);
+    waiters[1].expect("00", "there is a value");
+    let mut next = Raw::open(server.port());
+    pusher.send(POP);
+    pusher.expect("0100000000000000010000000000000076", "popped by another");
+    next.send(WAIT);
+    next.in_step("waiting");
+    waiters[2].send(POP);
+    waiters[2].expect("0000000000000000", "empty");
+    waiters[2].send(WAIT);
+    waiters[2].in_step("waiting behind");
+    pusher.send(PUSH);
+    next.expect("00", "woken");
+    drop(next);
+    waiters[2].expect("00", "in its place");
+}
+
+#[test]
+fn refuses_nonsense_and_serves_the_others() {
+    let server = serve(|_| {});
+    let mut other = Raw::open(server.port());
+    let key = |size: usize| vec![b'k'; size];
+    let long_value = [&keyed(1, b"/v", &[])[..], &((8u64 << 20) + 1).to_le_bytes()].concat();
+    let count = |query: u8, count: u64| [&[query][..], &count.to_le_bytes()].concat();
+    let mut spoiled: Vec<(&str, Vec<u8>)> = vec![
+        ("second VALIDATE", unhex(VALIDATE)),
+        ("key of 8193 bytes", keyed(1, &key(8193), &value(b""))),
+        ("value of 8 MiB + 1", long_value),
+        ("131073 keys", count(5, 131_073)),
+        ("131073 pairs", count(11, 131_073)),
+        ("a length of 2^64-1", [&[3][..], &[0xff; 8]].concat()),
+        ("ADD to no number", [keyed(1, b"/x", &value(b"x")), keyed(4, b"/x", &1i64.to_le_bytes())].concat()),
+        ("ADD beyond 64 bits", [keyed(1, b"/x", &value(b"9223372036854775807")), keyed(4, b"/x", &1i64.to_le_bytes())].concat()),
+        ("barrier of nobody", keyed(18, b"/b", &0i64.to_le_bytes())),
+        ("waiting twice", unhex("06010000000000000003000000000000002f7733 06010000000000000003000000000000002f7733")),
+    ];
+    spoiled.extend((19..=255).map(|query| ("unknown request", vec![query])));
+    for (what, bytes) in spoiled {
+        let mut raw = Raw::open(server.port());
+        raw.0.write_all(&bytes).unwrap();
+        raw.expect_end(what);
+    }
+    for (what, hex) in [("no VALIDATE", "0d07000000"), ("bad magic", "0001000000"), ("HTTP", "474554202f20485454502f312e31")] {
+        let mut raw = Raw::connect(server.port());
+        raw.send(hex);
+        raw.expect_end(what);
+    }
+    other.in_step("the others are served");
+    let big = keyed(1, &key(8192), &value(&vec![7; 8 << 20]));
+    other.0.write_all(&big).unwrap();
+    other.in_step("the largest key and value are taken");
+}
+
+#[test]
+fn who_does_not_read_is_not_read_from_and_loses_nothing() {
+    const REPLIES: usize = 200;
+    let server = serve(|options| options.memory = 16 << 20);
+    let (mut slow, other) = (Raw::open(server.port()), join(server.port()));
+    let big: Vec<u8> = (0..1 << 20).map(|i| (i % 251) as u8).collect();
+    other.set("big", &big).unwrap();
+    assert_eq!(other.num_keys().unwrap(), 1);
+    // 200 MiB of replies, of which the server keeps next to nothing: its limit is 16 MiB.
+    (0..REPLIES).for_each(|_| slow.send("0304000000000000002f626967"));
+    for _ in 0..100 {
+        assert_eq!(other.add("n", 0).unwrap(), 0, "the others are served");
+    }
+    other.set("big", b"small").unwrap();
+    assert_eq!(other.get("big", LONG).unwrap(), b"small");
+    let mut sizes = Vec::new();
+    for _ in 0..REPLIES {
+        let mut len = [0; 8];
+        slow.0.read_exact(&mut len).unwrap();
+        let mut got = vec![0; u64::from_le_bytes(len) as usize];
+        slow.0.read_exact(&mut got).unwrap();
+        assert!(got == big || got == b"small", "a reply of {} bytes", got.len());
+        sizes.push(got.len());
+    }
+    assert!(sizes.is_sorted_by(|a, b| a >= b), "in order: {sizes:?}");
+    assert_eq!((sizes[0], sizes[REPLIES - 1]), (big.len(), 5), "the last was asked for while there was no room");
+    slow.in_step("nothing more");
+}
+
+#[test]
+fn memory_is_bounded_and_whoever_exceeds_it_goes() {
+    let server = serve(|options| options.memory = 4 << 20);
+    let other = join(server.port());
+    other.set("kept", b"v").unwrap();
+    let mut greedy = Raw::open(server.port());
+    let piece = keyed(9, b"/big", &value(&vec![1; 1 << 20]));
+    // The last is refused; its sender may notice while it writes.
+    let _ = (0..16).try_for_each(|_| greedy.0.write_all(&piece));
+    greedy.expect_end("more than 4 MiB");
+    assert_eq!(other.get("kept", LONG).unwrap(), b"v");
+    assert!(other.get("big", Duration::ZERO).unwrap().len() <= 4 << 20);
+    assert!(other.delete_key("big").unwrap());
+    other.set("again", &vec![2; 1 << 20]).unwrap();
+    assert_eq!(other.get("again", LONG).unwrap().len(), 1 << 20);
+    // Half a request counts as well.
+    let mut half = Raw::open(server.port());
+    let request = [&[11][..], &100u64.to_le_bytes(), &[value(b"/k"), value(&vec![3; 1 << 20])].concat().repeat(8)].concat();
+    let _ = half.0.write_all(&request);
+    half.expect_end("half a request of 8 MiB");
+    assert!(other.check(&["again"]).unwrap());
+}
+
+#[test]
+fn the_death_of_waiting_clients_is_nobodys_loss() {
+    let server = serve(|_| {});
+    let other = join(server.port());
+    for round in 0..20 {
+        let waiters: Vec<Raw> = (0..10)
+            .map(|i| {
+                let mut raw = Raw::open(server.port());
+                let waiting =
+                    if i % 2 == 0 { "06010000000000000003000000000000002f7731" } else { "1203000000000000002f6262ff00000000000000" };
+                raw.send(waiting);
+                raw.in_step("waiting");
+                raw
+            })
+            .collect();
+        drop(waiters);
+        assert_eq!(other.add("rounds", 1).unwrap(), round + 1);
+    }
+    other.set("w1", b"").unwrap();
+    assert_eq!(other.get("bb", LONG).unwrap(), b"100", "a barrier counts who came");
+}
+
+#[test]
+fn hundreds_wait_for_one_key() {
+    const CLIENTS: usize = 400;
+    let server = serve(|_| {});
+    let mut clients: Vec<Raw> = (0..CLIENTS).map(|_| Raw::open(server.port())).collect();
+    for client in &mut clients {
+        client.send("06010000000000000003000000000000002f676f");
+        client.in_step("waiting");
+    }
+    clients[0].send("0103000000000000002f676f0000000000000000");
+    for client in &mut clients {
+        client.expect("00", "woken");
+    }
+}
+
+#[test]
+fn what_had_arrived_is_taken_in_before_the_server_stops() {
+    for _ in 0..20 {
+        let server = serve(|_| {});
+        let (mut waiter, mut writer) = (Raw::open(server.port()), Raw::open(server.port()));
+        waiter.send("06010000000000000003000000000000002f6b62");
+        waiter.in_step("waiting");
+        writer.in_step("there");
+        // More than one read takes, so that some of it is certainly unread when the server is told to stop.
+        let mut burst = keyed(1, b"/ka", &value(&vec![0; 300_000]));
+        burst.extend(keyed(1, b"/kb", &value(b"v")));
+        writer.0.write_all(&burst).unwrap();
+        drop(writer);
+        drop(server);
+        waiter.expect("00", "the write counts");
+        waiter.expect_end("and that was the server's last word");
+    }
+}
+
+#[test]
+fn stops_while_clients_are_connected_and_its_port_is_free_again() {
+    let address = own_address();
+    let server = serve(|options| options.bind = Some(address.into()));
+    let port = server.port();
+    let store = join_at(&address.to_string(), port);
+    drop(server);
+    let error = store.add("n", 1).unwrap_err();
+    assert!(error.to_string().contains("Connection was likely closed. Did the remote server shutdown or crash?"), "{error}");
+    assert!(matches!(error, Error::Network(_)));
+    // A new server at the same port is another store: the old connection stays broken, and says so.
+    let _server = serve(|options| (options.bind, options.port) = (Some(address.into()), port));
+    assert_eq!(store.check(&["n"]).unwrap_err().to_string(), error.to_string());
+    assert_eq!(store.reconnect().unwrap().add("n", 1).unwrap(), 1);
+}
+
+#[test]
+fn listens_where_it_is_told() {
+    let server = serve(|_| {});
+    for address in ["127.0.0.1", "::1"] {
+        let mut raw = Raw::new(TcpStream::connect((address, server.port())).unwrap_or_else(|e| panic!("{address}: {e}")));
+        raw.send(VALIDATE);
+        raw.in_step(address);
+    }
+    for (bind, other) in [("127.0.0.1", "::1"), ("::1", "127.0.0.1")] {
+        let server = serve(|options| options.bind = Some(bind.parse().unwrap()));
+        assert!(TcpStream::connect((bind, server.port())).is_ok(), "{bind}");
+        assert!(TcpStream::connect((other, server.port())).is_err(), "{bind} only");
+    }
+    let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = bound.local_addr().unwrap().port();
+    let server = serve(|options| options.socket = Some(bound.into()));
+    assert_eq!(server.port(), port);
+    assert_eq!(join(port).add("n", 2).unwrap(), 2);
+
+    let error = Server::start(ServerOptions { port, bind: Some(Ipv4Addr::LOCALHOST.into()), ..ServerOptions::default() }).err().unwrap();
+    assert!(error.to_string().contains("The server socket has failed to listen on any local network address. port: "), "{error}");
+    let error = Server::start(ServerOptions { port: 0, bind: Some(Ipv6Addr::from(1 << 100).into()), ..ServerOptions::default() });
+    assert!(matches!(error.err().unwrap(), Error::Network(_)));
+}
+
+#[test]
+fn stores_of_one_process_share_the_server_of_a_port() {
+    let address = own_address();
+    let options = |port| ServerOptions { port, bind: Some(address.into()), ..ServerOptions::default() };
+    let open = |port| TcpStore::new(Host::Shared(address.to_string(), options(port)), TcpOptions::default()).unwrap();
+    let first = open(0);
+    let second = open(first.port());
+    first.set("k", b"v").unwrap();
+    assert_eq!(first.num_keys().unwrap(), 1);
+    assert_eq!(second.get("k", LONG).unwrap(), b"v");
+    let port = first.port();
+    drop(first);
+    second.set("k", b"w").unwrap();
+    drop(second);
+    let third = open(port);
+    assert!(!third.check(&["k"]).unwrap(), "the last user took the server along");
+}
