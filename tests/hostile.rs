@@ -47,8 +47,9 @@ fn scribbles(ctx: &Ctx) {
     guarded.write(0, &vec![0x5A; 4 << 20]);
     let (mut sending, mut receiving) = (None, None);
     let (mut turns, mut errors) = (0u64, 0);
+    let mut enough = None;
     let mut x = seed | 1;
-    // The nonsense-maker for a number of turns; the other until it has an error or is told to stop.
+    // The nonsense-maker for a number of turns; the other until it has errors, or has gone on for a while after the last of it.
     loop {
         let step = [
             match sending {
@@ -87,8 +88,11 @@ fn scribbles(ctx: &Ctx) {
             if turns == 2000 || errors > 4 {
                 break;
             }
-        } else if errors > 4 || ctx.to(1).ready() {
+        } else if errors > 4 || enough.is_some_and(|since| turns > since + 2000) {
             break;
+        } else if enough.is_none() && ctx.to(1).ready() {
+            // What lies there by now is looked at.
+            enough = Some(turns);
         }
     }
     if ctx.rank == 0 {

@@ -4,7 +4,7 @@
 //! go and cuts them into parts. The responder takes parts from the back and reads them, the requester takes parts from the front and
 //! writes them (`process_vm_writev`), each when it has the time, so either of them alone gets the whole copy done. Only the owner of memory
 //! decides who writes it: the responder has checked key and bounds before, and can withdraw the grant at any time. It then waits until
-//! the requester has finished the one part that it may be writing, or is dead.
+//! the requester has finished the one part that it may be writing, has closed its queue pair, or is dead.
 //!
 //! The words of a grant, of which the tag says what descriptor they are about:
 //!
@@ -148,7 +148,8 @@ pub struct Offers {
 impl Offers {
     /// None. `lane` is the requester's, `peer` its process.
     pub fn new(shm: Arc<Shm>, lane: usize, peer: Option<i32>) -> Self {
-        let watched = Arc::new(Watched { leaves: [const { AtomicU64::new(0) }; GRANTS], shm, lane, peer });
+        let none = [const { AtomicU64::new(0) }; GRANTS];
+        let watched = Arc::new(Watched { leaves: none, before: [const { AtomicU64::new(0) }; GRANTS], shm, lane, peer });
         LIVE.with(|live| live.push(watched.clone()));
         Offers { open: [Offer::default(); GRANTS], first: 0, upto: 0, watched }
     }
@@ -184,9 +185,10 @@ impl Offers {
         let slot = desc as usize % GRANTS;
         self.open[slot] = Offer { addr, len, part, parts, own: 0, redone: false };
         (self.first, self.upto) = (head, desc + 1);
+        let grant = self.watched.grant(slot);
+        self.watched.before[slot].store(grant.done.load(Ordering::Relaxed), Ordering::Relaxed);
         // Before the pin is given back: a deregistration that waited for the pin finds the key.
         self.watched.leaves[slot].store(tag(desc) | u64::from(key), Ordering::SeqCst);
-        let grant = self.watched.grant(slot);
         grant.claims.store(tag(desc), Ordering::Relaxed);
         // Pairs with the fence in `take`.
         fence(Ordering::Release);
@@ -281,6 +283,8 @@ impl Drop for Offers {
 struct Watched {
     /// What the grants are about: tag and key of the memory; 0 for nothing.
     leaves: [AtomicU64; GRANTS],
+    /// What `done` was when the grant was made: until its requester has done something, it is that.
+    before: [AtomicU64; GRANTS],
     shm: Arc<Shm>,
     lane: usize,
     peer: Option<i32>,
@@ -289,10 +293,20 @@ struct Watched {
 static LIVE: PerProcess<Vec<Arc<Watched>>> = PerProcess::new();
 
 impl Watched {
-    fn grant(&self, slot: usize) -> &Grant {
+    fn control(&self) -> &Control {
         // SAFETY: the segment begins with a page-aligned Control, whose fields are atomics, and the Arc keeps it mapped.
-        let control = unsafe { &*self.shm.ptr(0, size_of::<Control>()).cast::<Control>() };
-        &control.grants[self.lane & 1][slot % GRANTS]
+        unsafe { &*self.shm.ptr(0, size_of::<Control>()).cast::<Control>() }
+    }
+
+    fn grant(&self, slot: usize) -> &Grant {
+        &self.control().grants[self.lane & 1][slot % GRANTS]
+    }
+
+    /// Whether the requester writes no more: it is dead, or its queue pair is closed.
+    fn peer_is_through(&self) -> bool {
+        // Pairs with the store in `ShmWire::close`, by the thread that writes parts.
+        let closed = self.control().sides[self.lane & 1].closed.load(Ordering::SeqCst) != 0;
+        closed || self.peer.is_none_or(process::is_gone)
     }
 
     /// Lets the requester take no further part of the grant of `leave`; whether it may be writing one.
@@ -305,9 +319,10 @@ impl Watched {
         let Ok(claims) = flagged else { return false };
         // Pairs with the Release in `written`.
         let done = grant.done.load(Ordering::Acquire);
+        let before = self.before[slot % GRANTS].load(Ordering::Relaxed);
         let state = if done >> 32 == claims >> 32 { done & 0xffff_ffff } else { 0 };
-        // An honest requester takes one part at a time.
-        state & FLAG == 0 && (state & PEERS) + 1 == claims & PEERS
+        // An honest requester takes one part at a time, and stores nothing else in `done`.
+        (state != 0 || done == before) && state & FLAG == 0 && (state & PEERS) + 1 == claims & PEERS
     }
 
     /// Takes the grant of `leave` back; on return the requester writes nothing under it.
@@ -321,7 +336,7 @@ impl Watched {
                 0..64 => std::hint::spin_loop(),
                 64..1024 => std::thread::yield_now(),
                 _ => {
-                    if self.peer.is_none_or(process::is_gone) {
+                    if self.peer_is_through() {
                         return;
                     }
                     let now = clock::now();
@@ -510,6 +525,30 @@ mod tests {
         let watched = offers.watched.clone();
         assert!(matches!(take(watched.grant(0), 0, 1 << 20), Taken::Part(..)));
         child.wait().unwrap();
+        offers.withdraw();
+    }
+
+    #[test]
+    fn a_writer_that_has_closed_is_not_waited_for() {
+        let mut offers = offers(Some(std::process::id() as i32));
+        offers.offer(0, 1, 0, 1 << 20, 1);
+        let watched = offers.watched.clone();
+        assert!(matches!(take(watched.grant(0), 0, 1 << 20), Taken::Part(..)));
+        assert!(offers.refuse());
+        watched.control().sides[0].closed.store(1, Ordering::SeqCst);
+        offers.withdraw();
+    }
+
+    #[test]
+    fn a_writer_that_spoilt_its_count_is_not_waited_for() {
+        let mut offers = offers(Some(std::process::id() as i32));
+        offers.offer(0, 1, 0, 1 << 20, 1);
+        let watched = offers.watched.clone();
+        assert!(matches!(take(watched.grant(0), 0, 1 << 20), Taken::Part(..)));
+        for done in [1, tag(1), u64::MAX, tag(0) | FLAG, tag(0) | 2] {
+            watched.grant(0).done.store(done, Ordering::Relaxed);
+            assert!(!offers.refuse(), "{done:#x}");
+        }
         offers.withdraw();
     }
 
