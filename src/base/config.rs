@@ -111,6 +111,8 @@ const CIDR: Text = Text {
         text.is_empty() || net.trim().parse().is_ok_and(|net| bits.trim().parse::<u32>().is_ok_and(|bits| bits <= most(net)))
     },
 };
+const ADDRESS: Text =
+    Text { accepted: "an IPv4 or IPv6 address, or empty", check: |text| text.is_empty() || text.parse::<std::net::IpAddr>().is_ok() };
 const CONGESTION: Text = Text {
     accepted: "`auto`, `system` or an algorithm's name of at most 15 letters, digits, `-` and `_`",
     // TCP_CA_NAME_MAX is 16 with the terminator (linux/tcp.h).
@@ -240,6 +242,8 @@ table! {
         "Seconds after which a request that is still outstanding is reported, once, with what it waits for. 0: never.";
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
         "Seconds that a request posted to a NIC may take to complete (RAILHEAD_FABRIC=verbs). The software fabric knows more: see RAILHEAD_TCP_USER_TIMEOUT_S.";
+    store_bind: String, "RAILHEAD_STORE_BIND", String::new(), ADDRESS,
+        "Address that a store's server listens on when a rendezvous starts one. Empty: all addresses, as torch does.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),
@@ -259,6 +263,11 @@ impl Config {
             Level::Warn => log_warn!(log::ENV, "{message}"),
             _ => log_info!(log::ENV, "{message}"),
         })
+    }
+
+    /// Reads from `env`, and says nothing: what is wrong, an init says.
+    pub fn quietly(env: &impl Fn(&str) -> Option<OsString>) -> Config {
+        Config::read(env, &mut |_, _| ())
     }
 
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, tell: &mut impl FnMut(Level, String)) -> Config {

@@ -1,7 +1,7 @@
 //! Key-value stores by which the ranks of a job find each other: PyTorch's, in its protocol and its file format, so that Railhead
 //! programs join a torch job's store and torch programs use ours.
 //!
-//! [`TcpStore`] talks to a server, which may be its own; [`FileStore`] is a file; [`HashStore`] lives in one process; [`PrefixStore`] is a name space within another
+//! [`rendezvous`] finds the job's store by a URL. [`TcpStore`] talks to a server, which may be its own; [`FileStore`] is a file; [`HashStore`] lives in one process; [`PrefixStore`] is a name space within another
 //! store. All are called on any thread, several at a time; an operation may block its caller, up to the timeout that it was given.
 
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ mod error;
 mod file;
 mod hash;
 mod prefix;
+pub mod rendezvous;
 pub mod tcp;
 mod values;
 

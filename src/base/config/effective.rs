@@ -62,7 +62,7 @@ impl Effective {
     }
 
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>) -> Effective {
-        let config = Config::read(env, &mut |_, _| ());
+        let config = Config::quietly(env);
         let setting = |(row, (source, value)): (super::Row, (Source, String))| Setting {
             name: row.env,
             alias: row.alias,
