@@ -126,6 +126,14 @@ impl Domain {
         }
     }
 
+    /// Longest WRITE_WITH_IMM that moves as fast as a WRITE does. For more bytes, a WRITE and an empty WRITE_WITH_IMM behind it are better.
+    pub fn max_with_imm(&self) -> u32 {
+        match self {
+            Domain::Soft(_) => u32::MAX,
+            Domain::Verbs(domain) => domain.max_with_imm(),
+        }
+    }
+
     /// The device's one descriptor to block on: readable when an armed queue has something, until that queue is polled.
     pub fn notification_fd(&self) -> Result<RawFd> {
         match self {

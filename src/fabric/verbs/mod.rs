@@ -121,6 +121,16 @@ impl Domain {
         CompletionQueue::new(self.shared.clone(), notify)
     }
 
+    /// Longest WRITE_WITH_IMM that the network routes as freely as a WRITE (NCCL 2.28, NCCL_IB_AR_THRESHOLD and NCCL_IB_ADAPTIVE_ROUTING).
+    pub fn max_with_imm(&self) -> u32 {
+        let (port, config) = (&self.shared.port, &self.shared.port.config);
+        let adaptive = match config.ib_adaptive_routing {
+            -1 => u32::from(port.link_layer) == IBV_LINK_LAYER_INFINIBAND,
+            set => set != 0,
+        };
+        if adaptive { config.ib_ar_threshold } else { u32::MAX }
+    }
+
     /// The descriptor to sleep on.
     pub fn notification_fd(&self) -> Result<RawFd> {
         self.shared.channel().map(Channel::fd)
@@ -224,8 +234,8 @@ impl Drop for Shared {
 struct Watch<'a>(Option<&'a Events>);
 
 impl Watch<'_> {
-    fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<events::Fate> {
-        self.0.map_or_else(Arc::default, |events| events.watch(qp, cq))
+    fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8) -> Arc<events::Fate> {
+        self.0.map_or_else(Arc::default, |events| events.watch(qp, cq, port))
     }
 
     fn forget(&self, qp: *mut ibv_qp) {
