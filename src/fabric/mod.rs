@@ -29,7 +29,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::config::{Config, Fabric};
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::stats::RailStats;
 
@@ -115,6 +115,17 @@ impl Domain {
         match self {
             Domain::Soft(domain) => Ok(MemoryRegion::Soft(domain.register(memory, access)?)),
             Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register(memory, access)?)),
+        }
+    }
+
+    /// Registers memory that a DMA-BUF names, from `offset` on. Requests name it by the addresses of `memory`. Any thread; the descriptor
+    /// stays the caller's.
+    ///
+    /// Errors: as for [`Domain::register`]; a device that takes none.
+    pub fn register_dma_buf(&self, memory: UserMemory, access: Access, offset: u64, fd: RawFd) -> Result<MemoryRegion> {
+        match self {
+            Domain::Soft(_) => Err(Error::usage("the software fabric moves host memory, and takes no DMA-BUF")),
+            Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register_dma_buf(memory, access, offset, fd)?)),
         }
     }
 
