@@ -8,12 +8,20 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use railhead::base::stats::{CommKind, RailCounter};
 use softroce::{Vm, library};
 use support::{Ctx, comms, pattern};
 
 #[test]
 fn child_entry() {
-    support::enter(&[("merges", merges), ("exchanges", exchanges), ("streams", streams), ("announces_early", announces_early)]);
+    support::enter(&[
+        ("merges", merges),
+        ("exchanges", exchanges),
+        ("streams", streams),
+        ("announces_early", announces_early),
+        ("outlives", outlives),
+        ("parts", parts),
+    ]);
 }
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -111,6 +119,17 @@ fn receives_before_a_v4_peer_is_ready() {
 }
 
 #[test]
+fn long_data_goes_apart_where_routing_is_adaptive() {
+    run_inside(1, "long_data_goes_apart");
+}
+
+#[test]
+fn addresses_that_come_and_go_are_counted_and_end_nothing() {
+    let Some(ran) = run_inside(1, "addresses_come_and_go") else { return };
+    ran.says("rxe0:1: GID table change: existing connections go on");
+}
+
+#[test]
 fn a_link_that_goes_down_is_an_error_with_a_diagnosis() {
     let Some(ran) = run_inside(1, "a_link_that_goes_down") else { return };
     ran.says("rxe1:1: port error: the link is down").says("failed: IBV_WC_").says("vendor_err");
@@ -143,7 +162,6 @@ fn exchanges(ctx: &Ctx) {
 
 /// The same over two devices as one, and how many bytes went over each.
 fn merges(ctx: &Ctx) {
-    use railhead::base::stats::{CommKind, RailCounter};
     let plugin = support::plugin::Plugin::start(12);
     let parts = [0, 1].map(|dev| plugin.properties(dev).expect("properties"));
     let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
@@ -182,6 +200,48 @@ fn announces_early(ctx: &Ctx) {
         ctx.barrier();
         comms::send(&plugin, send, &bytes).expect("send");
     }
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
+
+/// Messages above and below the threshold of adaptive routing, and how many requests they took.
+fn parts(ctx: &Ctx) {
+    let plugin = support::plugin::Plugin::start(12);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    let requests = || {
+        let all = support::holdings::comms(std::process::id() as i32);
+        all.iter().filter(|comm| comm.kind == CommKind::Send).map(|comm| comm.rail_sum(RailCounter::Requests)).sum::<u64>()
+    };
+    let said: Vec<String> = [1000, 1001, 300_000, 9 << 20]
+        .into_iter()
+        .map(|len| {
+            let before = requests();
+            comms::exchange(&plugin, ctx.rank, send, recv, &[len]).expect("exchange");
+            (requests() - before).to_string()
+        })
+        .collect();
+    ctx.say(&said.join(" "));
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
+
+/// Messages flow until the device has reported something about each comm, and then some more.
+fn outlives(ctx: &Ctx) {
+    let plugin = support::plugin::Plugin::start(12);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    let peer = ctx.to(1 - ctx.rank);
+    ctx.say("flowing");
+    support::until("an event of the device", || {
+        comms::exchange(&plugin, ctx.rank, send, recv, &[100_000]).expect("exchange");
+        let comms = support::holdings::comms(std::process::id() as i32);
+        let met = comms.len() == 2 && comms.iter().all(|comm| comm.rail_sum(RailCounter::NicEvents) > 0);
+        // Both go on until both have met one.
+        peer.send(&[u8::from(met)]).expect("rank");
+        (peer.recv() == [1] && met).then_some(())
+    });
+    comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
     ctx.barrier();
     plugin.close_send(send).expect("close_send");
     plugin.close_recv(recv).expect("close_recv");
@@ -271,6 +331,27 @@ mod inside {
         for rank in 0..2 {
             println!("rank {rank} {}", ranks.hear(rank));
         }
+        ranks.finish();
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn long_data_goes_apart() {
+        // Data, data and word, and with two queue pairs a record as well, on each.
+        for (adaptive, qps, requests) in [("0", "1", "1 1 1 2"), ("1", "1", "1 2 2 3"), ("1", "2", "1 2 6 6"), ("-1", "1", "1 1 1 2")] {
+            let world = world("parts").env("NCCL_IB_AR_THRESHOLD", "1000").env("NCCL_IB_FIFO_TC", "96");
+            let mut ranks = world.env("NCCL_IB_ADAPTIVE_ROUTING", adaptive).env("NCCL_IB_QPS_PER_CONNECTION", qps).spawn();
+            (0..2).for_each(|rank| ranks.expect(rank, requests));
+            ranks.finish();
+        }
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn addresses_come_and_go() {
+        let mut ranks = world("outlives").env("RAILHEAD_DEBUG", "info").spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
+        sh("for v in v0 v1; do ip addr add 10.9.0.1/24 dev $v && ip addr del 10.9.0.1/24 dev $v || exit 1; done");
         ranks.finish();
     }
 

@@ -17,10 +17,9 @@ use crate::abi::handles::{Driven, Driving, Shared, Slab};
 use crate::base::error::{Error, Result};
 use crate::base::{fork, log};
 use crate::fabric::UserMemory;
-use crate::net::{HANDLE_SIZE, MAX_MESSAGE, MAX_RECVS, MemoryKind, Net, Properties, Ready, RecvBuffer, RequestId, Sizes};
-
-/// NCCL_PTR_HOST: memory that the CPU reads and writes (nccl src/include/plugin/nccl_net.h).
-pub const PTR_HOST: i32 = 1;
+use crate::net::{
+    HANDLE_SIZE, MAX_MESSAGE, MAX_RECVS, MemoryKind, Net, PTR_CUDA, PTR_HOST, Properties, Ready, RecvBuffer, RequestId, Sizes,
+};
 
 /// Everything the library keeps for this process.
 struct Process {
@@ -274,7 +273,11 @@ pub unsafe fn accept(listen: Handle, when: Ready) -> Result<Option<Handle>> {
 pub fn memory_kind(kind: i32) -> Result<MemoryKind> {
     match kind {
         PTR_HOST => Ok(MemoryKind::Host),
-        _ => Err(Error::usage(format!("memory type {kind} is not supported; accepted: {PTR_HOST} (NCCL_PTR_HOST)"))),
+        PTR_CUDA => Ok(MemoryKind::Device),
+        _ => {
+            let accepted = format!("{PTR_HOST} (NCCL_PTR_HOST) and {PTR_CUDA} (NCCL_PTR_CUDA)");
+            Err(Error::usage(format!("memory type {kind} is not supported; accepted: {accepted}")))
+        }
     }
 }
 
@@ -283,6 +286,13 @@ pub fn register(comm: Handle, memory: UserMemory, kind: MemoryKind) -> Result<Ha
     let process = current()?;
     let shared = process.comms.shared(comm)?;
     Ok(Handle::mr(process.number, shared.net.register(shared.dev, memory, kind)?))
+}
+
+/// Registers memory of a device by a DMA-BUF.
+pub fn register_dma_buf(comm: Handle, memory: UserMemory, kind: MemoryKind, offset: u64, fd: i32) -> Result<Handle> {
+    let process = current()?;
+    let shared = process.comms.shared(comm)?;
+    Ok(Handle::mr(process.number, shared.net.register_dma_buf(shared.dev, memory, kind, offset, fd)?))
 }
 
 /// Ends a registration, through any comm of the same device.

@@ -230,6 +230,12 @@ table! {
         "Whether a NIC may write the bytes of a message in any order. 0: no; 1, 2: where the driver knows it. Never flags.";
     ib_async_errors: bool, "RAILHEAD_IB_ASYNC_ERRORS" or "NCCL_IB_RETURN_ASYNC_EVENTS", true, (),
         "Whether fatal events of a NIC fail the comms that they concern, rather than only being reported.";
+    ib_adaptive_routing: i32, "RAILHEAD_IB_ADAPTIVE_ROUTING" or "NCCL_IB_ADAPTIVE_ROUTING", -1, -1..=1,
+        "Whether the network takes several paths for one connection. -1: on InfiniBand.";
+    ib_ar_threshold: u32, "RAILHEAD_IB_AR_THRESHOLD" or "NCCL_IB_AR_THRESHOLD", 8192, 0..=1 << 30,
+        "With adaptive routing: bytes above which a message's data is one WRITE and the word that it has come another, as only plain WRITEs are routed freely.";
+    ib_fifo_tc: i32, "RAILHEAD_IB_FIFO_TC" or "NCCL_IB_FIFO_TC", -1, -1..=255,
+        "Traffic class of a receiver's announcements. -1: as the data.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,
         "Unfinished handshakes that one listener keeps; the oldest is dropped for a newer one.";
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,

@@ -29,7 +29,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::config::{Config, Fabric};
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::stats::RailStats;
 
@@ -118,11 +118,30 @@ impl Domain {
         }
     }
 
+    /// Registers memory that a DMA-BUF names, from `offset` on. Requests name it by the addresses of `memory`. Any thread; the descriptor
+    /// stays the caller's.
+    ///
+    /// Errors: as for [`Domain::register`]; a device that takes none.
+    pub fn register_dma_buf(&self, memory: UserMemory, access: Access, offset: u64, fd: RawFd) -> Result<MemoryRegion> {
+        match self {
+            Domain::Soft(_) => Err(Error::usage("the software fabric moves host memory, and takes no DMA-BUF")),
+            Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register_dma_buf(memory, access, offset, fd)?)),
+        }
+    }
+
     /// Makes a completion queue; `notify` for one that can be armed.
     pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
         match self {
             Domain::Soft(domain) => Ok(CompletionQueue::Soft(domain.create_cq(notify)?)),
             Domain::Verbs(domain) => Ok(CompletionQueue::Verbs(domain.create_cq(notify)?)),
+        }
+    }
+
+    /// Longest WRITE_WITH_IMM that moves as fast as a WRITE does. For more bytes, a WRITE and an empty WRITE_WITH_IMM behind it are better.
+    pub fn max_with_imm(&self) -> u32 {
+        match self {
+            Domain::Soft(_) => u32::MAX,
+            Domain::Verbs(domain) => domain.max_with_imm(),
         }
     }
 

@@ -242,6 +242,10 @@ pub struct DeviceInfo {
     pub mtu: u32,
     /// Queue pairs at most; 0 for no limit of its own.
     pub max_qp: u32,
+    /// Whether a GPU's memory can be registered by its address.
+    pub peer_memory: bool,
+    /// Whether memory can be registered by a DMA-BUF.
+    pub dma_buf: bool,
     /// Address that a peer dials for the connection handshake.
     pub addr: std::net::SocketAddr,
 }

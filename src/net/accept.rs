@@ -296,7 +296,9 @@ impl Acceptor {
         let devices = rail_devices(&self.setup, &stats, usize::from(theirs.rails))?;
         let qps = (self.setup.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
         let traffic_class = if self.setup.config.traffic_class < 0 { theirs.traffic_class } else { self.setup.config.traffic_class };
-        let mut rails = Rails::new(&devices, qps, Side::Recv, records.pages().as_memory(), traffic_class)?;
+        // What this side sends is announcements.
+        let own_class = if self.setup.config.ib_fifo_tc < 0 { traffic_class } else { self.setup.config.ib_fifo_tc };
+        let mut rails = Rails::new(&devices, qps, Side::Recv, records.pages().as_memory(), own_class)?;
         let used: Vec<Endpoint> = theirs
             .endpoints
             .chunks(usize::from(theirs.qps_per_rail))

@@ -11,7 +11,7 @@ use crate::fabric;
 
 use super::request::MAX_RECVS;
 use super::wire::MAX_RAILS;
-use super::{MAX_MESSAGE, PTR_HOST};
+use super::{MAX_MESSAGE, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 
 /// Comms of a device at most, as NCCL's own transports say; queue pairs are no limit.
 const MAX_COMMS: i32 = 65536;
@@ -94,7 +94,7 @@ impl NetDevice {
             name: c_string(&info.name)?,
             pci_path: info.pci_path.as_deref().map(c_string).transpose()?,
             guid: info.guid,
-            ptr_support: PTR_HOST,
+            ptr_support: PTR_HOST | if info.peer_memory { PTR_CUDA } else { 0 } | if info.dma_buf { PTR_DMABUF } else { 0 },
             reg_is_global: true,
             force_flush: false,
             speed_mbps: speed(info),
@@ -129,6 +129,7 @@ impl NetDevice {
         };
         let properties = Properties {
             name: c_string(&name)?,
+            ptr_support: parts.iter().fold(first.properties.ptr_support, |all, p| all & p.properties.ptr_support),
             speed_mbps: speed,
             latency_us,
             vdevs: parts.iter().map(|p| p.index).collect(),

@@ -35,13 +35,14 @@ pub mod wire;
 #[cfg(test)]
 mod tests;
 
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info};
 use crate::base::stats;
-use crate::fabric::{self, Access, UserMemory};
+use crate::fabric::{self, Access, Domain, MemoryRegion, UserMemory};
 
 use connect::{Connector, PendingTable};
 use device::{NetDevice, Physical};
@@ -60,8 +61,14 @@ pub use send::SendComm;
 /// Longest message: maxP2pBytes. 1 GiB is what NCCL's shims for old plugins cut to (`MAX_NET_SIZE`).
 pub const MAX_MESSAGE: usize = 1 << 30;
 
-/// `NCCL_PTR_HOST`.
+/// What is done to user memory. The caller reads what a completion has told him of, never before, so that ordering may be relaxed.
+const MR_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::RELAXED_ORDERING);
+/// NCCL_PTR_HOST, a bit of ptrSupport: memory that the CPU reads and writes (nccl 2.30 src/include/plugin/nccl_net.h, as those below).
 pub const PTR_HOST: i32 = 1;
+/// NCCL_PTR_CUDA: memory of a GPU, by its address.
+pub const PTR_CUDA: i32 = 2;
+/// NCCL_PTR_DMABUF: memory of a GPU, by a DMA-BUF.
+pub const PTR_DMABUF: i32 = 4;
 
 /// When `connect` and `accept` give out a comm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,10 +208,21 @@ impl Net {
     /// Errors: no such device; a kind of memory that the device cannot reach; a range that cannot be registered.
     pub fn register(&self, dev: usize, memory: UserMemory, kind: MemoryKind) -> Result<MrHandle> {
         let device = self.device(dev)?;
-        if kind != MemoryKind::Host && device.properties().ptr_support == PTR_HOST {
-            return Err(Error::usage(format!("regMr: {} reaches host memory only (ptrSupport NCCL_PTR_HOST)", device.name())));
+        if kind != MemoryKind::Host && device.properties().ptr_support & PTR_CUDA == 0 {
+            return Err(Error::usage(format!("regMr: {} does not reach a GPU's memory by its address (no NCCL_PTR_CUDA)", device.name())));
         }
         self.register_kind(dev, memory, kind)
+    }
+
+    /// As [`Net::register`], for memory that a DMA-BUF names, from `offset` on. The descriptor stays the caller's.
+    ///
+    /// Errors: as there; a device that takes no DMA-BUF.
+    pub fn register_dma_buf(&self, dev: usize, memory: UserMemory, kind: MemoryKind, offset: u64, fd: RawFd) -> Result<MrHandle> {
+        let device = self.device(dev)?;
+        if device.properties().ptr_support & PTR_DMABUF == 0 {
+            return Err(Error::usage(format!("regMrDmaBuf: {} takes no DMA-BUF (no NCCL_PTR_DMABUF)", device.name())));
+        }
+        self.register_with(dev, memory, kind, |domain| domain.register_dma_buf(memory, MR_ACCESS, offset, fd))
     }
 
     /// Registers host memory as if it were a device's: for tests of the flush, of which host memory has no need.
@@ -214,13 +232,21 @@ impl Net {
     }
 
     fn register_kind(&self, dev: usize, memory: UserMemory, kind: MemoryKind) -> Result<MrHandle> {
+        self.register_with(dev, memory, kind, |domain| domain.register(memory, MR_ACCESS))
+    }
+
+    fn register_with(
+        &self,
+        dev: usize,
+        memory: UserMemory,
+        kind: MemoryKind,
+        make: impl Fn(&Domain) -> Result<MemoryRegion>,
+    ) -> Result<MrHandle> {
         let device = self.device(dev)?;
         let rails: &[usize] = &device.properties().vdevs;
         self.mrs.register(dev, rails, memory, kind, |rail| {
             let physical = self.physical.get(rail).ok_or_else(|| Error::internal(format!("regMr: no device {rail}")))?;
-            // The caller reads what a completion has told him of, never before.
-            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::RELAXED_ORDERING;
-            physical.domain()?.register(memory, access)
+            make(physical.domain()?)
         })
     }
 

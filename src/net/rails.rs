@@ -81,6 +81,12 @@ impl WrId {
     }
 }
 
+/// Entries of a lane's send queue that a message takes at most: a record, data, and an immediate if that may go alone.
+#[inline]
+fn message_entries(max_with_imm: u32) -> u32 {
+    if max_with_imm == u32::MAX { 2 } else { 3 }
+}
+
 /// One queue pair.
 struct Lane {
     rail: u8,
@@ -89,6 +95,8 @@ struct Lane {
     room: u32,
     /// Requests posted since the last signaled one.
     unsignaled: u16,
+    /// Longest data that goes with its immediate.
+    max_with_imm: u32,
 }
 
 /// A physical device of a comm.
@@ -128,8 +136,6 @@ impl Rails {
     /// Makes the queue pairs and registers `own` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's.
     pub fn new(devices: &[RailDevice], qps_per_rail: usize, side: Side, own: UserMemory, traffic_class: i32) -> Result<Rails> {
         let caps = QpCaps {
-            // A message takes two entries at most of a lane's queue, an announcement one.
-            send_depth: 2 * MAX_REQUESTS as u32,
             recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
             traffic_class: u8::try_from(traffic_class).ok(),
             ..QpCaps::default()
@@ -149,6 +155,9 @@ impl Rails {
         }
         for _ in 0..qps_per_rail {
             for (rail, (device, cq)) in devices.iter().zip(&mut rails.queues).enumerate() {
+                let max_with_imm = device.domain.max_with_imm();
+                // An announcement takes one.
+                let caps = QpCaps { send_depth: message_entries(max_with_imm) * MAX_REQUESTS as u32, ..caps };
                 let qp = cq.create_qp(&caps, device.stats.clone())?;
                 if cq.qp(qp).max_inline() < SLOT_SIZE {
                     return Err(Error::usage(format!(
@@ -157,7 +166,7 @@ impl Rails {
                     )));
                 }
                 rails.counts_silent_writes &= cq.qp(qp).counts_silent_writes();
-                rails.lanes.push(Lane { rail: rail as u8, qp, room: caps.send_depth, unsignaled: 0 });
+                rails.lanes.push(Lane { rail: rail as u8, qp, room: caps.send_depth, unsignaled: 0, max_with_imm });
             }
         }
         Ok(rails)
@@ -274,6 +283,18 @@ impl Rails {
     #[inline]
     pub fn unplan(&mut self, plan: &Plan) {
         self.next = plan.first;
+    }
+
+    /// Whether a lane's send queue takes whatever a message may need there.
+    #[inline]
+    pub fn has_room_for_message(&self, lane: usize) -> bool {
+        self.lanes.get(lane).is_some_and(|lane| lane.room >= message_entries(lane.max_with_imm))
+    }
+
+    /// Longest data that goes with its immediate on a lane.
+    #[inline]
+    pub fn max_with_imm(&self, lane: usize) -> u32 {
+        self.lanes.get(lane).map_or(u32::MAX, |lane| lane.max_with_imm)
     }
 
     /// Posts `requests` on a lane, all or none. Whoever calls has checked the room. `signal` for the last one to be signaled in any case;

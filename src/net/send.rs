@@ -173,8 +173,7 @@ impl Sender {
             return self.core.check().map(|()| None);
         }
         let plan = self.core.rails.plan(len, self.split_min);
-        // Room for a stripe and its record on every lane that is used.
-        let roomy = (0..plan.stripes).all(|i| self.core.rails.room(plan.stripe(i).0) >= 2);
+        let roomy = (0..plan.stripes).all(|i| self.core.rails.has_room_for_message(plan.stripe(i).0));
         if !roomy || !self.core.requests.has_room() {
             self.core.rails.unplan(&plan);
             self.progress(WaitCause::Fabric);
@@ -285,14 +284,23 @@ impl Sender {
             imm: imm.encode(index),
             signaled: true,
         };
-        let posted = if whole {
+        let apart = len > rails.max_with_imm(lane) as usize;
+        let posted = if whole && !apart {
             rails.post_send(lane, &mut [data], WrKind::Data, id, true)
         } else {
             let record = Record { size: total as u64, stripes: plan.stripes as u32, epoch: cts_fifo::epoch(sequence) }.encode();
             let (remote_addr, rkey) = rails.remote(lane, usize::from(index) * RECORD_SIZE);
             let first = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&record), remote_addr, rkey, imm: 0, ..data };
-            let posted = rails.post_send(lane, &mut [first, data], WrKind::Data, id, true);
-            self.core.record_sent();
+            let body = SendRequest { opcode: Opcode::Write, imm: 0, ..data };
+            let word = SendRequest { payload: Payload::Sge(Sge { len: 0, ..Sge::default() }), ..data };
+            let posted = match (whole, apart) {
+                (true, _) => rails.post_send(lane, &mut [body, word], WrKind::Data, id, true),
+                (false, false) => rails.post_send(lane, &mut [first, data], WrKind::Data, id, true),
+                (false, true) => rails.post_send(lane, &mut [first, body, word], WrKind::Data, id, true),
+            };
+            if !whole {
+                self.core.record_sent();
+            }
             posted
         };
         posted.map_err(|error| (lane, error))

@@ -105,11 +105,11 @@ static void print_layouts(void) {
 }
 
 /* The members of a table that may be NULL, and in Railhead are: neither DMA-BUF memory nor data handled by a device. */
-static int may_be_empty(size_t member, size_t dmabuf, size_t device_mr, size_t consumed) {
-    return member == dmabuf || member == device_mr || member == consumed;
+static int may_be_empty(size_t member, size_t device_mr, size_t consumed) {
+    return member == device_mr || member == consumed;
 }
 
-static int check_table(void *library, int version, size_t size, size_t dmabuf, size_t device_mr, size_t consumed) {
+static int check_table(void *library, int version, size_t size, size_t device_mr, size_t consumed) {
     char symbol[32];
     snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
     const char *table = dlsym(library, symbol);
@@ -127,7 +127,7 @@ static int check_table(void *library, int version, size_t size, size_t dmabuf, s
     for (size_t member = sizeof(void *); member < size; member += sizeof(void *)) {
         void *function;
         memcpy(&function, table + member, sizeof function);
-        if ((function == NULL) != may_be_empty(member, dmabuf, device_mr, consumed)) {
+        if ((function == NULL) != may_be_empty(member, device_mr, consumed)) {
             fprintf(stderr, "%s: member at %zu is %s\n", symbol, member, function == NULL ? "NULL" : "set");
             failures++;
         }
@@ -136,8 +136,8 @@ static int check_table(void *library, int version, size_t size, size_t dmabuf, s
 }
 
 #define NONE ((size_t)-1)
-#define CHECK(v, dmabuf, device_mr, consumed) check_table(library, v, sizeof(struct net_v##v), dmabuf, device_mr, consumed)
-#define CHECK_FULL(v) CHECK(v, offsetof(struct net_v##v, regMrDmaBuf), offsetof(struct net_v##v, getDeviceMr), offsetof(struct net_v##v, irecvConsumed))
+#define CHECK(v, device_mr, consumed) check_table(library, v, sizeof(struct net_v##v), device_mr, consumed)
+#define CHECK_FULL(v) CHECK(v, offsetof(struct net_v##v, getDeviceMr), offsetof(struct net_v##v, irecvConsumed))
 
 int main(int argc, char **argv) {
     if (argc != 2) {
@@ -149,7 +149,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
-    int failures = CHECK(4, NONE, NONE, NONE) + CHECK(5, NONE, NONE, NONE) + CHECK(6, offsetof(struct net_v6, regMrDmaBuf), NONE, NONE);
+    int failures = CHECK(4, NONE, NONE) + CHECK(5, NONE, NONE) + CHECK(6, NONE, NONE);
     failures += CHECK_FULL(7) + CHECK_FULL(8) + CHECK_FULL(9) + CHECK_FULL(10) + CHECK_FULL(11) + CHECK_FULL(12);
     return failures != 0;
 }

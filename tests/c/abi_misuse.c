@@ -236,6 +236,14 @@ static void arguments(void) {
     WRONG(any_reg(p.send, scratch, 0, 1, &mr));
     if (version < 8) REFUSED(INVALID_USAGE, any_reg(p.send, scratch, -64, 1, &mr));
     if (version >= 8) WRONG(any_reg(p.send, scratch, -64, 1, &mr));
+    if (version >= 6) {
+        REFUSED(INTERNAL_ERROR, any_reg_dma_buf(NULL, scratch, 64, 2, 0, 0, &mr));
+        REFUSED(INTERNAL_ERROR, any_reg_dma_buf(p.send, NULL, 64, 2, 0, 0, &mr));
+        REFUSED(INTERNAL_ERROR, any_reg_dma_buf(p.send, scratch, 64, 2, 0, 0, NULL));
+        for (int type = 0; type < 5; type++) REFUSED(INVALID_USAGE, any_reg_dma_buf(p.send, scratch, 64, type, 0, -1, &mr));
+        REFUSED(INVALID_USAGE, any_reg_dma_buf(p.send, scratch, 64, 2, 0, -1, &mr));
+        CHECK(strstr(last_warning, "takes no DMA-BUF (no NCCL_PTR_DMABUF)"));
+    }
     CHECK(mr == GARBAGE);
     NEED(any_reg(p.send, scratch, 64, 1, &mr));
     WRONG(any_dereg(p.send, NULL));

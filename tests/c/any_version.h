@@ -103,6 +103,16 @@ static inline result any_accept(void *listen, void **comm) {
     abort();
 }
 static inline result any_reg(void *comm, void *data, long long size, int type, void **mr) { EVERY(regMr(comm, data, size, type, mr)); }
+/* Version 6 and later. */
+static inline result any_reg_dma_buf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mr) {
+    switch (version) {
+        IN(6, regMrDmaBuf(comm, data, size, type, offset, fd, mr)); IN(7, regMrDmaBuf(comm, data, size, type, offset, fd, mr));
+        IN(8, regMrDmaBuf(comm, data, size, type, offset, fd, mr)); IN(9, regMrDmaBuf(comm, data, size, type, offset, fd, mr));
+        IN(10, regMrDmaBuf(comm, data, size, type, offset, fd, mr)); IN(11, regMrDmaBuf(comm, data, size, type, offset, fd, mr));
+        IN(12, regMrDmaBuf(comm, data, size, type, offset, fd, mr));
+    }
+    abort();
+}
 static inline result any_dereg(void *comm, void *mr) { EVERY(deregMr(comm, mr)); }
 static inline result any_isend(void *comm, void *data, long long size, int tag, void *mr, void **request) {
     switch (version) {

@@ -27,7 +27,9 @@ pub struct Ran {
 impl Vm {
     /// With so many pairs of devices, for so many seconds at most.
     pub fn new(pairs: u32, seconds: u32) -> Vm {
-        let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/softroce/vm"));
+        // The program's tests use this too, from their package's folder.
+        let places = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|dir| dir.join("tests/softroce/vm"));
+        let mut command = Command::new(places.into_iter().find(|vm| vm.exists()).expect("tests/softroce/vm"));
         command.args(["--pairs", &pairs.to_string(), "--timeout", &seconds.to_string()]);
         Vm { command }
     }

@@ -191,6 +191,32 @@ pub(super) unsafe fn reg_mr<L: Length>(
     })
 }
 
+#[allow(clippy::too_many_arguments)] // They are NCCL's.
+pub(super) unsafe fn reg_mr_dma_buf(
+    v: u32,
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    offset: u64,
+    fd: c_int,
+    mhandle: *mut *mut c_void,
+) -> ncclResult_t {
+    call("regMrDmaBuf", v, || {
+        // SAFETY: this module's common requirement.
+        let mhandle = unsafe { Out::new(mhandle, "mhandle") }?;
+        let kind = plugin::memory_kind(kind)?;
+        if data.is_null() {
+            return Err(boundary::bad_pointer(0, "data", 1));
+        }
+        // SAFETY: NCCL hands over memory that it owns for as long as it is registered, and expects the peer to write to it. The CPU never
+        // touches it.
+        let memory = unsafe { UserMemory::new(data.cast(), size) };
+        mhandle.set(plugin::register_dma_buf(Handle::from_pointer(comm), memory, kind, offset, fd)?.to_pointer());
+        Ok(())
+    })
+}
+
 pub(super) unsafe fn dereg_mr(v: u32, comm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t {
     call("deregMr", v, || {
         if mhandle.is_null() {

@@ -10,7 +10,7 @@ use super::types::{NAME, ncclDebugLogger_t, ncclNetCommConfig_t, ncclNetDeviceHa
 use super::v4::{Close, DeregMr, Devices, GetProperties, Listen, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, listen, test};
 use super::v5::{Iflush, iflush};
-use super::v6::RegMrDmaBuf;
+use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use super::v7::{Accept, GetDeviceMr, IrecvConsumed, accept};
 use super::v8::{RegMr, regMr};
 use super::v9::{MakeVDevice, makeVDevice};
@@ -57,7 +57,7 @@ pub struct ncclNet_v10_t {
     pub accept: Accept,
     /// [`regMr`]
     pub regMr: RegMr,
-    /// NULL: no device takes DMA-BUF memory.
+    /// [`regMrDmaBuf`]
     pub regMrDmaBuf: Option<RegMrDmaBuf>,
     /// [`deregMr`]
     pub deregMr: DeregMr,
@@ -107,7 +107,7 @@ pub static ncclNetPlugin_v10: ncclNet_v10_t = ncclNet_v10_t {
     connect: connect::<10>,
     accept: accept::<10>,
     regMr: regMr::<10>,
-    regMrDmaBuf: None,
+    regMrDmaBuf: Some(regMrDmaBuf::<10>),
     deregMr: deregMr::<10>,
     isend: isend::<10>,
     irecv: irecv::<10>,

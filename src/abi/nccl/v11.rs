@@ -11,7 +11,7 @@ use super::types::{ncclDebugLogger_t, ncclNetAttr_t, ncclNetCommConfig_t, ncclNe
 use super::v4::{Close, DeregMr, Devices, GetProperties, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, test};
 use super::v5::{Iflush, iflush};
-use super::v6::RegMrDmaBuf;
+use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use super::v7::{Accept, GetDeviceMr, IrecvConsumed, accept};
 use super::v8::{RegMr, regMr};
 use super::v9::{MakeVDevice, makeVDevice};
@@ -30,7 +30,7 @@ pub struct ncclNetProperties_v11_t {
     pub pciPath: *mut c_char,
     /// Unique per NIC, shared by its ports.
     pub guid: u64,
-    /// NCCL_PTR_HOST.
+    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
     pub ptrSupport: c_int,
     /// 1 if a registration serves every comm of the device.
     pub regIsGlobal: c_int,
@@ -143,7 +143,7 @@ pub struct ncclNet_v11_t {
     pub accept: Accept,
     /// [`regMr`]
     pub regMr: RegMr,
-    /// NULL: no device takes DMA-BUF memory.
+    /// [`regMrDmaBuf`]
     pub regMrDmaBuf: Option<RegMrDmaBuf>,
     /// [`deregMr`]
     pub deregMr: DeregMr,
@@ -199,7 +199,7 @@ pub static ncclNetPlugin_v11: ncclNet_v11_t = ncclNet_v11_t {
     connect: connect::<11>,
     accept: accept::<11>,
     regMr: regMr::<11>,
-    regMrDmaBuf: None,
+    regMrDmaBuf: Some(regMrDmaBuf::<11>),
     deregMr: deregMr::<11>,
     isend: isend::<11>,
     irecv: irecv::<11>,

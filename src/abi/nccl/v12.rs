@@ -9,7 +9,7 @@ use super::types::{NAME, NCCL_NET_DEVICE_HOST, NCCL_NET_DEVICE_INVALID_VERSION, 
 use super::v4::{Close, DeregMr, Devices, GetProperties, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, test};
 use super::v5::{Iflush, iflush};
-use super::v6::RegMrDmaBuf;
+use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use super::v7::{Accept, GetDeviceMr, IrecvConsumed, accept};
 use super::v8::{RegMr, regMr};
 use super::v9::{MakeVDevice, makeVDevice};
@@ -28,7 +28,7 @@ pub struct ncclNetProperties_v12_t {
     pub pciPath: *mut c_char,
     /// Unique per NIC, shared by its ports.
     pub guid: u64,
-    /// NCCL_PTR_HOST.
+    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
     pub ptrSupport: c_int,
     /// 1 if a registration serves every comm of the device.
     pub regIsGlobal: c_int,
@@ -132,7 +132,7 @@ pub struct ncclNet_v12_t {
     pub accept: Accept,
     /// [`regMr`]
     pub regMr: RegMr,
-    /// NULL: no device takes DMA-BUF memory.
+    /// [`regMrDmaBuf`]
     pub regMrDmaBuf: Option<RegMrDmaBuf>,
     /// [`deregMr`]
     pub deregMr: DeregMr,
@@ -188,7 +188,7 @@ pub static ncclNetPlugin_v12: ncclNet_v12_t = ncclNet_v12_t {
     connect: connect::<12>,
     accept: accept::<12>,
     regMr: regMr::<12>,
-    regMrDmaBuf: None,
+    regMrDmaBuf: Some(regMrDmaBuf::<12>),
     deregMr: deregMr::<12>,
     isend: isend::<12>,
     irecv: irecv::<12>,

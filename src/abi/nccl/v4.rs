@@ -21,7 +21,7 @@ pub struct ncclNetProperties_v4_t {
     pub pciPath: *mut c_char,
     /// Unique per NIC, shared by its ports.
     pub guid: u64,
-    /// NCCL_PTR_HOST.
+    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
     pub ptrSupport: c_int,
     /// Mbit/s.
     pub speed: c_int,

@@ -10,7 +10,7 @@ use super::types::{NAME, NCCL_NET_DEVICE_HOST, NCCL_NET_DEVICE_INVALID_VERSION, 
 use super::v4::{Close, DeregMr, Devices, GetProperties, Init, Listen, RegMr, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, regMr, test};
 use super::v5::{Iflush, Irecv, Isend, iflush, irecv, isend};
-use super::v6::RegMrDmaBuf;
+use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use crate::abi::plugin::Description;
 use crate::base::error::{Error, Result};
 use crate::net::Ready;
@@ -25,7 +25,7 @@ pub struct ncclNetProperties_v7_t {
     pub pciPath: *mut c_char,
     /// Unique per NIC, shared by its ports.
     pub guid: u64,
-    /// NCCL_PTR_HOST.
+    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
     pub ptrSupport: c_int,
     /// Mbit/s.
     pub speed: c_int,
@@ -106,7 +106,7 @@ pub struct ncclNet_v7_t {
     pub accept: Accept,
     /// [`regMr`]
     pub regMr: RegMr,
-    /// NULL: no device takes DMA-BUF memory.
+    /// [`regMrDmaBuf`]
     pub regMrDmaBuf: Option<RegMrDmaBuf>,
     /// [`deregMr`]
     pub deregMr: DeregMr,
@@ -153,7 +153,7 @@ pub static ncclNetPlugin_v7: ncclNet_v7_t = ncclNet_v7_t {
     connect: connect::<7>,
     accept: accept::<7>,
     regMr: regMr::<7>,
-    regMrDmaBuf: None,
+    regMrDmaBuf: Some(regMrDmaBuf::<7>),
     deregMr: deregMr::<7>,
     isend: isend::<7>,
     irecv: irecv::<7>,

@@ -10,7 +10,7 @@ use super::types::{NAME, NCCL_NET_DEVICE_HOST, NCCL_NET_DEVICE_INVALID_VERSION, 
 use super::v4::{Close, DeregMr, Devices, GetProperties, Init, Listen, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, test};
 use super::v5::{Iflush, Irecv, Isend, iflush, irecv, isend};
-use super::v6::RegMrDmaBuf;
+use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use super::v7::{Accept, Connect, GetDeviceMr, IrecvConsumed, accept, connect};
 use crate::abi::plugin::Description;
 use crate::base::error::{Error, Result};
@@ -25,7 +25,7 @@ pub struct ncclNetProperties_v8_t {
     pub pciPath: *mut c_char,
     /// Unique per NIC, shared by its ports.
     pub guid: u64,
-    /// NCCL_PTR_HOST.
+    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
     pub ptrSupport: c_int,
     /// 1 if a registration serves every comm of the device.
     pub regIsGlobal: c_int,
@@ -104,7 +104,7 @@ pub struct ncclNet_v8_t {
     pub accept: Accept,
     /// [`regMr`]
     pub regMr: RegMr,
-    /// NULL: no device takes DMA-BUF memory.
+    /// [`regMrDmaBuf`]
     pub regMrDmaBuf: Option<RegMrDmaBuf>,
     /// [`deregMr`]
     pub deregMr: DeregMr,
@@ -151,7 +151,7 @@ pub static ncclNetPlugin_v8: ncclNet_v8_t = ncclNet_v8_t {
     connect: connect::<8>,
     accept: accept::<8>,
     regMr: regMr::<8>,
-    regMrDmaBuf: None,
+    regMrDmaBuf: Some(regMrDmaBuf::<8>),
     deregMr: deregMr::<8>,
     isend: isend::<8>,
     irecv: irecv::<8>,

@@ -10,7 +10,7 @@ use super::types::{NAME, NCCL_NET_DEVICE_HOST, NCCL_NET_DEVICE_INVALID_VERSION, 
 use super::v4::{Close, DeregMr, Devices, GetProperties, Init, Listen, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, test};
 use super::v5::{Iflush, iflush};
-use super::v6::RegMrDmaBuf;
+use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use super::v7::{Accept, Connect, GetDeviceMr, IrecvConsumed, accept, connect};
 use super::v8::{RegMr, regMr};
 use crate::abi::plugin::Description;
@@ -29,7 +29,7 @@ pub struct ncclNetProperties_v9_t {
     pub pciPath: *mut c_char,
     /// Unique per NIC, shared by its ports.
     pub guid: u64,
-    /// NCCL_PTR_HOST.
+    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
     pub ptrSupport: c_int,
     /// 1 if a registration serves every comm of the device.
     pub regIsGlobal: c_int,
@@ -129,7 +129,7 @@ pub struct ncclNet_v9_t {
     pub accept: Accept,
     /// [`regMr`]
     pub regMr: RegMr,
-    /// NULL: no device takes DMA-BUF memory.
+    /// [`regMrDmaBuf`]
     pub regMrDmaBuf: Option<RegMrDmaBuf>,
     /// [`deregMr`]
     pub deregMr: DeregMr,
@@ -179,7 +179,7 @@ pub static ncclNetPlugin_v9: ncclNet_v9_t = ncclNet_v9_t {
     connect: connect::<9>,
     accept: accept::<9>,
     regMr: regMr::<9>,
-    regMrDmaBuf: None,
+    regMrDmaBuf: Some(regMrDmaBuf::<9>),
     deregMr: deregMr::<9>,
     isend: isend::<9>,
     irecv: irecv::<9>,

@@ -62,11 +62,13 @@ pub enum RailCounter {
     TxNic,
     /// Bytes received by a NIC, of messages that say that they came: a peer's plain WRITEs are not seen.
     RxNic,
+    /// What a NIC reported unasked and that concerns the rail: its link, its addresses, its queue pair, the device.
+    NicEvents,
 }
 
 impl RailCounter {
     /// Every counter, in the page's order.
-    pub const ALL: [RailCounter; 19] = [
+    pub const ALL: [RailCounter; 20] = [
         RailCounter::TxInline,
         RailCounter::TxMapped,
         RailCounter::TxCma,
@@ -86,6 +88,7 @@ impl RailCounter {
         RailCounter::TxGranted,
         RailCounter::TxNic,
         RailCounter::RxNic,
+        RailCounter::NicEvents,
     ];
 
     /// Those that count payload bytes sent.
@@ -345,7 +348,7 @@ fn bump(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-const _: () = assert!(RailCounter::RxNic as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
+const _: () = assert!(RailCounter::NicEvents as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
 
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,7 @@ impl RailCounter {
             RailCounter::TxGranted => "tx_granted_bytes",
             RailCounter::TxNic => "tx_nic_bytes",
             RailCounter::RxNic => "rx_nic_bytes",
+            RailCounter::NicEvents => "nic_events",
         }
     }
 }

@@ -95,6 +95,8 @@ pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
                 latency_us: LATENCY_US,
                 mtu: interface.mtu,
                 max_qp: 0,
+                peer_memory: false,
+                dma_buf: false,
                 addr: interface.addr,
             };
             Ok(Device { shared: Arc::new(Shared { info, config: config.clone(), kernel, hub, sleep: OnceCell::new() }) })

@@ -18,21 +18,34 @@ use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_info, log_warn};
 
-/// What an event did to a queue pair: 0, or the event's number plus 1. Written by the thread, read by the queue pair's owner.
+/// What events did to a queue pair. Written by the thread, read by the queue pair's owner; nothing else is read on the strength of it.
 #[derive(Debug, Default)]
-pub struct Fate(AtomicU32);
+pub struct Fate {
+    /// The one that ended it, plus 1; or 0.
+    end: AtomicU32,
+    /// Those that concern it, wrapping.
+    count: AtomicU32,
+}
 
 impl Fate {
     /// The event that ended it, if one did.
     #[inline]
     pub fn event(&self) -> Option<ibv_event_type> {
-        // Nothing else is read on the strength of it.
-        self.0.load(Ordering::Relaxed).checked_sub(1)
+        self.end.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    fn set(&self, event: ibv_event_type) {
-        // The first one is the cause.
-        let _ = self.0.compare_exchange(0, event.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed);
+    /// How many concerned it, wrapping.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// `fatal`: whether it ends the queue pair.
+    fn meet(&self, event: ibv_event_type, fatal: bool) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if fatal {
+            // The first one is the cause.
+            let _ = self.end.compare_exchange(0, event.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 }
 
@@ -51,6 +64,7 @@ pub fn epitaph(event: ibv_event_type) -> &'static str {
 type Watched = Mutex<HashMap<usize, Entry>>;
 
 struct Entry {
+    port: u8,
     cq: usize,
     fate: Arc<Fate>,
 }
@@ -93,10 +107,10 @@ impl Events {
         Ok(Events { watched, stop, thread: Some(thread), epoch: fork::epoch() })
     }
 
-    /// Watches over a queue pair.
-    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<Fate> {
+    /// Watches over a queue pair of a port.
+    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8) -> Arc<Fate> {
         let fate = Arc::new(Fate::default());
-        lock(&self.watched).insert(qp as usize, Entry { cq: cq as usize, fate: fate.clone() });
+        lock(&self.watched).insert(qp as usize, Entry { port, cq: cq as usize, fate: fate.clone() });
         fate
     }
 
@@ -157,6 +171,11 @@ fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, dev
     }
 }
 
+/// What happens to a port ends no queue pair.
+fn at_port(watched: &Watched, port: i32, kind: ibv_event_type) {
+    lock(watched).values().filter(|entry| i32::from(entry.port) == port).for_each(|entry| entry.fate.meet(kind, false));
+}
+
 fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &str, fatal: bool) {
     let kind = event.event_type;
     // SAFETY: returns a static string for any number.
@@ -165,30 +184,25 @@ fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &
         IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
             // SAFETY: of this kind of event, `qp` is what the union holds. It is compared, not followed.
             let qp = unsafe { event.element.qp } as usize;
-            if let Some(entry) = lock(watched).get(&qp)
-                && fatal
-            {
-                entry.fate.set(kind);
+            if let Some(entry) = lock(watched).get(&qp) {
+                entry.fate.meet(kind, fatal);
             }
             log_warn!(log::NET, "{device}: {name}: {}", epitaph(kind));
         }
         IBV_EVENT_CQ_ERR => {
             // SAFETY: as above, `cq`.
             let cq = unsafe { event.element.cq } as usize;
-            if fatal {
-                lock(watched).values().filter(|entry| entry.cq == cq).for_each(|entry| entry.fate.set(kind));
-            }
+            lock(watched).values().filter(|entry| entry.cq == cq).for_each(|entry| entry.fate.meet(kind, fatal));
             log_warn!(log::NET, "{device}: {name}: a completion queue overflowed or failed");
         }
         IBV_EVENT_DEVICE_FATAL => {
-            if fatal {
-                lock(watched).values().for_each(|entry| entry.fate.set(kind));
-            }
+            lock(watched).values().for_each(|entry| entry.fate.meet(kind, fatal));
             log_warn!(log::NET, "{device}: {name}: the device failed; look at `dmesg`");
         }
         IBV_EVENT_PORT_ERR => {
             // SAFETY: as above, `port_num`.
             let port = unsafe { event.element.port_num };
+            at_port(watched, port, kind);
             log_warn!(
                 log::NET,
                 "{device}:{port}: {name}: the link is down; what is under way waits for it, up to NCCL_IB_TIMEOUT x NCCL_IB_RETRY_CNT"
@@ -197,11 +211,13 @@ fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &
         IBV_EVENT_PORT_ACTIVE => {
             // SAFETY: as above, `port_num`.
             let port = unsafe { event.element.port_num };
+            at_port(watched, port, kind);
             log_info!(log::NET, "{device}:{port}: {name}: the link is up");
         }
         IBV_EVENT_GID_CHANGE | IBV_EVENT_LID_CHANGE | IBV_EVENT_PKEY_CHANGE | IBV_EVENT_SM_CHANGE | IBV_EVENT_CLIENT_REREGISTER => {
             // SAFETY: as above, `port_num`.
             let port = unsafe { event.element.port_num };
+            at_port(watched, port, kind);
             log_info!(log::NET, "{device}:{port}: {name}: existing connections go on with what they were made with");
         }
         _ => log_info!(log::NET, "{device}: {name}"),

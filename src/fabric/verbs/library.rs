@@ -76,6 +76,7 @@ functions! {
     optional {
         // Access flags beyond the first ones, which reg_mr refuses.
         reg_mr_iova2 "IBVERBS_1.8": fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        reg_dmabuf_mr "IBVERBS_1.12": fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     }
 }
 

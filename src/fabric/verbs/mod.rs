@@ -116,9 +116,24 @@ impl Domain {
         self.shared.register(memory, access)
     }
 
+    /// Registers memory that a DMA-BUF names.
+    pub fn register_dma_buf(&self, memory: UserMemory, access: Access, offset: u64, fd: RawFd) -> Result<MemoryRegion> {
+        self.shared.register_dma_buf(memory, access, offset, fd)
+    }
+
     /// Makes a completion queue.
     pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
         CompletionQueue::new(self.shared.clone(), notify)
+    }
+
+    /// Longest WRITE_WITH_IMM that the network routes as freely as a WRITE (NCCL 2.28, NCCL_IB_AR_THRESHOLD and NCCL_IB_ADAPTIVE_ROUTING).
+    pub fn max_with_imm(&self) -> u32 {
+        let (port, config) = (&self.shared.port, &self.shared.port.config);
+        let adaptive = match config.ib_adaptive_routing {
+            -1 => u32::from(port.link_layer) == IBV_LINK_LAYER_INFINIBAND,
+            set => set != 0,
+        };
+        if adaptive { config.ib_ar_threshold } else { u32::MAX }
     }
 
     /// The descriptor to sleep on.
@@ -169,18 +184,7 @@ impl Shared {
     }
 
     fn register(self: &Arc<Self>, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
-        if memory.is_empty() {
-            return Err(Error::usage("register: an empty range"));
-        }
-        if memory.addr().checked_add(memory.len()).is_none() {
-            return Err(Error::usage(format!("register: {} bytes at {:#x} wrap around the address space", memory.len(), memory.addr())));
-        }
-        let relaxed = access.contains(Access::RELAXED_ORDERING) && self.port.config.ib_relaxed_ordering > 0;
-        let mut flags = access.difference(Access::RELAXED_ORDERING).bits();
-        if access.contains(Access::REMOTE_WRITE) {
-            // Required together (InfiniBand specification 1.4, 10.6.3.3).
-            flags |= Access::LOCAL_WRITE.bits();
-        }
+        let (flags, relaxed) = self.flags(memory, access)?;
         let (library, addr) = (self.library(), std::ptr::with_exposed_provenance_mut(memory.addr()));
         if let (true, Some(reg_mr)) = (relaxed, library.reg_mr_iova2) {
             let flags = flags | Access::RELAXED_ORDERING.bits();
@@ -207,6 +211,55 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// The device's access flags, and whether relaxed ordering is wished on top of them.
+    ///
+    /// Errors: a range that no region can have.
+    fn flags(&self, memory: UserMemory, access: Access) -> Result<(u32, bool)> {
+        if memory.is_empty() {
+            return Err(Error::usage("register: an empty range"));
+        }
+        if memory.addr().checked_add(memory.len()).is_none() {
+            return Err(Error::usage(format!("register: {} bytes at {:#x} wrap around the address space", memory.len(), memory.addr())));
+        }
+        let relaxed = access.contains(Access::RELAXED_ORDERING) && self.port.config.ib_relaxed_ordering > 0;
+        let mut flags = access.difference(Access::RELAXED_ORDERING).bits();
+        if access.contains(Access::REMOTE_WRITE) {
+            // Required together (InfiniBand specification 1.4, 10.6.3.3).
+            flags |= Access::LOCAL_WRITE.bits();
+        }
+        Ok((flags, relaxed))
+    }
+
+    fn register_dma_buf(self: &Arc<Self>, memory: UserMemory, access: Access, offset: u64, fd: RawFd) -> Result<MemoryRegion> {
+        let (flags, relaxed) = self.flags(memory, access)?;
+        let Some(reg_mr) = self.library().reg_dmabuf_mr else {
+            return Err(Error::usage(format!("{}: libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 has)", self.port.label)));
+        };
+        let iova = memory.addr() as u64;
+        let mut refused = None;
+        // Drivers that do not know the wish may refuse it.
+        let wished = relaxed.then_some(flags | Access::RELAXED_ORDERING.bits());
+        for flags in wished.into_iter().chain([flags]) {
+            // SAFETY: the domain is live. Whatever the descriptor is, the kernel checks it.
+            match made(unsafe { reg_mr(self.pd, offset, memory.len(), iova, fd, flags as i32) }) {
+                Ok(raw) => return Ok(MemoryRegion { raw, memory, shared: self.clone() }),
+                Err(error) => refused = Some(error),
+            }
+        }
+        let error = refused.unwrap_or_else(std::io::Error::last_os_error);
+        let hint = match error.raw_os_error() {
+            Some(libc::EBADF) => " (descriptor closed, or not a DMA-BUF)".into(),
+            Some(libc::EINVAL) => " (offset or size outside of the DMA-BUF, or not a DMA-BUF)".into(),
+            Some(libc::EOPNOTSUPP) => " (the NIC's driver, or the GPU's, cannot)".into(),
+            Some(libc::ENOMEM) => memlock_hint(),
+            _ => String::new(),
+        };
+        let (label, len) = (&self.port.label, memory.len());
+        Err(Error::system(format!("{label}: registering {len} bytes at {offset} of DMA-BUF {fd}{hint}"), error))
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.owned() {
@@ -224,8 +277,8 @@ impl Drop for Shared {
 struct Watch<'a>(Option<&'a Events>);
 
 impl Watch<'_> {
-    fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<events::Fate> {
-        self.0.map_or_else(Arc::default, |events| events.watch(qp, cq))
+    fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8) -> Arc<events::Fate> {
+        self.0.map_or_else(Arc::default, |events| events.watch(qp, cq, port))
     }
 
     fn forget(&self, qp: *mut ibv_qp) {

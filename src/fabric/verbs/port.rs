@@ -43,6 +43,8 @@ pub struct Context {
     pub reads_answered: i32,
     /// See above.
     pub reads_asked: i32,
+    /// Whether its driver takes DMA-BUFs.
+    dma_buf: bool,
     events: OnceCell<Events>,
     epoch: u64,
 }
@@ -160,6 +162,7 @@ fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Resul
         max_cqe: 0,
         reads_answered: 0,
         reads_asked: 0,
+        dma_buf: false,
         events: OnceCell::new(),
         epoch: fork::epoch(),
     };
@@ -168,7 +171,32 @@ fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Resul
     check(unsafe { (library.query_device)(raw, &mut attr) }).map_err(|e| Error::system("ibv_query_device", e))?;
     context.max_cqe = u64::try_from(attr.max_cqe).unwrap_or(0);
     (context.reads_answered, context.reads_asked) = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+    context.dma_buf = takes_dma_buf(library, raw);
     Ok((context, attr))
+}
+
+/// Asks the driver, as NCCL does, with a descriptor that is none: drivers that can are the ones that look at it.
+fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> bool {
+    let Some(reg_mr) = library.reg_dmabuf_mr else { return false };
+    // SAFETY: the device is open.
+    let Ok(pd) = made(unsafe { (library.alloc_pd)(raw) }) else { return false };
+    // SAFETY: the domain is live; nothing is registered, as -1 is no descriptor.
+    let answer = made(unsafe { reg_mr(pd, 0, 0, 0, -1, 0) });
+    // SAFETY: made above, given back once, empty.
+    unsafe { (library.dealloc_pd)(pd) };
+    answer.is_err_and(|e| !matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)))
+}
+
+/// Whether the kernel lets NICs reach a GPU's memory by its address: where its modules for that say so (NCCL 2.28 src/transport/net_ib,
+/// ncclIbGdrSupport; RCCL's for amdkfd).
+fn peer_memory() -> bool {
+    const MODULES: [&str; 4] = [
+        "/sys/kernel/mm/memory_peers/nv_mem/version",
+        "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
+        "/sys/module/nvidia_peermem/version",
+        "/sys/kernel/mm/memory_peers/amdkfd/version",
+    ];
+    MODULES.iter().any(|path| Path::new(path).exists())
 }
 
 /// Judges the ports of a device.
@@ -274,6 +302,8 @@ fn describe(context: &Context, attr: &ibv_device_attr, number: u8, many: bool, p
         // 256 << 0 is code 1.
         mtu: 128u32 << port.active_mtu.min(5),
         max_qp: u32::try_from(attr.max_qp).unwrap_or(0),
+        peer_memory: peer_memory(),
+        dma_buf: context.dma_buf,
         addr,
     }
 }

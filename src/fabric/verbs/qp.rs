@@ -116,6 +116,8 @@ pub struct QueuePair {
     post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
     state: QpState,
     fate: Arc<Fate>,
+    /// Events that are counted.
+    events: u32,
     /// High half of the ids on the device.
     name: u64,
     sends: Ring<Sent>,
@@ -168,7 +170,7 @@ impl QueuePair {
             link_layer: shared.port.link_layer,
             reads: context.reads_answered.clamp(0, MAX_READS) as u8,
         };
-        let fate = shared.events().watch(raw, cq);
+        let fate = shared.events().watch(raw, cq, shared.port.number);
         let empty = Sent { wr_id: 0, len: 0, opcode: Opcode::Send, signaled: false };
         let link = |_| Link { wr: ibv_send_wr::default(), sge: ibv_sge::default() };
         // From here on dropping it destroys the queue pair.
@@ -178,6 +180,7 @@ impl QueuePair {
             post_recv,
             state: QpState::Init,
             fate,
+            events: 0,
             name: u64::from(name) << 32,
             sends: Ring::new(caps.send_depth, empty),
             recvs: Ring::new(caps.recv_depth, 0),
@@ -548,9 +551,11 @@ impl QueuePair {
     }
 
     /// A look now and then: work that takes longer than RAILHEAD_FABRIC_TIMEOUT_S is given up, as some devices never do; and a device that
-    /// took the queue pair to ERROR while nothing was outstanding is asked.
+    /// took the queue pair to ERROR while nothing was outstanding is asked. And what the device reported meanwhile is counted.
     #[cold]
     pub(super) fn look(&mut self, now: u64) {
+        let events = self.fate.count();
+        self.stats.add(RailCounter::NicEvents, u64::from(events.wrapping_sub(std::mem::replace(&mut self.events, events))));
         if self.state() != QpState::Rts {
             return;
         }
