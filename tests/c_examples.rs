@@ -3,9 +3,11 @@
 //!
 //! tests/c/fake_net.c, a plugin that can be told to be wrong, proves that plugin_pingpong's verdict means something.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SANITIZE: &str = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g";
@@ -114,6 +116,132 @@ fn header_alone_under_valgrind() {
     for program in ["header_only_c11", "header_only_cxx17"] {
         succeed(Command::new(&valgrind[0]).args(&valgrind[1..]).arg(build.join(program)));
     }
+}
+
+// ---- the store, and ranks that find each other through it ----
+
+#[test]
+fn store_kv_demonstrates_every_operation() {
+    let build = make("store", "store", "");
+    succeed(&mut Command::new(build.join("store_kv")));
+}
+
+#[test]
+fn store_kv_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    succeed(&mut Command::new(make("store_sanitizers", "store", SANITIZE).join("store_kv")));
+}
+
+#[test]
+fn store_kv_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let build = make("store_valgrind", "store", "-g");
+    succeed(Command::new(&valgrind[0]).args(&valgrind[1..]).arg(build.join("store_kv")));
+}
+
+#[test]
+fn store_kv_serves_other_processes() {
+    let program = make("store_serve", "store", "").join("store_kv");
+    let mut server = Command::new(&program)
+        .args(["serve", "0"])
+        .env("RAILHEAD_STORE_BIND", "127.0.0.1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("store_kv starts");
+    let mut port = String::new();
+    BufReader::new(server.stdout.take().expect("piped")).read_line(&mut port).expect("a port");
+    let place = format!("127.0.0.1:{}", port.trim());
+    let client = |arguments: &[&str]| {
+        let output = Command::new(&program).arg(&place).args(arguments).output().expect("store_kv starts");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    client(&["set", "k", "some value"]);
+    client(&["wait", "k"]);
+    assert_eq!(client(&["get", "k"]), "some value\n");
+    assert_eq!(client(&["add", "n", "40"]), "40\n");
+    assert_eq!(client(&["add", "n", "2"]), "42\n");
+    drop(server.stdin.take());
+    assert!(server.wait().expect("store_kv ends").success());
+}
+
+/// Starts ranks of rendezvous_ping and waits for their success.
+fn ranks_ping(build: &Path, wrapper: &[String], count: usize, environment: impl Fn(&mut Command, usize)) {
+    let ranks: Vec<_> = (0..count)
+        .map(|rank| {
+            let line: Vec<OsString> = wrapper.iter().map(Into::into).chain([build.join("rendezvous_ping").into()]).collect();
+            let mut command = Command::new(&line[0]);
+            command.args(&line[1..]).args(["--plugin".as_ref(), library().as_os_str(), "--rounds".as_ref(), "20".as_ref()]);
+            command.env("RAILHEAD_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).stderr(Stdio::piped());
+            environment(&mut command, rank);
+            command.spawn().expect("rendezvous_ping starts")
+        })
+        .collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let output = child.wait_with_output().expect("rendezvous_ping ends");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rank {rank}: {}\n{text}", output.status);
+        assert!(text.contains(&format!("rank {rank} of {count}: 20 messages went round through Railhead")), "{text}");
+    }
+}
+
+/// Ranks that meet in a file: no port has to be free.
+fn by_file(folder: &tempfile::TempDir) -> impl Fn(&mut Command, usize) {
+    let path = folder.path().join("store");
+    move |command, rank| {
+        command.arg("--url").arg(format!("file://{}?rank={rank}&world_size=3", path.display()));
+    }
+}
+
+#[test]
+fn ranks_find_each_other_through_a_file_and_ping() {
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks_ping(&make("ping", "store", ""), &[], 3, by_file(&folder));
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "the last rank removes the file");
+}
+
+#[test]
+fn ranks_ping_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks_ping(&make("ping_sanitizers", "store", SANITIZE), &[], 3, by_file(&folder));
+}
+
+#[test]
+fn ranks_ping_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks_ping(&make("ping_valgrind", "store", "-g"), &valgrind, 3, by_file(&folder));
+}
+
+#[test]
+fn ranks_started_by_hand_find_each_other_through_the_environment() {
+    // An address of this test's own, so that a port that is free now is free when rank 0 comes.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = std::net::Ipv4Addr::new(127, high | 1, low, 201);
+    let port = std::net::TcpListener::bind((address, 0)).and_then(|free| free.local_addr()).expect("a free port").port();
+    ranks_ping(&make("ping_env", "store", ""), &[], 4, |command, rank| {
+        let by_launcher = rank % 2 == 1;
+        command
+            .env("MASTER_ADDR", address.to_string())
+            .env("MASTER_PORT", port.to_string())
+            .env("RAILHEAD_STORE_BIND", address.to_string());
+        command.env(if by_launcher { "OMPI_COMM_WORLD_RANK" } else { "RANK" }, rank.to_string());
+        command.env(if by_launcher { "OMPI_COMM_WORLD_SIZE" } else { "WORLD_SIZE" }, "4");
+    });
+}
+
+#[test]
+fn ranks_without_an_environment_are_told_what_is_missing() {
+    let output = Command::new(make("ping_missing", "store", "").join("rendezvous_ping")).env_clear().output().expect("starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(text.contains("env:// rendezvous: environment variable RANK expected, but not set"), "{text}");
 }
 
 // ---- plugin_pingpong through a plugin that is wrong on request ----

@@ -3,8 +3,12 @@
 
 #[path = "store_tcp/client.rs"]
 mod client;
+#[path = "store_tcp/secret.rs"]
+mod secret;
 #[path = "store_tcp/server.rs"]
 mod server;
+#[path = "store_tcp/watch.rs"]
+mod watch;
 #[path = "store_tcp/wire.rs"]
 mod wire;
 

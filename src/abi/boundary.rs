@@ -82,7 +82,7 @@ pub fn call_or<T>(name: &'static str, otherwise: T, operation: impl FnOnce() -> 
     otherwise
 }
 
-fn panic_message(payload: &(dyn Any + Send)) -> &str {
+pub(super) fn panic_message(payload: &(dyn Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
         .copied()

@@ -4,12 +4,16 @@
 //! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
-//! * [`version`], [`memory`]: the library's own C functions, `railhead_*`.
+//! * [`version`], [`memory`], [`store`], [`rendezvous`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what their handles name.
 
 pub mod boundary;
 pub mod handle;
 pub mod handles;
 pub mod memory;
 pub mod nccl;
+pub mod objects;
 pub mod plugin;
+pub mod rendezvous;
+pub mod status;
+pub mod store;
 pub mod version;

@@ -12,10 +12,12 @@ use crate::base::stage;
 
 mod effective;
 mod seconds;
+mod secret;
 mod value;
 
 pub use effective::{Effective, Setting, Source, Unknown};
 pub use seconds::Seconds;
+pub use secret::Secret;
 use value::{Text, Value, choice};
 
 choice! {
@@ -112,7 +114,7 @@ const CIDR: Text = Text {
     },
 };
 const ADDRESS: Text =
-    Text { accepted: "an IPv4 or IPv6 address, or empty", check: |text| text.is_empty() || text.parse::<std::net::IpAddr>().is_ok() };
+    Text { accepted: "`address`, IPv4 or IPv6, or empty", check: |text| text.is_empty() || text.parse::<std::net::IpAddr>().is_ok() };
 const CONGESTION: Text = Text {
     accepted: "`auto`, `system` or an algorithm's name of at most 15 letters, digits, `-` and `_`",
     // TCP_CA_NAME_MAX is 16 with the terminator (linux/tcp.h).
@@ -250,6 +252,8 @@ table! {
         "Seconds that a request posted to a NIC may take to complete (RAILHEAD_FABRIC=verbs). The software fabric knows more: see RAILHEAD_TCP_USER_TIMEOUT_S.";
     store_bind: String, "RAILHEAD_STORE_BIND", String::new(), ADDRESS,
         "Address that a store's server listens on when a rendezvous starts one. Empty: all addresses, as torch does.";
+    store_secret: Secret, "RAILHEAD_STORE_SECRET", Secret::default(), (),
+        "A secret that a store's server and clients share; who does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),

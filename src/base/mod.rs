@@ -16,3 +16,4 @@ pub mod process;
 pub mod rand;
 pub mod stage;
 pub mod stats;
+pub mod thread;

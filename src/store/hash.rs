@@ -1,10 +1,13 @@
 //! A store within one process, for threads, tests, and as the innermost of other stores.
 
+use std::collections::HashMap;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::deadline::Deadline;
-use super::values::{Compared, Values};
+use super::values::{Compared, Value, Values};
+use super::watch::{Callback, Change, Watch};
 use super::{Error, Result, Store};
 
 /// A store that lives as long as somebody holds it.
@@ -12,7 +15,15 @@ use super::{Error, Result, Store};
 pub struct HashStore {
     values: Mutex<Values>,
     changed: Condvar,
+    /// Locked within `values`, so that watches hear of changes in their order.
+    watches: Mutex<HashMap<String, Vec<Watcher>>>,
 }
+
+/// Where changes go.
+struct Watcher(Sender<Noted>);
+
+/// A key's value before and after a change.
+type Noted = (Option<Value>, Option<Value>);
 
 impl HashStore {
     /// An empty store.
@@ -39,16 +50,35 @@ impl HashStore {
         Ok(values)
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut Values) -> R) -> R {
-        let result = change(&mut self.lock());
+    /// Changes what a key means.
+    fn change<R>(&self, key: &str, change: impl FnOnce(&mut Values) -> R) -> R {
+        let mut values = self.lock();
+        let result = self.observed(key, &mut values, change);
+        drop(values);
         self.changed.notify_all();
+        result
+    }
+
+    fn observed<R>(&self, key: &str, values: &mut Values, change: impl FnOnce(&mut Values) -> R) -> R {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(watchers) = watches.get_mut(key) else { return change(values) };
+        // Held, so that a change makes another value of it.
+        let old = values.get(key.as_bytes()).cloned();
+        let result = change(values);
+        let new = values.get(key.as_bytes()).cloned();
+        if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
+            watchers.retain(|watcher| watcher.0.send((old.clone(), new.clone())).is_ok());
+            if watchers.is_empty() {
+                watches.remove(key);
+            }
+        }
         result
     }
 }
 
 impl Store for HashStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.change(|values| values.set(key.as_bytes(), value));
+        self.change(key, |values| values.set(key.as_bytes(), value));
         Ok(())
     }
 
@@ -67,12 +97,12 @@ impl Store for HashStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.change(|values| values.add(key.as_bytes(), delta))
+        self.change(key, |values| values.add(key.as_bytes(), delta))
             .map_err(|_| Error::Usage(format!("add: the value of {key} plus {delta} is not a number")))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        Ok(match self.change(|values| values.compare_set(key.as_bytes(), expected, desired)) {
+        Ok(match self.change(key, |values| values.compare_set(key.as_bytes(), expected, desired)) {
             Compared::Stored => desired.to_vec(),
             Compared::Other(value) => value.bytes().to_vec(),
             Compared::Missing => expected.to_vec(),
@@ -80,7 +110,7 @@ impl Store for HashStore {
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.change(|values| values.append(key.as_bytes(), value));
+        self.change(key, |values| values.append(key.as_bytes(), value));
         Ok(())
     }
 
@@ -93,12 +123,15 @@ impl Store for HashStore {
     }
 
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
-        self.change(|values| entries.iter().for_each(|(key, value)| values.set(key.as_bytes(), value)));
+        let mut values = self.lock();
+        entries.iter().for_each(|(key, value)| self.observed(key, &mut values, |values| values.set(key.as_bytes(), value)));
+        drop(values);
+        self.changed.notify_all();
         Ok(())
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
-        Ok(self.lock().delete(key.as_bytes()))
+        Ok(self.change(key, |values| values.delete(key.as_bytes())))
     }
 
     fn num_keys(&self) -> Result<i64> {
@@ -110,7 +143,7 @@ impl Store for HashStore {
     }
 
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.change(|values| values.push(key.as_bytes(), value));
+        self.change(key, |values| values.push(key.as_bytes(), value));
         Ok(())
     }
 
@@ -128,6 +161,29 @@ impl Store for HashStore {
                 Some(left) => self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
+    }
+
+    /// What a callback has not been called with yet waits in memory.
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+        let (send, receive) = mpsc::channel::<Noted>();
+        let stop = send.clone();
+        let next = move |tell: &mut dyn FnMut(Change<'_>)| match receive.recv() {
+            Ok((old, new)) => {
+                match (&old, &new) {
+                    (Some(old), Some(new)) => tell(Change::Updated(old.bytes(), new.bytes())),
+                    (None, Some(new)) => tell(Change::Created(new.bytes())),
+                    (Some(old), None) => tell(Change::Deleted(old.bytes())),
+                    // The watch's own sign to stop.
+                    (None, None) => return false,
+                }
+                true
+            }
+            Err(_) => false,
+        };
+        let watch = Watch::start(move || drop(stop.send((None, None))), next, callback)?;
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.entry(key.to_owned()).or_default().push(Watcher(send));
+        Ok(watch)
     }
 
     fn queue_len(&self, key: &str) -> Result<i64> {

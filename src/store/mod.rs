@@ -14,6 +14,7 @@ mod prefix;
 pub mod rendezvous;
 pub mod tcp;
 mod values;
+mod watch;
 
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use tcp::TcpStore;
+pub use watch::{Callback, Change, Watch};
 
 /// A timeout that never runs out.
 pub const FOREVER: Duration = Duration::MAX;
@@ -79,6 +81,14 @@ pub trait Store: Send + Sync {
 
     /// How many values a queue holds.
     fn queue_len(&self, key: &str) -> Result<i64>;
+
+    /// Has `callback` called with each change of the key's value from now on, until the watch is dropped. Queues are not watched.
+    ///
+    /// Errors: [`Error::Unsupported`] by a file, and by torch's servers.
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+        let _ = (key, callback);
+        Err(Error::Unsupported("watch_key is not implemented by this kind of store.".into()))
+    }
 
     /// Waits until `world_size` callers have come. A key serves once: later callers find it open. Errors: [`Error::Timeout`];
     /// [`Error::Usage`] for a world of nobody.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Result, Store};
+use super::{Callback, Result, Store, Watch};
 
 /// A store whose key `k` is `<prefix>/k` in another.
 #[derive(Clone)]
@@ -97,6 +97,10 @@ impl Store for PrefixStore {
 
     fn queue_len(&self, key: &str) -> Result<i64> {
         self.inner.queue_len(&self.key(key))
+    }
+
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+        self.inner.watch_key(&self.key(key), callback)
     }
 
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {

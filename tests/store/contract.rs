@@ -1,11 +1,11 @@
 //! The contract that every store keeps towards threads, each with a handle of its own.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use railhead::store::{Error, FOREVER, Store};
+use railhead::store::{Change, Error, FOREVER, Store, Watch};
 
 /// Long enough for anything that must happen, on a machine that is busy.
 pub const LONG: Duration = Duration::from_secs(120);
@@ -21,11 +21,13 @@ pub struct Bed {
     pub own_keys: i64,
     /// Whether it has queues.
     pub queues: bool,
+    /// Whether its keys can be watched.
+    pub watches: bool,
 }
 
 impl Bed {
     pub fn new(handle: impl Fn() -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
-        Bed { handle: Box::new(handle), own_keys: 0, queues: true }
+        Bed { handle: Box::new(handle), own_keys: 0, queues: true, watches: true }
     }
 
     pub fn handle(&self) -> Arc<dyn Store> {
@@ -150,6 +152,90 @@ pub fn barriers_hold(bed: &Bed) {
     }
 }
 
+/// Each change of a watched key is told of once and in order, and nothing else is.
+pub fn watches_see_each_change(bed: &Bed) {
+    let (store, other) = (bed.handle(), bed.handle());
+    let (send, seen) = mpsc::channel();
+    let watch = store.watch_key("w", Box::new(move |change| send.send(shown(&change)).unwrap()));
+    let Some(watch) = watched(bed, watch) else { return };
+    type Step<'a> = (&'a str, Box<dyn Fn() + 'a>, &'a [&'a str]);
+    let steps: Vec<Step<'_>> = vec![
+        ("set", Box::new(|| other.set("w", b"1").unwrap()), &["created 1"]),
+        ("set again", Box::new(|| store.set("w", b"1").unwrap()), &["updated 1 1"]),
+        ("add", Box::new(|| assert_eq!(other.add("w", 4).unwrap(), 5)), &["updated 1 5"]),
+        ("append", Box::new(|| other.append("w", b"x").unwrap()), &["updated 5 5x"]),
+        ("compare_set", Box::new(|| drop(other.compare_set("w", b"5x", b"y").unwrap())), &["updated 5x y"]),
+        ("compare_set in vain", Box::new(|| drop(other.compare_set("w", b"no", b"z").unwrap())), &[]),
+        ("multi_set", Box::new(|| other.multi_set(&[("v", b"a"), ("w", b"b"), ("w", b"c")]).unwrap()), &["updated y b", "updated b c"]),
+        ("another key", Box::new(|| other.set("ww", b"").unwrap()), &[]),
+        ("a queue", Box::new(|| other.queue_push("w", b"").unwrap()), &[]),
+        ("a look", Box::new(|| drop(other.get("w", LONG).unwrap())), &[]),
+        ("delete", Box::new(|| assert!(other.delete_key("w").unwrap())), &["deleted c"]),
+        ("delete in vain", Box::new(|| assert!(!other.delete_key("w").unwrap())), &[]),
+        ("append to nothing", Box::new(|| other.append("w", b"new").unwrap()), &["created new"]),
+    ];
+    for (what, step, expected) in steps {
+        settled(&*other, |_| step());
+        settled(&*store, |_| ());
+        for change in expected {
+            assert_eq!(seen.recv_timeout(LONG).expect(what), *change, "{what}");
+        }
+    }
+    other.set("w", b"last").unwrap();
+    assert_eq!(seen.recv_timeout(LONG).unwrap(), "updated new last", "and none for what changed nothing");
+    drop(watch);
+    settled(&*other, |s| s.set("w", b"unseen").unwrap());
+    assert!(seen.recv().is_err(), "a dropped watch calls nobody");
+}
+
+/// A callback may use the store it watches, and end its own watch.
+pub fn callbacks_may_use_the_store(bed: &Bed) {
+    let store = bed.handle();
+    let held: Arc<Mutex<Option<Watch>>> = Arc::default();
+    let (inside, own) = (bed.handle(), Arc::clone(&held));
+    let callback = Box::new(move |change: Change<'_>| {
+        inside.set("seen", shown(&change).as_bytes()).unwrap();
+        drop(own.lock().unwrap().take());
+    });
+    // Within the callback's lock, so that it finds its watch.
+    let mut place = held.lock().unwrap();
+    let Some(watch) = watched(bed, store.watch_key("w", callback)) else { return };
+    *place = Some(watch);
+    store.set("w", b"1").unwrap();
+    drop(place);
+    assert_eq!(store.get("seen", LONG).unwrap(), b"created 1");
+    settled(&*store, |s| s.set("w", b"2").unwrap());
+    until_none(&held);
+    assert_eq!(store.get("seen", LONG).unwrap(), b"created 1");
+}
+
+fn until_none(held: &Mutex<Option<Watch>>) {
+    let end = Instant::now() + LONG;
+    while held.lock().unwrap().is_some() {
+        assert!(Instant::now() < end);
+        thread::yield_now();
+    }
+}
+
+/// The watch, or `None` for a store that has no such thing and says so.
+fn watched(bed: &Bed, watch: Result<Watch, Error>) -> Option<Watch> {
+    if bed.watches {
+        return Some(watch.expect("watch_key"));
+    }
+    assert!(matches!(watch.err(), Some(Error::Unsupported(_))));
+    None
+}
+
+fn shown(change: &Change<'_>) -> String {
+    let text = String::from_utf8_lossy;
+    match change {
+        Change::Created(new) => format!("created {}", text(new)),
+        Change::Updated(old, new) => format!("updated {} {}", text(old), text(new)),
+        Change::Deleted(old) => format!("deleted {}", text(old)),
+        Change::Lost(error) => format!("lost: {error}"),
+    }
+}
+
 /// Everything that is pushed is popped once, by waiters and by those who come later.
 pub fn queues_lose_nothing(bed: &Bed) {
     const EACH: usize = 60;
@@ -224,7 +310,7 @@ macro_rules! contract {
             }
 
             contract!(@ waiters_go_on all_keys_are_waited_for waits_run_out additions_are_atomic one_is_first barriers_hold
-                queues_lose_nothing a_handle_is_shared);
+                queues_lose_nothing a_handle_is_shared watches_see_each_change callbacks_may_use_the_store);
         }
     };
     (@ $($test:ident)*) => {

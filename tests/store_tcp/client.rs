@@ -180,7 +180,7 @@ fn gives_up_connecting_in_time_and_says_where_to() {
     let address = own_address();
     let port = free_port(address);
     let options = TcpOptions { timeout: Duration::from_millis(300), ..TcpOptions::default() };
-    let give_up = |port: u16| TcpStore::new(Host::Other(address.to_string(), port), options).err().unwrap().to_string();
+    let give_up = |port: u16| TcpStore::new(Host::Other(address.to_string(), port), options.clone()).err().unwrap().to_string();
     let before = Instant::now();
     let error = give_up(port);
     let expected = format!("The client socket has timed out after 300ms while trying to connect to ({address}, {port})");
@@ -200,11 +200,11 @@ fn the_one_with_the_server_waits_for_the_others() {
     let port = free_port(address);
     thread::scope(|scope| {
         for _ in 1..WORLD {
-            scope.spawn(|| TcpStore::new(Host::Other(address.to_string(), port), world).unwrap());
+            scope.spawn(|| TcpStore::new(Host::Other(address.to_string(), port), world.clone()).unwrap());
         }
         let options = ServerOptions { port, bind: Some(address.into()), ..ServerOptions::default() };
         let own = Host::Own(address.to_string(), options);
-        let store = TcpStore::new(own, world).unwrap();
+        let store = TcpStore::new(own, world.clone()).unwrap();
         assert_eq!(store.num_keys().unwrap(), 1, "torch counts its own key, too");
         assert!(store.list_keys().unwrap().is_empty(), "but does not show it");
     });

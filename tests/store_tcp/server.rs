@@ -147,7 +147,7 @@ fn refuses_nonsense_and_serves_the_others() {
         ("barrier of nobody", keyed(18, b"/b", &0i64.to_le_bytes())),
         ("waiting twice", unhex("06010000000000000003000000000000002f7733 06010000000000000003000000000000002f7733")),
     ];
-    spoiled.extend((19..=255).map(|query| ("unknown request", vec![query])));
+    spoiled.extend((19..=127).chain(131..=255).map(|query| ("unknown request", vec![query])));
     for (what, bytes) in spoiled {
         let mut raw = Raw::open(server.port());
         raw.0.write_all(&bytes).unwrap();

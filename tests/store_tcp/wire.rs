@@ -33,11 +33,23 @@ impl Raw {
         self.0.write_all(&unhex(hex)).expect("send");
     }
 
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).expect("send");
+    }
+
+    /// The next bytes.
+    pub fn take(&mut self, len: usize) -> Vec<u8> {
+        let mut got = vec![0; len];
+        self.0.read_exact(&mut got).unwrap_or_else(|e| panic!("{len} bytes: {e}"));
+        got
+    }
+
     /// Expects exactly these bytes next.
     pub fn expect(&mut self, hex: &str, what: &str) {
-        let mut got = vec![0; hex.len() / 2];
+        let expected = unhex(hex);
+        let mut got = vec![0; expected.len()];
         self.0.read_exact(&mut got).unwrap_or_else(|e| panic!("{what}: {e}"));
-        assert_eq!(got, unhex(hex), "{what}");
+        assert_eq!(got, expected, "{what}");
     }
 
     /// Expects a reply to a PING next, and so nothing before it.

@@ -149,3 +149,12 @@ fn the_page_has_a_row_for_every_setting() {
     }
     assert!(page.contains("| `RAILHEAD_SPLIT_MIN` |  | `65536` | 128..1073741824 |"), "{page}");
 }
+
+#[test]
+fn a_secret_is_taken_and_shown_nowhere() {
+    let (config, said) = read(&[("RAILHEAD_STORE_SECRET", "sesame")]);
+    assert_eq!(config.store_secret.key(), Some(&b"sesame"[..]));
+    assert_eq!(said, [(Level::Info, "RAILHEAD_STORE_SECRET=(hidden)".to_owned())]);
+    assert!(!format!("{config:?}").contains("sesame"));
+    assert_eq!(Config::default().store_secret.key(), None);
+}

@@ -7,7 +7,9 @@ use crate::base::config::Config;
 
 /// Variables: this process's, or others in their place.
 #[derive(Clone)]
-pub struct Environment(Arc<dyn Fn(&str) -> Option<String> + Send + Sync>);
+pub struct Environment(Arc<Look>);
+
+type Look = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 /// A launcher's variables for rank and number of ranks.
 struct Launcher {

@@ -73,10 +73,10 @@ fn tcp_store(host: &str, port: u16, rank: i64, world_size: i64, timeout: Duratio
         }
         Host::Other(host.to_owned(), port)
     } else {
-        let bind = config.store_bind.parse().ok();
-        Host::Shared(host.to_owned(), ServerOptions { port, bind, ..ServerOptions::default() })
+        let (bind, secret) = (config.store_bind.parse().ok(), config.store_secret.clone());
+        Host::Shared(host.to_owned(), ServerOptions { port, bind, secret, ..ServerOptions::default() })
     };
-    let store = TcpStore::new(place, TcpOptions { world_size: known, timeout, ..TcpOptions::default() })?;
+    let store = TcpStore::new(place, TcpOptions { world_size: known, timeout, secret: config.store_secret, ..TcpOptions::default() })?;
     let store: Arc<dyn Store> = Arc::new(store);
     Ok(Joined { store, rank, world_size })
 }

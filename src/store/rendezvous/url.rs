@@ -144,28 +144,29 @@ mod tests {
     /// What Python 3.11 said: scheme, host, port, path, query.
     #[test]
     fn parts_are_those_that_urlparse_gives() {
-        let cases: &[(&str, &str, Option<&str>, std::result::Result<Option<u16>, &str>, &str, &[&str])] = &[
-            ("tcp://Host:1/x?rank=0", "tcp", Some("host"), Ok(Some(1)), "/x", &["rank"]),
-            ("tcp://[::1]:29500?a=b", "tcp", Some("::1"), Ok(Some(29500)), "", &["a"]),
-            ("tcp://u:p@h:3", "tcp", Some("h"), Ok(Some(3)), "", &[]),
-            ("tcp://h:", "tcp", Some("h"), Ok(None), "", &[]),
-            ("tcp://:12", "tcp", None, Ok(Some(12)), "", &[]),
-            ("tcp://h:99999", "tcp", Some("h"), Err("Port out of range 0-65535"), "", &[]),
-            ("tcp://h:+1", "tcp", Some("h"), Err("Port could not be cast to integer value as '+1'"), "", &[]),
-            ("tcp://h: 1", "tcp", Some("h"), Err("Port could not be cast to integer value as ' 1'"), "", &[]),
-            ("tcp://h\t:1", "tcp", Some("h"), Ok(Some(1)), "", &[]),
-            ("FILE:///a/b%20c?rank=0#f", "file", None, Ok(None), "/a/b%20c", &["rank"]),
-            ("file:///p;x?y=1", "file", None, Ok(None), "/p;x", &["y"]),
-            ("file://?rank=0", "file", None, Ok(None), "", &["rank"]),
-            ("env:", "env", None, Ok(None), "", &[]),
-            ("env://?rank=0?x&&b", "env", None, Ok(None), "", &["rank", "b"]),
-            ("tcp:h:1", "tcp", None, Ok(None), "h:1", &[]),
-            ("://x", "", None, Ok(None), "://x", &[]),
-            ("1a://x", "", None, Ok(None), "1a://x", &[]),
-            ("x", "", None, Ok(None), "x", &[]),
-            ("", "", None, Ok(None), "", &[]),
+        type Parts = (&'static str, &'static str, Option<&'static str>, std::result::Result<Option<u16>, &'static str>, &'static str);
+        let cases: &[(Parts, &[&str])] = &[
+            (("tcp://Host:1/x?rank=0", "tcp", Some("host"), Ok(Some(1)), "/x"), &["rank"]),
+            (("tcp://[::1]:29500?a=b", "tcp", Some("::1"), Ok(Some(29500)), ""), &["a"]),
+            (("tcp://u:p@h:3", "tcp", Some("h"), Ok(Some(3)), ""), &[]),
+            (("tcp://h:", "tcp", Some("h"), Ok(None), ""), &[]),
+            (("tcp://:12", "tcp", None, Ok(Some(12)), ""), &[]),
+            (("tcp://h:99999", "tcp", Some("h"), Err("Port out of range 0-65535"), ""), &[]),
+            (("tcp://h:+1", "tcp", Some("h"), Err("Port could not be cast to integer value as '+1'"), ""), &[]),
+            (("tcp://h: 1", "tcp", Some("h"), Err("Port could not be cast to integer value as ' 1'"), ""), &[]),
+            (("tcp://h\t:1", "tcp", Some("h"), Ok(Some(1)), ""), &[]),
+            (("FILE:///a/b%20c?rank=0#f", "file", None, Ok(None), "/a/b%20c"), &["rank"]),
+            (("file:///p;x?y=1", "file", None, Ok(None), "/p;x"), &["y"]),
+            (("file://?rank=0", "file", None, Ok(None), ""), &["rank"]),
+            (("env:", "env", None, Ok(None), ""), &[]),
+            (("env://?rank=0?x&&b", "env", None, Ok(None), ""), &["rank", "b"]),
+            (("tcp:h:1", "tcp", None, Ok(None), "h:1"), &[]),
+            (("://x", "", None, Ok(None), "://x"), &[]),
+            (("1a://x", "", None, Ok(None), "1a://x"), &[]),
+            (("x", "", None, Ok(None), "x"), &[]),
+            (("", "", None, Ok(None), ""), &[]),
         ];
-        for (text, scheme, host, port, path, names) in cases {
+        for ((text, scheme, host, port, path), names) in cases {
             let url = Url::parse(text).unwrap();
             assert_eq!((url.scheme(), url.host(), url.path()), (*scheme, *host, *path), "{text}");
             assert_eq!(url.port().map_err(|e| e.to_string()), port.map_err(str::to_owned), "{text}");

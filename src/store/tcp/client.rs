@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::server::{Server, ServerOptions};
-use super::wire::{Part, Query};
+use super::wire::{Event, Part, Query};
+use crate::base::config::Secret;
 use crate::base::{clock, fork};
 use crate::store::deadline::Deadline;
+use crate::store::watch::{Callback, Change, Watch};
 use crate::store::{Error, Result, Store, check_world};
 
 /// Who runs the server.
@@ -22,7 +24,7 @@ pub enum Host {
 }
 
 /// How a store is set up.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct TcpOptions {
     /// How many stores there will be, if that is known. Then all announce themselves, and the one with the server waits for them.
     pub world_size: Option<usize>,
@@ -30,12 +32,14 @@ pub struct TcpOptions {
     pub wait_for_workers: bool,
     /// For connecting, for waiting for the others, and for a server that does not answer.
     pub timeout: Duration,
+    /// What somebody else's server wants to hear. A server of one's own has its own.
+    pub secret: Secret,
 }
 
 impl Default for TcpOptions {
     /// Torch's timeout of 300 s, and nobody known.
     fn default() -> Self {
-        TcpOptions { world_size: None, wait_for_workers: true, timeout: Duration::from_secs(300) }
+        TcpOptions { world_size: None, wait_for_workers: true, timeout: Duration::from_secs(300), secret: Secret::default() }
     }
 }
 
@@ -47,6 +51,7 @@ pub struct TcpStore {
     host: String,
     port: u16,
     timeout: Duration,
+    secret: Secret,
     server: Option<Arc<Server>>,
     epoch: u64,
 }
@@ -61,19 +66,21 @@ impl TcpStore {
     ///
     /// Errors: [`Error::Network`] if nobody answers or the port is taken; [`Error::Timeout`] if the others do not come.
     pub fn new(host: Host, options: TcpOptions) -> Result<Self> {
-        let (host, port, server) = match host {
-            Host::Other(host, port) => (host, port, None),
+        let (host, port, secret, server) = match host {
+            Host::Other(host, port) => (host, port, options.secret, None),
             Host::Own(host, server) => {
+                let secret = server.secret.clone();
                 let server = Arc::new(Server::start(server)?);
-                (host, server.port(), Some(server))
+                (host, server.port(), secret, Some(server))
             }
             Host::Shared(host, server) => {
+                let secret = server.secret.clone();
                 let server = Server::shared(server)?;
-                (host, server.port(), Some(server))
+                (host, server.port(), secret, Some(server))
             }
         };
-        let connection = Mutex::new(Connection::open(&host, port, options.timeout)?);
-        let store = TcpStore { connection, host, port, timeout: options.timeout, server, epoch: fork::epoch() };
+        let connection = Mutex::new(Connection::open(&host, port, &secret, options.timeout)?);
+        let store = TcpStore { connection, host, port, timeout: options.timeout, secret, server, epoch: fork::epoch() };
         if let Some(world_size) = options.world_size.filter(|_| options.wait_for_workers) {
             store.wait_for_workers(world_size, options.timeout)?;
         }
@@ -82,15 +89,20 @@ impl TcpStore {
 
     /// Another connection to the same server.
     pub fn reconnect(&self) -> Result<Self> {
-        let connection = Mutex::new(Connection::open(&self.host, self.port, self.timeout)?);
+        let connection = Mutex::new(self.connect()?);
         Ok(TcpStore {
             connection,
             host: self.host.clone(),
             port: self.port,
             timeout: self.timeout,
+            secret: self.secret.clone(),
             server: self.server.clone(),
             epoch: fork::epoch(),
         })
+    }
+
+    fn connect(&self) -> Result<Connection> {
+        Connection::open(&self.host, self.port, &self.secret, self.timeout)
     }
 
     /// The server's port.
@@ -254,6 +266,30 @@ impl Store for TcpStore {
 
     fn queue_len(&self, key: &str) -> Result<i64> {
         self.call(Query::QueueLen, &[Part::Key(key)], Connection::number)
+    }
+
+    /// On a connection of the watch's own.
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+        // Not in a forked child, as every operation.
+        drop(self.lock()?);
+        let mut connection = self.connect()?;
+        let stop = connection.stopper()?;
+        connection.watch(key)?;
+        let next = move |tell: &mut dyn FnMut(Change<'_>)| match connection.change() {
+            Ok((event, old, new)) => {
+                tell(match event {
+                    Event::Updated => Change::Updated(&old, &new),
+                    Event::Created => Change::Created(&new),
+                    Event::Deleted => Change::Deleted(&old),
+                });
+                true
+            }
+            Err(error) => {
+                tell(Change::Lost(&error));
+                false
+            }
+        };
+        Watch::start(move || drop(stop.shutdown(std::net::Shutdown::Both)), next, callback)
     }
 
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {

@@ -5,10 +5,13 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use super::wire::{self, MAGIC, Part, Query};
+use super::secret::{self, End, NONCE, SECRET_WANTED};
+use super::wire::{self, Event, MAGIC, Part, Query};
+use crate::base::config::Secret;
+use crate::base::mac::MAC_SIZE;
 use crate::base::{clock, rand};
 use crate::store::deadline::Deadline;
-use crate::store::{Error, Result};
+use crate::store::{Error, FOREVER, Result};
 
 /// A connection that has been opened and answered.
 pub struct Connection {
@@ -27,6 +30,20 @@ pub struct Connection {
     broken: Option<String>,
 }
 
+/// Why an attempt to connect failed.
+enum Failure {
+    /// It is worth another attempt.
+    Passing(Error),
+    /// No attempt will do better.
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Passing(error)
+    }
+}
+
 /// First pause between attempts to connect. Torch begins with half a second; a server on its way up is there sooner than that.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause.
@@ -41,13 +58,14 @@ impl Connection {
     /// Connects and greets, again and again, until the deadline.
     ///
     /// Errors: nobody answers, with torch's words.
-    pub fn open(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+    pub fn open(host: &str, port: u16, secret: &Secret, timeout: Duration) -> Result<Self> {
         let deadline = Deadline::after(timeout);
         let mut pause = FIRST_PAUSE;
         loop {
-            let error = match Self::attempt(host, port, deadline, timeout) {
+            let error = match Self::attempt(host, port, secret, deadline, timeout) {
                 Ok(connection) => return Ok(connection),
-                Err(error) => error,
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(error)) => error,
             };
             // Each waits half to one and a half times the pause, so that a whole job does not come at one moment.
             let jitter = 0.5 + (rand::u64()? % 1024) as f64 / 1024.0;
@@ -63,24 +81,25 @@ impl Connection {
         }
     }
 
-    fn attempt(host: &str, port: u16, deadline: Deadline, patience: Duration) -> Result<Self> {
+    fn attempt(host: &str, port: u16, secret: &Secret, deadline: Deadline, patience: Duration) -> std::result::Result<Self, Failure> {
         let addresses = (host, port).to_socket_addrs().map_err(|e| Error::system(format!("resolve {host}"), e))?;
         let mut last = Error::Network(format!("{host} has no address"));
         for address in addresses {
             let limit = deadline.left().map_or(ATTEMPT, |left| left.clamp(Duration::from_millis(1), ATTEMPT));
             let greeted = TcpStream::connect_timeout(&address, limit)
-                .map_err(|e| Error::system(format!("connect to {address}"), e))
-                .and_then(|stream| Self::greet(stream, limit, patience));
+                .map_err(|e| Failure::Passing(Error::system(format!("connect to {address}"), e)))
+                .and_then(|stream| Self::greet(stream, secret, limit, patience));
             match greeted {
                 Ok(connection) => return Ok(connection),
-                Err(error) => last = error,
+                Err(Failure::Passing(error)) => last = error,
+                Err(refused) => return Err(refused),
             }
         }
-        Err(last)
+        Err(Failure::Passing(last))
     }
 
     /// Says what it speaks and sees that the other side does, too. In one write: torch's libuv server hangs up on half a VALIDATE.
-    fn greet(stream: TcpStream, limit: Duration, patience: Duration) -> Result<Self> {
+    fn greet(stream: TcpStream, secret: &Secret, limit: Duration, patience: Duration) -> std::result::Result<Self, Failure> {
         let set_up = || {
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(patience.max(Duration::from_secs(1))).filter(|limit| *limit != Duration::MAX))?;
@@ -99,12 +118,71 @@ impl Connection {
         };
         let nonce = std::process::id();
         wire::encode(&mut connection.request, Query::Validate, &[Part::Word(MAGIC)]);
+        if let Some(key) = secret.key() {
+            connection.prove(key)?;
+        }
         connection.send(Query::Ping, &[Part::Word(nonce)])?;
-        if connection.array()? != nonce.to_le_bytes() {
-            return Err(connection.nonsense("a greeting"));
+        match connection.array().map(u32::from_le_bytes)? {
+            answer if answer == nonce => {}
+            SECRET_WANTED if secret.key().is_none() => {
+                return Err(Failure::Final(Error::Network(
+                    "The server has a secret, and this process does not: RAILHEAD_STORE_SECRET".into(),
+                )));
+            }
+            _ => return Err(connection.nonsense("a greeting").into()),
         }
         connection.patience = patience.max(Duration::from_secs(1));
         Ok(connection)
+    }
+
+    /// Shows the server that this end knows the secret, and sees that the server does, too.
+    fn prove(&mut self, key: &[u8]) -> std::result::Result<(), Failure> {
+        let refused = |what: &str| Err(Failure::Final(Error::Network(format!("{what}: RAILHEAD_STORE_SECRET"))));
+        self.send(Query::Challenge, &[])?;
+        match self.array()? {
+            [secret::SECRET] => {}
+            [secret::NO_SECRET] => return refused("This process has a secret, and the server does not"),
+            _ => return Err(self.nonsense("a greeting").into()),
+        }
+        let (theirs, mut ours) = (self.array()?, [0; NONCE]);
+        rand::fill(&mut ours).map_err(Error::from)?;
+        let code = secret::code(key, End::Client, &theirs, &ours);
+        self.send(Query::Prove, &[Part::Bare(&ours), Part::Bare(&code)])?;
+        match self.array()? {
+            [secret::SECRET] => {}
+            [secret::WRONG_SECRET] => return refused("The server has another secret than this process"),
+            _ => return Err(self.nonsense("a greeting").into()),
+        }
+        let code: [u8; MAC_SIZE] = self.array()?;
+        if secret::verify(key, End::Server, &theirs, &ours, &code) { Ok(()) } else { refused("The server does not know the secret") }
+    }
+
+    /// Asks to be told of a key's changes.
+    ///
+    /// Errors: [`Error::Unsupported`] from a server that hangs up, as torch's do.
+    pub fn watch(&mut self, key: &str) -> Result<()> {
+        self.send(Query::WatchKey, &[Part::Key(key)])?;
+        match self.array() {
+            Ok([wire::WATCHING]) => Ok(()),
+            Ok(_) => Err(self.nonsense("a watch")),
+            Err(_) => Err(Error::Unsupported("The server does not know watch_key: torch's do not.".into())),
+        }
+    }
+
+    /// The next change of a watched key: what happened, the value before and the value now.
+    pub fn change(&mut self) -> Result<(Event, Vec<u8>, Vec<u8>)> {
+        while self.taken == self.filled {
+            self.fill(Some(Deadline::after(FOREVER)))?;
+        }
+        let [event] = self.array()?;
+        let event = Event::from_byte(event).ok_or_else(|| self.nonsense("a watch"))?;
+        let _key = self.bytes()?;
+        Ok((event, self.bytes()?, self.bytes()?))
+    }
+
+    /// What ends the connection while another thread reads from it.
+    pub fn stopper(&self) -> Result<TcpStream> {
+        self.stream.try_clone().map_err(|e| Error::system("dup", e))
     }
 
     /// Sends a request.

@@ -2,6 +2,7 @@
 
 mod client;
 mod connection;
+mod secret;
 mod server;
 pub mod wire;
 

@@ -1,6 +1,6 @@
 //! The server of a TCPStore: torch's protocol and its answers. Started and stopped on any thread; all its work is done by one thread of its own.
 //!
-//! Whoever reaches the port may read and write: as in torch there is no password, so bind it to an address that only the job reaches, or leave it to
+//! Whoever reaches the port may read and write, as in torch, unless a secret is set: so bind it to an address that only the job reaches, or leave it to
 //! a firewall. What a client can make it hold is bounded: a request, what waits to be sent, and everything together.
 
 mod connection;
@@ -8,6 +8,7 @@ mod core;
 mod daemon;
 mod output;
 mod waits;
+mod watches;
 
 use std::collections::HashMap;
 use std::io;
@@ -21,7 +22,9 @@ use mio::Waker;
 use socket2::{Domain, Socket, Type};
 
 use super::wire::Limits;
+use crate::base::config::Secret;
 use crate::base::fork::{self, PerProcess};
+use crate::base::thread::{self, Cpus};
 use crate::store::{Error, Result};
 use daemon::Daemon;
 
@@ -34,6 +37,8 @@ pub struct ServerOptions {
     pub bind: Option<IpAddr>,
     /// A socket that is bound already (it may listen, too), instead of `port` and `bind`.
     pub socket: Option<OwnedFd>,
+    /// What clients must know. Torch's cannot.
+    pub secret: Secret,
     /// What a request may be.
     pub limits: Limits,
     /// Bytes that values, queues, unread requests and unsent replies may take together. Who exceeds it is disconnected.
@@ -42,7 +47,14 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        ServerOptions { port: super::DEFAULT_PORT, bind: None, socket: None, limits: Limits::default(), memory: 8 << 30 }
+        ServerOptions {
+            port: super::DEFAULT_PORT,
+            bind: None,
+            socket: None,
+            secret: Secret::default(),
+            limits: Limits::default(),
+            memory: 8 << 30,
+        }
     }
 }
 
@@ -67,7 +79,7 @@ impl Server {
         let port = listener.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
         let stop = Arc::new(AtomicBool::new(false));
         let (daemon, waker) = Daemon::new(listener, &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
-        let thread = std::thread::Builder::new().name("railhead-store".into()).spawn(move || daemon.run());
+        let thread = thread::spawn("railhead-store", &Cpus::default(), move || daemon.run());
         let thread = Mutex::new(Some(thread.map_err(|e| Error::system("start the store's thread", e))?));
         Ok(Server { port, stop, waker, thread, epoch: fork::epoch() })
     }

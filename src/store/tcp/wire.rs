@@ -7,6 +7,9 @@
 
 use std::fmt;
 
+use super::secret::NONCE;
+use crate::base::mac::MAC_SIZE;
+
 /// Opens every connection, so that other protocols are noticed.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
@@ -18,6 +21,26 @@ pub const NOT_READY: u8 = 1;
 pub const STOP_WAITING: u8 = 0;
 /// Reply to CANCEL_WAIT.
 pub const WAIT_CANCELED: u8 = 1;
+
+/// Reply to WATCH_KEY: changes follow, each an [`Event`], the key, its old and its new value.
+pub const WATCHING: u8 = 3;
+
+/// What happened to a watched key. Source: WatchResponseType of torch before 2.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum Event {
+    Updated = 0,
+    Created = 1,
+    Deleted = 2,
+}
+
+impl Event {
+    /// The event of a byte.
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        [Event::Updated, Event::Created, Event::Deleted].into_iter().find(|event| *event as u8 == byte)
+    }
+}
 
 macro_rules! queries {
     ($($name:ident = $value:literal, $shape:expr;)*) => {
@@ -66,6 +89,10 @@ queries! {
     QueueLen = 16, [Key];
     ListKeys = 17, [];
     Barrier = 18, [Key, Int];
+    // Railhead's own: torch uses neither now nor is likely to.
+    Challenge = 128, [];
+    Prove = 129, [Nonce, Code];
+    WatchKey = 130, [Key];
 }
 
 /// A field of a request.
@@ -75,6 +102,10 @@ enum Field {
     Word,
     /// Eight bytes.
     Int,
+    /// [`NONCE`] bytes.
+    Nonce,
+    /// [`MAC_SIZE`] bytes.
+    Code,
     /// A length and bytes.
     Key,
     /// A length and bytes.
@@ -147,6 +178,14 @@ pub enum Request<'a> {
     Barrier {
         key: &'a [u8],
         world_size: i64,
+    },
+    Challenge,
+    Prove {
+        nonce: &'a [u8; NONCE],
+        code: &'a [u8],
+    },
+    WatchKey {
+        key: &'a [u8],
     },
 }
 
@@ -315,6 +354,8 @@ impl Decoder {
             let done = match field {
                 Field::Word => self.fixed(4),
                 Field::Int => self.fixed(8),
+                Field::Nonce => self.fixed(NONCE),
+                Field::Code => self.fixed(MAC_SIZE),
                 Field::Key | Field::Value => self.string(field, limits)?,
                 Field::Keys => self.several(&[Field::Key], limits)?,
                 Field::Pairs => self.several(&[Field::Key, Field::Value], limits)?,
@@ -425,6 +466,9 @@ impl Decoder {
             Query::QueueLen => Request::QueueLen { key },
             Query::ListKeys => Request::ListKeys,
             Query::Barrier => Request::Barrier { key, world_size: int()? },
+            Query::Challenge => Request::Challenge,
+            Query::Prove => Request::Prove { nonce: key.first_chunk()?, code: second },
+            Query::WatchKey => Request::WatchKey { key },
         })
     }
 }
@@ -444,6 +488,8 @@ pub enum Part<'a> {
     Int(i64),
     /// 32 bits.
     Word(u32),
+    /// Bytes of a length that both ends know.
+    Bare(&'a [u8]),
 }
 
 /// Appends a request.
@@ -460,6 +506,7 @@ pub fn encode(out: &mut Vec<u8>, query: Query, parts: &[Part<'_>]) {
             Part::Value(value) => encode_bytes(out, value),
             Part::Count(count) => out.extend_from_slice(&(count as u64).to_le_bytes()),
             Part::Int(number) => out.extend_from_slice(&number.to_le_bytes()),
+            Part::Bare(bytes) => out.extend_from_slice(bytes),
             Part::Word(word) => out.extend_from_slice(&word.to_le_bytes()),
         }
     }

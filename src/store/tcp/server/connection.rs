@@ -3,15 +3,27 @@
 use mio::net::TcpStream;
 
 use super::output::Output;
+use crate::store::tcp::secret::NONCE;
 use crate::store::tcp::wire::Decoder;
+
+/// What a client has shown of itself.
+#[derive(Default)]
+pub struct Standing {
+    /// It has said what it speaks.
+    pub validated: bool,
+    /// It may use the store: it knows the secret, or there is none.
+    pub admitted: bool,
+    /// The challenge that it has to answer.
+    pub nonce: Option<[u8; NONCE]>,
+}
 
 /// A connection and what it holds.
 pub struct Connection {
     pub stream: TcpStream,
     pub decoder: Decoder,
     pub output: Output,
-    /// The client has said what it speaks.
-    pub validated: bool,
+    /// What the client has shown.
+    pub standing: Standing,
     /// There may be more to read.
     pub readable: bool,
     /// It stands in the queue of those who have more to do.
@@ -27,7 +39,7 @@ impl Connection {
             stream,
             decoder: Decoder::default(),
             output: Output::default(),
-            validated: false,
+            standing: Standing::default(),
             readable: true,
             queued: false,
             counted: 0,

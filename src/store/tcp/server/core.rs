@@ -1,17 +1,28 @@
 //! What the server answers: one request, its reply, and who goes on because of it. No input or output here.
 
+use std::sync::Arc;
+
+use super::connection::Standing;
 use super::output::Output;
 use super::waits::Waits;
-use crate::store::tcp::wire::{self, MAGIC, Request, WireError};
-use crate::store::values::{Compared, NotANumber, Values};
+use super::watches::{Notice, Watches};
+use crate::base::config::Secret;
+use crate::base::rand;
+use crate::store::tcp::secret::{self, End, NONCE};
+use crate::store::tcp::wire::{self, Event, MAGIC, Request, WireError};
+use crate::store::values::{Compared, NotANumber, Value, Values};
 
 /// The store itself.
 #[derive(Default)]
 pub struct Core {
     pub values: Values,
     pub waits: Waits,
+    watches: Watches,
+    secret: Secret,
     /// Clients to be told to go on, after the request at hand.
     pub woken: Vec<usize>,
+    /// Clients to be told of a change, after the request at hand.
+    pub noticed: Vec<(usize, Arc<Notice>)>,
 }
 
 /// Why a client is disconnected.
@@ -24,6 +35,12 @@ pub enum Refusal {
     NotValidated,
     #[error("it opened the connection twice")]
     ValidatedTwice,
+    #[error("it does not know the secret (RAILHEAD_STORE_SECRET)")]
+    NoSecret,
+    #[error("no random numbers: {0}")]
+    NoNonce(#[from] crate::base::error::Error),
+    #[error("it watches, and asks for something else")]
+    Watches,
     #[error("it asked to wait while waiting")]
     WaitsTwice,
     #[error("it added to what is not a number of 64 bits")]
@@ -39,13 +56,18 @@ impl From<NotANumber> for Refusal {
 }
 
 impl Core {
-    /// Carries out a client's request and appends the reply.
-    pub fn handle(&mut self, client: usize, request: Request<'_>, validated: &mut bool, out: &mut Output) -> Result<(), Refusal> {
-        match request {
-            Request::Validate { .. } if *validated => return Err(Refusal::ValidatedTwice),
-            Request::Validate { magic: MAGIC } => *validated = true,
-            _ if !*validated => return Err(Refusal::NotValidated),
-            _ => {}
+    /// An empty store for those who know the secret.
+    pub fn new(secret: Secret) -> Self {
+        Core { secret, ..Core::default() }
+    }
+
+    /// Carries out a client's request and appends the reply. After an error the client gets what is in `out`, and goes.
+    pub fn handle(&mut self, client: usize, request: Request<'_>, standing: &mut Standing, out: &mut Output) -> Result<(), Refusal> {
+        if !standing.admitted || matches!(request, Request::Validate { .. } | Request::Challenge | Request::Prove { .. }) {
+            return self.admit(request, standing, out);
+        }
+        if self.watches.watching(client) && !matches!(request, Request::WatchKey { .. }) {
+            return Err(Refusal::Watches);
         }
         if let Some(key) = self.waits.settle(client)
             && !matches!(request, Request::QueuePop { key: popped } if popped == &*key)
@@ -53,12 +75,12 @@ impl Core {
             self.pass_on(&key);
         }
         match request {
-            Request::Validate { .. } => {}
+            Request::Validate { .. } | Request::Challenge | Request::Prove { .. } => {}
             Request::Set { key, value } => {
-                self.values.set(key, value);
+                self.alter(key, |values| values.set(key, value));
                 self.wake(key);
             }
-            Request::CompareSet { key, expected, desired } => match self.values.compare_set(key, expected, desired) {
+            Request::CompareSet { key, expected, desired } => match self.alter(key, |values| values.compare_set(key, expected, desired)) {
                 Compared::Stored => {
                     out.push_bytes(desired);
                     self.wake(key);
@@ -69,7 +91,7 @@ impl Core {
             },
             Request::Get { key } => self.push_value(key, out),
             Request::Add { key, delta } => {
-                let sum = self.values.add(key, delta)?;
+                let sum = self.alter(key, |values| values.add(key, delta))?;
                 out.push_i64(sum);
                 self.wake(key);
             }
@@ -86,15 +108,15 @@ impl Core {
                 }
             }
             Request::GetNumKeys => out.push_i64(self.values.keys().len() as i64),
-            Request::DeleteKey { key } => out.push_i64(i64::from(self.values.delete(key))),
+            Request::DeleteKey { key } => out.push_i64(i64::from(self.alter(key, |values| values.delete(key)))),
             Request::Append { key, value } => {
-                self.values.append(key, value);
+                self.alter(key, |values| values.append(key, value));
                 self.wake(key);
             }
             Request::MultiGet { keys } => keys.iter().for_each(|key| self.push_value(key, out)),
             Request::MultiSet { entries } => {
                 let pairs = || (0..entries.count() / 2).filter_map(|i| Some((entries.get(2 * i)?, entries.get(2 * i + 1)?)));
-                pairs().for_each(|(key, value)| self.values.set(key, value));
+                pairs().for_each(|(key, value)| self.alter(key, |values| values.set(key, value)));
                 pairs().for_each(|(key, _)| self.wake(key));
             }
             Request::CancelWait => {
@@ -125,17 +147,84 @@ impl Core {
                 if self.waits.waiting(client) {
                     return Err(Refusal::WaitsTwice);
                 }
-                let count = self.values.add(key, 1)?;
+                let count = self.alter(key, |values| values.add(key, 1))?;
                 self.wake(key);
                 self.waits.arrive(client, key, world_size, count, &mut self.woken);
+            }
+            Request::WatchKey { key } => {
+                if self.waits.waiting(client) {
+                    return Err(Refusal::WaitsTwice);
+                }
+                self.watches.add(client, key);
+                out.push(&[wire::WATCHING]);
             }
         }
         Ok(())
     }
 
+    /// One who has yet to show that it may use the store.
+    fn admit(&mut self, request: Request<'_>, standing: &mut Standing, out: &mut Output) -> Result<(), Refusal> {
+        let key = self.secret.key();
+        match (request, key) {
+            (Request::Validate { .. }, _) if standing.validated => return Err(Refusal::ValidatedTwice),
+            (Request::Validate { magic: MAGIC }, _) => {
+                standing.validated = true;
+                standing.admitted = key.is_none();
+            }
+            _ if !standing.validated => return Err(Refusal::NotValidated),
+            (Request::Challenge, None) => out.push(&[secret::NO_SECRET]),
+            (Request::Challenge, Some(_)) => {
+                let mut nonce = [0; NONCE];
+                rand::fill(&mut nonce)?;
+                standing.nonce = Some(nonce);
+                out.push(&[secret::SECRET]);
+                out.push(&nonce);
+            }
+            (Request::Prove { nonce, code }, Some(key)) => {
+                // A challenge serves once.
+                let ours = standing.nonce.take().ok_or(Refusal::NoSecret)?;
+                if !secret::verify(key, End::Client, &ours, nonce, code) {
+                    out.push(&[secret::WRONG_SECRET]);
+                    return Err(Refusal::NoSecret);
+                }
+                standing.admitted = true;
+                out.push(&[secret::SECRET]);
+                out.push(&secret::code(key, End::Server, &ours, nonce));
+            }
+            (Request::Ping { .. }, _) => {
+                out.push(&secret::SECRET_WANTED.to_le_bytes());
+                return Err(Refusal::NoSecret);
+            }
+            _ => return Err(Refusal::NoSecret),
+        }
+        Ok(())
+    }
+
+    /// Changes a key's value, and notes who is to be told of it.
+    fn alter<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Values) -> R) -> R {
+        if self.watches.of(key).is_empty() {
+            return change(&mut self.values);
+        }
+        // Held, so that a change makes another value of it.
+        let old = self.values.get(key).cloned();
+        let result = change(&mut self.values);
+        let new = self.values.get(key).cloned();
+        let event = match (&old, &new) {
+            (Some(old), Some(new)) if Value::ptr_eq(old, new) => return result,
+            (Some(_), Some(_)) => Event::Updated,
+            (None, Some(_)) => Event::Created,
+            (Some(_), None) => Event::Deleted,
+            (None, None) => return result,
+        };
+        let notice = Arc::new(Notice { event, key: key.into(), old, new });
+        self.noticed.extend(self.watches.of(key).iter().map(|&client| (client, Arc::clone(&notice))));
+        result
+    }
+
     /// The client is gone: what it waited for, and what it was woken for, is for others.
     pub fn leave(&mut self, client: usize) {
         self.waits.cancel(client);
+        self.watches.leave(client);
         if let Some(key) = self.waits.settle(client) {
             self.pass_on(&key);
         }
@@ -143,7 +232,7 @@ impl Core {
 
     /// Bytes of everything that is held for clients in common.
     pub fn size(&self) -> usize {
-        self.values.size() + self.waits.size()
+        self.values.size() + self.waits.size() + self.watches.size()
     }
 
     fn wake(&mut self, key: &[u8]) {

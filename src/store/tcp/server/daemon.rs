@@ -32,6 +32,10 @@ const READ: usize = 64 << 10;
 const SHARE: usize = 4;
 /// Unsent bytes from which on a client's requests are left alone.
 const UNSENT: usize = 64 << 10;
+/// Unsent bytes from which on a client that watches is given up.
+const UNSENT_NOTICES: usize = 1 << 20;
+/// What one may send who has yet to show that it knows the secret.
+const STRANGER: Limits = Limits { key: 0, value: 0, keys: 0, request: 128 };
 /// How long to wait before accepting again when no descriptor was left.
 const BREATH: Duration = Duration::from_millis(100);
 /// How long a server that stops goes on taking in what has arrived.
@@ -71,7 +75,7 @@ impl Daemon {
             stop,
             limits: options.limits,
             memory: options.memory,
-            core: Core::default(),
+            core: Core::new(options.secret.clone()),
             clients: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
@@ -234,13 +238,15 @@ impl Daemon {
             if client.output.len() >= UNSENT && !client.output.flush(&client.stream).map_err(|_| ())? {
                 return Ok(false);
             }
-            let done = match client.decoder.next(&self.limits) {
+            let limits = if client.standing.admitted { &self.limits } else { &STRANGER };
+            let done = match client.decoder.next(limits) {
                 Ok(None) => return Ok(true),
-                Ok(Some(request)) => self.core.handle(index, request, &mut client.validated, &mut client.output),
+                Ok(Some(request)) => self.core.handle(index, request, &mut client.standing, &mut client.output),
                 Err(e) => Err(e.into()),
             };
             if let Err(refusal) = done {
                 log_trace!(log::INIT, "store: a client is disconnected: {refusal}");
+                let _ = client.output.flush(&client.stream);
                 return Err(());
             }
             self.tell(Some((index, client)));
@@ -249,6 +255,9 @@ impl Daemon {
 
     /// Tells those who waited to go on. `current` is the client being served, whose place is empty meanwhile.
     fn tell(&mut self, current: Option<(usize, &mut Connection)>) {
+        if !self.core.noticed.is_empty() {
+            self.notify();
+        }
         if self.core.woken.is_empty() {
             return;
         }
@@ -267,6 +276,32 @@ impl Daemon {
             }
         }
         self.core.woken = woken;
+    }
+
+    /// Tells those who watch. One that leaves too much of it unread goes: it would take memory without bound, or keep the others from writing.
+    fn notify(&mut self) {
+        for (index, notice) in std::mem::take(&mut self.core.noticed) {
+            let Some(Some(client)) = self.clients.get_mut(index) else { continue };
+            let overrun = client.output.len() >= UNSENT_NOTICES;
+            if overrun {
+                log_warn!(log::INIT, "store: a client is disconnected: it watches a key and does not read");
+                let _ = client.stream.shutdown(std::net::Shutdown::Both);
+                continue;
+            }
+            client.output.push(&[notice.event as u8]);
+            client.output.push_bytes(&notice.key);
+            for value in [&notice.old, &notice.new] {
+                match value {
+                    Some(value) => client.output.push_value(value),
+                    None => client.output.push_bytes(&[]),
+                }
+            }
+            // What is not sent now goes when the socket has room; a client that is gone is noticed by its own event.
+            let _ = client.output.flush(&client.stream);
+            let size = client.size();
+            self.buffered = self.buffered + size - client.counted;
+            client.counted = size;
+        }
     }
 
     fn close(&mut self, index: usize, client: Connection) {

@@ -44,6 +44,17 @@ fn recorded() -> Vec<(&'static str, Query, Vec<Part<'static>>)> {
     ]
 }
 
+/// Torch's, and those of our own.
+fn requests() -> Vec<(&'static str, Query, Vec<Part<'static>>)> {
+    const PROOF: &str = "81303132333435363738394142434445466162636465666768696a6b6c6d6e6f707172737475767778797a2e2e2e2e2e2e";
+    let own = [
+        ("80", Query::Challenge, vec![]),
+        (PROOF, Query::Prove, vec![Bare(b"0123456789ABCDEF"), Bare(b"abcdefghijklmnopqrstuvwxyz......")]),
+        ("8202000000000000002f6b", Query::WatchKey, vec![Key("k")]),
+    ];
+    recorded().into_iter().chain(own).collect()
+}
+
 pub fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
 }
@@ -81,6 +92,9 @@ fn again(request: &Request<'_>) -> Vec<u8> {
         Request::QueuePop { key: k } => encode(&mut out, Query::QueuePop, &[OwnKey(&key(k))]),
         Request::QueueLen { key: k } => encode(&mut out, Query::QueueLen, &[OwnKey(&key(k))]),
         Request::ListKeys => encode(&mut out, Query::ListKeys, &[]),
+        Request::Challenge => encode(&mut out, Query::Challenge, &[]),
+        Request::Prove { nonce, code } => encode(&mut out, Query::Prove, &[Bare(*nonce), Bare(code)]),
+        Request::WatchKey { key: k } => encode(&mut out, Query::WatchKey, &[OwnKey(&key(k))]),
         Request::Barrier { key: k, world_size } => encode(&mut out, Query::Barrier, &[OwnKey(&key(k)), Int(*world_size)]),
     }
     out
@@ -132,14 +146,14 @@ fn our_server_understands_torchs_bytes() {
         format!("MultiSet {{ entries: [{}, {}, {}, {}] }}", bytes("/a"), bytes("1"), bytes("/b"), bytes("2"))
     );
     assert_eq!(fields("1204000000000000002f6261720100000000000000"), format!("Barrier {{ key: {}, world_size: 1 }}", bytes("/bar")));
-    for (hex, query, _) in recorded() {
+    for (hex, query, _) in requests() {
         assert_eq!(decode(&unhex(hex), &[1 << 20]).unwrap(), [unhex(hex)], "{query:?}");
     }
 }
 
 #[test]
 fn one_byte_at_a_time_is_as_good_as_all_at_once() {
-    let requests: Vec<Vec<u8>> = recorded().iter().map(|(hex, ..)| unhex(hex)).collect();
+    let requests: Vec<Vec<u8>> = requests().iter().map(|(hex, ..)| unhex(hex)).collect();
     let stream = requests.concat();
     for piece in 1..40 {
         assert_eq!(decode(&stream, &[piece]).unwrap(), requests, "{piece} bytes at a time");
@@ -148,7 +162,7 @@ fn one_byte_at_a_time_is_as_good_as_all_at_once() {
 
 #[test]
 fn nothing_comes_of_a_truncated_request() {
-    for (hex, query, _) in recorded() {
+    for (hex, query, _) in requests() {
         let whole = unhex(hex);
         for cut in 0..whole.len() {
             assert_eq!(decode(&whole[..cut], &[3]).unwrap(), Vec::<Vec<u8>>::new(), "{query:?} cut at {cut}");
@@ -209,7 +223,7 @@ fn each_limit_is_torchs_and_is_kept_before_the_bytes_come() {
     assert_eq!(first(&cut(long, 20), &TIGHT), Err(WireError::LongRequest(120)));
     // A length that would overflow.
     assert_eq!(first(&[&[Query::Get as u8][..], &[0xff; 8]].concat(), &TIGHT), Err(WireError::LongKey(u64::MAX)));
-    for byte in 19..=u8::MAX {
+    for byte in (19..128).chain(131..=u8::MAX) {
         assert_eq!(first(&[byte], &TIGHT), Err(WireError::UnknownQuery(byte)));
     }
 }
@@ -245,6 +259,11 @@ fn part_key() -> impl Strategy<Value = String> {
     proptest::string::string_regex("[a-z/]{0,12}").unwrap()
 }
 
+/// The type byte of a request.
+fn known() -> impl Strategy<Value = u8> {
+    prop_oneof![6 => 0..19u8, 1 => 128..131u8]
+}
+
 /// Any request, as bytes.
 fn request() -> impl Strategy<Value = Vec<u8>> {
     let value = || vec(any::<u8>(), 0..200);
@@ -252,17 +271,18 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
         let mut out = Vec::new();
         match query {
             Query::Validate | Query::Ping => encode(&mut out, query, &[Word(n as u32)]),
-            Query::GetNumKeys | Query::CancelWait | Query::ListKeys => encode(&mut out, query, &[]),
+            Query::GetNumKeys | Query::CancelWait | Query::ListKeys | Query::Challenge => encode(&mut out, query, &[]),
+            Query::Prove => encode(&mut out, query, &[Bare(&[n as u8; NONCE]), Bare(&[a.len() as u8; MAC_SIZE])]),
             Query::Set | Query::Append | Query::QueuePush => encode(&mut out, query, &[Key(&key), Value(&a)]),
             Query::CompareSet => encode(&mut out, query, &[Key(&key), Value(&a), Value(&b)]),
-            Query::Get | Query::DeleteKey | Query::QueuePop | Query::QueueLen => encode(&mut out, query, &[Key(&key)]),
+            Query::Get | Query::DeleteKey | Query::QueuePop | Query::QueueLen | Query::WatchKey => encode(&mut out, query, &[Key(&key)]),
             Query::Add | Query::Barrier => encode(&mut out, query, &[Key(&key), Int(n)]),
             Query::Check | Query::Wait | Query::MultiGet => encode(&mut out, query, &[Count(3), Key(&key), Key(""), Key(&key)]),
             Query::MultiSet => encode(&mut out, query, &[Count(2), Key(&key), Value(&a), Key("x"), Value(&b)]),
         }
         out
     };
-    ((0..19u8).prop_map(|byte| Query::from_byte(byte).unwrap()), part_key(), value(), value(), any::<i64>())
+    (known().prop_map(|byte| Query::from_byte(byte).unwrap()), part_key(), value(), value(), any::<i64>())
         .prop_map(move |(query, key, a, b, n)| made(query, key, a, b, n))
 }
 
@@ -275,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_is_refused_or_waited_for_within_bounds(noise in vec(any::<u8>(), 0..400), head in 0..19u8, pieces in vec(1usize..50, 1..9)) {
+    fn noise_is_refused_or_waited_for_within_bounds(noise in vec(any::<u8>(), 0..400), head in known(), pieces in vec(1usize..50, 1..9)) {
         let mut decoder = Decoder::default();
         let stream = [vec![head], noise].concat();
         let (mut rest, mut fed) = (&stream[..], 0);

@@ -1,0 +1,593 @@
+//! `railhead_store_*`: the key-value stores that ranks find each other through, for C programs. Casts and checks; what the operations mean is
+//! `store`'s business. On the threads of the host program, which an operation may block up to its timeout.
+
+// What callers owe stands in the header's words, which are these functions' documentation: C's callers do not read "# Safety".
+#![allow(clippy::missing_safety_doc)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::IpAddr;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi::boundary::{Out, bad_pointer, slice};
+use crate::abi::objects::Objects;
+use crate::abi::status::{call, railhead_status};
+use crate::store::rendezvous::Environment;
+use crate::store::tcp::{Host, ServerOptions, TcpOptions};
+use crate::store::{Change, Error, FOREVER, FileStore, HashStore, PrefixStore, Result, Store, TcpStore, Watch};
+
+/// A key-value store that ranks share: an opaque handle. Made by railhead_store_hash, _file, _prefix, _connect and _serve and by railhead_rendezvous,
+/// ended by railhead_store_close.
+///
+/// Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
+/// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting: a
+/// thread that is to wait for long takes a handle of its own (railhead_store_clone).
+#[allow(non_camel_case_types)]
+pub struct railhead_store(());
+
+/// A watch on a key: an opaque handle, ended by railhead_store_unwatch.
+#[allow(non_camel_case_types)]
+pub struct railhead_watch(());
+
+/// Bytes, not necessarily text.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct railhead_bytes {
+    /// Where; anything if the size is 0.
+    pub data: *const c_void,
+    /// How many.
+    pub size: usize,
+}
+
+const _: () = assert!(size_of::<railhead_bytes>() == 16 && std::mem::offset_of!(railhead_bytes, size) == 8);
+
+/// What happened to a watched key.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum railhead_change {
+    /// It has another value, or the same once more.
+    RAILHEAD_UPDATED = 0,
+    /// It exists now: there is no old value.
+    RAILHEAD_CREATED = 1,
+    /// It is gone: there is no new value.
+    RAILHEAD_DELETED = 2,
+    /// The server is gone, or gave this watch up because its callback was too slow: neither value, and nothing after this.
+    RAILHEAD_LOST = 3,
+}
+
+use railhead_change::*;
+
+/// Called with each change of a watched key, in order, on a thread of the watch, which has all signals blocked. The values are the library's, until the
+/// callback returns. May call any function of this header; must not throw.
+#[allow(non_camel_case_types)]
+pub type railhead_watch_callback =
+    Option<unsafe extern "C" fn(user: *mut c_void, change: railhead_change, old_value: railhead_bytes, new_value: railhead_bytes)>;
+
+/// A store as its handle names it.
+pub(super) enum Object {
+    /// With what a server's connection can do besides.
+    Tcp(Arc<TcpStore>),
+    /// Any other.
+    Other(Arc<dyn Store>),
+}
+
+impl Object {
+    fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Object::Tcp(store) => Arc::clone(store) as Arc<dyn Store>,
+            Object::Other(store) => Arc::clone(store),
+        }
+    }
+}
+
+static STORES: Objects<Object> = Objects::new(0xb1, "store");
+static WATCHES: Objects<Watch> = Objects::new(0xb2, "watch");
+
+// ---- opening and closing ----
+
+/// Makes a store within this process.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_hash(store: *mut *mut railhead_store) -> railhead_status {
+    // SAFETY: `open` asks of `store` what the header asks of the caller.
+    call(|| unsafe { open(store, || Ok(other(HashStore::new()))) })
+}
+
+/// Opens or creates a store in a file, in torch's format: a torch FileStore may use the same file at the same time.
+///
+/// `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_file(path: *const c_char, world_size: i64, store: *mut *mut railhead_store) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and a place for a handle.
+    call(|| unsafe {
+        let path = text(path, "path")?;
+        open(store, || Ok(other(FileStore::new(path, usize::try_from(world_size).ok().filter(|size| *size > 0))?)))
+    })
+}
+
+/// Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself; `inner` is closed as any other handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_prefix(
+    prefix: *const c_char,
+    inner: *mut railhead_store,
+    store: *mut *mut railhead_store,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and a place for a handle; `inner` is looked up.
+    call(|| unsafe {
+        let (prefix, inner) = (text(prefix, "prefix")?, found(inner)?);
+        open(store, || Ok(other(PrefixStore::new(prefix, inner))))
+    })
+}
+
+/// Connects to the server of a TCPStore, torch's or Railhead's, trying until `timeout_ms` has passed (less than 0: for ever). RAILHEAD_STORE_SECRET is
+/// what a server with a secret wants to hear.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_connect(
+    host: *const c_char,
+    port: u16,
+    timeout_ms: i64,
+    store: *mut *mut railhead_store,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and a place for a handle.
+    call(|| unsafe {
+        let place = Host::Other(text(host, "host")?.to_owned(), port);
+        let secret = Environment::process().config().store_secret;
+        let options = TcpOptions { timeout: timeout(timeout_ms), secret, ..TcpOptions::default() };
+        open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(place, options)?))))
+    })
+}
+
+/// Starts the server of a TCPStore in this process and connects to it. The server runs on a thread of its own until this handle and its clones and name
+/// spaces are closed; what had arrived by then was carried out.
+///
+/// `address`: where to listen; NULL for what RAILHEAD_STORE_BIND says, else for all addresses, as torch does. `port`: 0 for any, see
+/// railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16, store: *mut *mut railhead_store) -> railhead_status {
+    // SAFETY: the header asks the caller for a string, or NULL, and a place for a handle.
+    call(|| unsafe {
+        let config = Environment::process().config();
+        let bind: Option<IpAddr> = if address.is_null() {
+            config.store_bind.parse().ok()
+        } else {
+            let address = text(address, "address")?;
+            Some(address.parse().map_err(|_| Error::Usage(format!("address {address}: expected an IPv4 or IPv6 address")))?)
+        };
+        let own = bind.filter(|ip| !ip.is_unspecified()).map_or("localhost".to_owned(), |ip| ip.to_string());
+        let server = ServerOptions { port, bind, secret: config.store_secret, ..ServerOptions::default() };
+        open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(Host::Own(own, server), TcpOptions::default())?))))
+    })
+}
+
+/// Makes another handle on the same store, with a connection of its own if the store is a server's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_clone(store: *mut railhead_store, clone: *mut *mut railhead_store) -> railhead_status {
+    // SAFETY: the header asks the caller for a place for a handle; `store` is looked up.
+    call(|| unsafe {
+        let object = STORES.get(store)?;
+        open(clone, || {
+            Ok(match &*object {
+                Object::Tcp(store) => Object::Tcp(Arc::new(store.reconnect()?)),
+                Object::Other(store) => Object::Other(Arc::clone(store)),
+            })
+        })
+    })
+}
+
+/// Ends a handle. What other threads are doing with it goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn railhead_store_close(store: *mut railhead_store) -> railhead_status {
+    call(|| STORES.remove(store).map(drop))
+}
+
+/// The port of the store's server. RAILHEAD_UNSUPPORTED if it has none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store, port: *mut u16) -> railhead_status {
+    // SAFETY: the header asks the caller for a place for a number.
+    call(|| unsafe {
+        let out = Out::new(port, "port")?;
+        match &*STORES.get(store)? {
+            Object::Tcp(store) => out.set(store.port()),
+            Object::Other(_) => return Err(Error::Unsupported("this store has no server".into())),
+        }
+        Ok(())
+    })
+}
+
+// ---- values ----
+
+/// Stores a value, replacing any other. A server does not answer to this: only later calls on the same handle are sure to find it done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_set(
+    store: *mut railhead_store,
+    key: *const c_char,
+    value: *const c_void,
+    size: usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and `size` bytes.
+    call(|| unsafe { found(store)?.set(text(key, "key")?, bytes(value, size, "value")?) })
+}
+
+/// Waits until the key exists, for at most `timeout_ms` (less than 0: for ever), and copies its value. The caller frees it with
+/// railhead_store_free; behind it stands a 0 that is not counted.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_get(
+    store: *mut railhead_store,
+    key: *const c_char,
+    timeout_ms: i64,
+    value: *mut *mut c_void,
+    size: *mut usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and two places.
+    call(|| unsafe { give(value, size, || found(store)?.get(text(key, "key")?, timeout(timeout_ms))) })
+}
+
+/// Waits until all keys exist, for at most `timeout_ms`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_wait(
+    store: *mut railhead_store,
+    keys: *const *const c_char,
+    count: usize,
+    timeout_ms: i64,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for `count` strings.
+    call(|| unsafe { found(store)?.wait(&texts(keys, count)?, timeout(timeout_ms)) })
+}
+
+/// Whether all keys exist now: 1 or 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_check(
+    store: *mut railhead_store,
+    keys: *const *const c_char,
+    count: usize,
+    exist: *mut c_int,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for `count` strings and a place.
+    call(|| unsafe { answer(exist, "exist", || found(store)?.check(&texts(keys, count)?).map(c_int::from)) })
+}
+
+/// Adds to a number, which is stored as decimal text and starts from 0, and gives the sum.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_add(store: *mut railhead_store, key: *const c_char, delta: i64, sum: *mut i64) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and a place.
+    call(|| unsafe { answer(sum, "sum", || found(store)?.add(text(key, "key")?, delta)) })
+}
+
+/// Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty, and gives the value after that: freed with
+/// railhead_store_free. A missing key and an `expected` that is not empty give `expected` and store nothing: torch's rule.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_compare_set(
+    store: *mut railhead_store,
+    key: *const c_char,
+    expected: railhead_bytes,
+    desired: railhead_bytes,
+    value: *mut *mut c_void,
+    size: *mut usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string, two runs of bytes and two places.
+    call(|| unsafe {
+        give(value, size, || {
+            let expected = bytes(expected.data, expected.size, "expected")?;
+            found(store)?.compare_set(text(key, "key")?, expected, bytes(desired.data, desired.size, "desired")?)
+        })
+    })
+}
+
+/// Appends to a value, which starts empty. A server does not answer to this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_append(
+    store: *mut railhead_store,
+    key: *const c_char,
+    value: *const c_void,
+    size: usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and `size` bytes.
+    call(|| unsafe { found(store)?.append(text(key, "key")?, bytes(value, size, "value")?) })
+}
+
+/// Waits until all keys exist, for at most `timeout_ms`, and copies their values, in the order of the keys. One railhead_store_free frees the array and
+/// all values; behind each stands a 0 that is not counted.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_multi_get(
+    store: *mut railhead_store,
+    keys: *const *const c_char,
+    count: usize,
+    timeout_ms: i64,
+    values: *mut *mut railhead_bytes,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for `count` strings and a place.
+    call(|| unsafe { answer(values, "values", || array(&found(store)?.multi_get(&texts(keys, count)?, timeout(timeout_ms))?)) })
+}
+
+/// Stores `count` values. A server does not answer to this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_multi_set(
+    store: *mut railhead_store,
+    keys: *const *const c_char,
+    values: *const railhead_bytes,
+    count: usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for `count` strings and as many runs of bytes.
+    call(|| unsafe {
+        let keys = texts(keys, count)?;
+        let values = if count == 0 { &[] } else { slice(values, count, "values")? };
+        let values = values.iter().map(|value| bytes(value.data, value.size, "values"));
+        let entries = keys.into_iter().zip(values).map(|(key, value)| Ok((key, value?))).collect::<Result<Vec<_>>>()?;
+        found(store)?.multi_set(&entries)
+    })
+}
+
+/// Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_delete_key(store: *mut railhead_store, key: *const c_char, existed: *mut c_int) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and a place, or NULL.
+    call(|| unsafe {
+        let out = Out::optional(existed, "existed")?;
+        let there = found(store)?.delete_key(text(key, "key")?)?;
+        if let Some(out) = out {
+            out.set(c_int::from(there));
+        }
+        Ok(())
+    })
+}
+
+/// How many keys the store holds, its own bookkeeping included, queues not.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_num_keys(store: *mut railhead_store, count: *mut i64) -> railhead_status {
+    // SAFETY: the header asks the caller for a place.
+    call(|| unsafe { answer(count, "count", || found(store)?.num_keys()) })
+}
+
+/// The keys, in no order. One railhead_store_free frees the array and all keys; each ends with a 0 that is not counted.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_list_keys(
+    store: *mut railhead_store,
+    keys: *mut *mut railhead_bytes,
+    count: *mut usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for two places.
+    call(|| unsafe {
+        let (keys, count) = (Out::new(keys, "keys")?, Out::new(count, "count")?);
+        let found = found(store)?.list_keys()?;
+        keys.set(array(&found)?);
+        count.set(found.len());
+        Ok(())
+    })
+}
+
+// ---- queues, barriers, watches ----
+
+/// Appends to a queue; one who waits for it goes on. A server does not answer to this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_queue_push(
+    store: *mut railhead_store,
+    key: *const c_char,
+    value: *const c_void,
+    size: usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and `size` bytes.
+    call(|| unsafe { found(store)?.queue_push(text(key, "key")?, bytes(value, size, "value")?) })
+}
+
+/// Takes the oldest value from a queue, waiting for one for at most `timeout_ms`: RAILHEAD_QUEUE_EMPTY if that is 0 and there is none. The caller frees
+/// the value with railhead_store_free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_queue_pop(
+    store: *mut railhead_store,
+    key: *const c_char,
+    timeout_ms: i64,
+    value: *mut *mut c_void,
+    size: *mut usize,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and two places.
+    call(|| unsafe { give(value, size, || found(store)?.queue_pop(text(key, "key")?, timeout(timeout_ms))) })
+}
+
+/// How many values a queue holds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_queue_len(store: *mut railhead_store, key: *const c_char, len: *mut i64) -> railhead_status {
+    // SAFETY: the header asks the caller for a string and a place.
+    call(|| unsafe { answer(len, "len", || found(store)?.queue_len(text(key, "key")?)) })
+}
+
+/// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`. A key serves once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_barrier(
+    store: *mut railhead_store,
+    key: *const c_char,
+    world_size: i64,
+    timeout_ms: i64,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string.
+    call(|| unsafe { found(store)?.barrier(text(key, "key")?, world_size, timeout(timeout_ms)) })
+}
+
+/// Has `callback` called with `user` and each change of the key's value from now on, on a thread of its own, until railhead_store_unwatch.
+/// RAILHEAD_UNSUPPORTED by a file, and by torch's servers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_watch(
+    store: *mut railhead_store,
+    key: *const c_char,
+    callback: railhead_watch_callback,
+    user: *mut c_void,
+    watch: *mut *mut railhead_watch,
+) -> railhead_status {
+    // SAFETY: the header asks the caller for a string, a place, and a function that may be called from another thread.
+    call(|| unsafe {
+        let out = Out::new(watch, "watch")?;
+        let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
+        let user = User(user);
+        let tell = move |change: Change<'_>| {
+            let user = &user;
+            let nothing = railhead_bytes { data: ptr::null(), size: 0 };
+            let of = |value: &[u8]| railhead_bytes { data: value.as_ptr().cast(), size: value.len() };
+            let (change, old, new) = match change {
+                Change::Created(new) => (RAILHEAD_CREATED, nothing, of(new)),
+                Change::Updated(old, new) => (RAILHEAD_UPDATED, of(old), of(new)),
+                Change::Deleted(old) => (RAILHEAD_DELETED, of(old), nothing),
+                Change::Lost(_) => (RAILHEAD_LOST, nothing, nothing),
+            };
+            // The caller gave the function for these arguments, and keeps it and `user` usable until it has ended the watch.
+            callback(user.0, change, old, new);
+        };
+        out.set(WATCHES.insert(found(store)?.watch_key(text(key, "key")?, Box::new(tell))?));
+        Ok(())
+    })
+}
+
+/// Ends a watch. When this returns, the callback has returned for the last time; called within the callback, it is the last call.
+#[unsafe(no_mangle)]
+pub extern "C" fn railhead_store_unwatch(watch: *mut railhead_watch) -> railhead_status {
+    call(|| WATCHES.remove(watch).map(drop))
+}
+
+/// Frees what any function of the store has given: values, arrays of values, keys. NULL is fine.
+///
+/// Threads: any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_store_free(memory: *mut c_void) {
+    // SAFETY: the header asks the caller for what `allocate` gave, once, or NULL.
+    unsafe { libc::free(memory) }
+}
+
+// ---- between C and Rust ----
+
+/// What C gave to be handed back to its callback.
+pub(super) struct User(pub(super) *mut c_void);
+
+// SAFETY: the pointer is handed on and never followed; the header tells the caller that the callback runs on another thread.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+fn other(store: impl Store + 'static) -> Object {
+    Object::Other(Arc::new(store))
+}
+
+/// The store of a handle.
+pub(super) fn found(handle: *const railhead_store) -> Result<Arc<dyn Store>> {
+    STORES.get(handle).map(|object| object.store())
+}
+
+/// Gives a store to C.
+///
+/// # Safety
+/// Unless NULL or misaligned, `place` must be valid for writes.
+pub(super) unsafe fn open(place: *mut *mut railhead_store, make: impl FnOnce() -> Result<Object>) -> Result<()> {
+    // SAFETY: the requirement is the caller's own.
+    let out = unsafe { Out::new(place, "store") }?;
+    out.set(STORES.insert(make()?));
+    Ok(())
+}
+
+/// Writes a plain result.
+///
+/// # Safety
+/// Unless NULL or misaligned, `place` must be valid for writes.
+unsafe fn answer<T>(place: *mut T, name: &'static str, operation: impl FnOnce() -> Result<T>) -> Result<()> {
+    // SAFETY: the requirement is the caller's own.
+    let out = unsafe { Out::new(place, name) }?;
+    out.set(operation()?);
+    Ok(())
+}
+
+/// Writes a value for C to free.
+///
+/// # Safety
+/// Unless NULL or misaligned, both places must be valid for writes.
+unsafe fn give(value: *mut *mut c_void, size: *mut usize, operation: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+    // SAFETY: the requirement is the caller's own.
+    let (value, size) = unsafe { (Out::new(value, "value")?, Out::new(size, "size")?) };
+    let bytes = operation()?;
+    let copy = allocate(bytes.len() + 1)?;
+    // SAFETY: as many bytes were just allocated, and one more.
+    unsafe {
+        ptr::copy_nonoverlapping(bytes.as_ptr(), copy.cast(), bytes.len());
+        copy.cast::<u8>().add(bytes.len()).write(0);
+    }
+    value.set(copy);
+    size.set(bytes.len());
+    Ok(())
+}
+
+/// An array of values for C, and the values behind it, in one piece.
+fn array<V: AsRef<[u8]>>(values: &[V]) -> Result<*mut railhead_bytes> {
+    let head = size_of_val(values).max(values.len() * size_of::<railhead_bytes>());
+    let total = values.iter().fold(head, |sum, value| sum + value.as_ref().len() + 1);
+    let memory = allocate(total.max(1))?;
+    let (mut entry, mut place) = (memory.cast::<railhead_bytes>(), memory.cast::<u8>().wrapping_add(head));
+    for value in values.iter().map(AsRef::as_ref) {
+        // SAFETY: `total` is the sum of what is written here: one entry, and the value with its 0. malloc's memory is aligned for any entry.
+        unsafe {
+            ptr::copy_nonoverlapping(value.as_ptr(), place, value.len());
+            place.add(value.len()).write(0);
+            entry.write(railhead_bytes { data: place.cast(), size: value.len() });
+            (entry, place) = (entry.add(1), place.add(value.len() + 1));
+        }
+    }
+    Ok(memory.cast())
+}
+
+/// Memory that `railhead_store_free` frees.
+fn allocate(size: usize) -> Result<*mut c_void> {
+    // SAFETY: malloc takes any size.
+    let memory = unsafe { libc::malloc(size) };
+    if memory.is_null() {
+        return Err(Error::System(crate::base::error::Error::last_os(format!("allocate {size} bytes"))));
+    }
+    Ok(memory)
+}
+
+/// A timeout as C gives it.
+pub(super) fn timeout(ms: i64) -> Duration {
+    u64::try_from(ms).map_or(FOREVER, Duration::from_millis)
+}
+
+/// The argument `name`, a string.
+///
+/// # Safety
+/// Unless NULL, `pointer` must be a string that nobody changes while the result lives.
+pub(super) unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a str> {
+    if pointer.is_null() {
+        return Err(bad_pointer(0, name, 1).into());
+    }
+    // SAFETY: not NULL; ends with 0 and stays as it is by this function's own requirement.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().map_err(|_| Error::Usage(format!("argument '{name}' is not UTF-8: {}", text.to_string_lossy())))
+}
+
+/// The argument `keys`, several strings.
+///
+/// # Safety
+/// Unless NULL or misaligned, `pointer` must be valid for reads of `count` strings that nobody changes while the result lives.
+unsafe fn texts<'a>(pointer: *const *const c_char, count: usize) -> Result<Vec<&'a str>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    within_reason::<*const c_char>(count, "count")?;
+    // SAFETY: the requirement is the caller's own, for the array and for each string.
+    unsafe { slice(pointer, count, "keys")?.iter().map(|&key| text(key, "keys")).collect() }
+}
+
+/// The argument `name`, a run of bytes.
+///
+/// # Safety
+/// Unless NULL, `pointer` must be valid for reads of `size` bytes that nobody changes while the result lives.
+unsafe fn bytes<'a>(pointer: *const c_void, size: usize, name: &'static str) -> Result<&'a [u8]> {
+    if size == 0 {
+        return Ok(&[]);
+    }
+    within_reason::<u8>(size, name)?;
+    // SAFETY: the requirement is the caller's own.
+    Ok(unsafe { slice(pointer.cast(), size, name)? })
+}
+
+/// No array is larger than half of the address space: a length of -1 is a mistake to be told of.
+fn within_reason<T>(count: usize, name: &'static str) -> Result<()> {
+    match count.checked_mul(size_of::<T>()) {
+        Some(size) if size <= isize::MAX as usize => Ok(()),
+        _ => Err(Error::Usage(format!("argument '{name}': {count} is no size"))),
+    }
+}

@@ -1,0 +1,43 @@
+//! A setting that is shown to nobody.
+
+use std::fmt;
+
+use super::value::Value;
+
+/// A secret that processes share; none if it is empty. Its text leaves only as a key.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// This text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(text.into())
+    }
+
+    /// The key that it is, if there is one.
+    pub fn key(&self) -> Option<&[u8]> {
+        (!self.0.is_empty()).then_some(self.0.as_bytes())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "no secret" } else { "a secret" })
+    }
+}
+
+impl Value for Secret {
+    type Limits = ();
+
+    fn parse(text: &str, (): &()) -> Option<Self> {
+        Some(Secret::new(text))
+    }
+
+    fn accepted((): &()) -> String {
+        "any text".into()
+    }
+
+    fn show(&self) -> String {
+        if self.0.is_empty() { String::new() } else { "(hidden)".into() }
+    }
+}

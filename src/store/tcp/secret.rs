@@ -1,0 +1,48 @@
+//! How two ends show that they know a secret, without telling it: an extension that torch does not know. No input or output here.
+//!
+//! The client asks for a challenge; the server sends a nonce; the client sends one of its own and a code of both; the server answers with another code of both.
+//! What is sent afterwards is neither hidden nor sealed.
+
+use crate::base::mac;
+
+/// Bytes of a nonce.
+pub const NONCE: usize = 16;
+
+/// What the server answers to a PING of one who has not shown the secret, before it hangs up: torch's client says at once that its ping failed and names
+/// this number, 1397048146, instead of trying for minutes.
+pub const SECRET_WANTED: u32 = u32::from_be_bytes(*b"SECR");
+
+/// Reply to CHALLENGE: there is no secret here.
+pub const NO_SECRET: u8 = 0;
+/// Reply to CHALLENGE, before the nonce; and to PROVE, before the code.
+pub const SECRET: u8 = 1;
+/// Reply to PROVE: it is another secret.
+pub const WRONG_SECRET: u8 = 2;
+
+/// The code of one end.
+pub fn code(key: &[u8], end: End, server: &[u8; NONCE], client: &[u8; NONCE]) -> [u8; mac::MAC_SIZE] {
+    mac::hmac(key, &[end.label(), server, client])
+}
+
+/// Whether the code is that end's.
+pub fn verify(key: &[u8], end: End, server: &[u8; NONCE], client: &[u8; NONCE], code: &[u8]) -> bool {
+    mac::verify(key, &[end.label(), server, client], code)
+}
+
+/// Who speaks: a code of one end is of no use to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum End {
+    Client,
+    Server,
+}
+
+impl End {
+    /// Both of one length, so that no two messages read alike.
+    fn label(self) -> &'static [u8] {
+        match self {
+            End::Client => b"railhead store client",
+            End::Server => b"railhead store server",
+        }
+    }
+}
