@@ -13,16 +13,17 @@ pub mod words;
 
 pub use layout::{BUFFER_MAX, BUFFER_UNIT, Control, EMPTY, Geometry, STEPS};
 pub use side::{Consumer, Producer};
-pub use words::Words;
+pub use words::{Word, Words};
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{self, Relaxed, Release};
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Pages, Shm};
+use crate::proxy::net::Buffer;
 use crate::proxy::protocol::Protocol;
 
 /// Who can reach the data of a ring.
@@ -183,6 +184,21 @@ impl Ring {
         self.data.as_ptr()
     }
 
+    /// The slots from that of `step` on, `bytes` of them, as the network needs to know them.
+    #[inline]
+    pub(crate) fn buffer(&self, protocol: Protocol, step: u64, bytes: usize) -> Buffer {
+        debug_assert!(self.space(protocol, step) >= bytes);
+        // SAFETY: inside the data, by the rules that the caller took `step` and `bytes` from; a connector keeps its ring until its comm is
+        // closed; the step is claimed, so nobody touches its slot.
+        unsafe { Buffer::new(self.slot(protocol, step).addr(), bytes) }
+    }
+
+    /// The whole data, to be registered.
+    pub(crate) fn whole(&self) -> Buffer {
+        // SAFETY: as in `buffer`; a registration touches nothing.
+        unsafe { Buffer::new(self.data.as_ptr().expose_provenance(), self.geometry.data_bytes()) }
+    }
+
     /// The mapping's descriptor, for another process; none for memory that is not shared.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.home {
@@ -215,8 +231,8 @@ impl Ring {
         if self.memory == Memory::Device || protocol == Protocol::Simple {
             return count;
         }
-        let space = (self.geometry.data_bytes() - self.geometry.slot(protocol, step)) / protocol.line();
-        // SAFETY: slots start on a line, by BUFFER_UNIT; at most `space` lines lie between here and the end of the data; host memory.
+        let space = self.space(protocol, step) / protocol.line();
+        // SAFETY: slots start on a line, by BUFFER_UNIT; at most `space` lines lie between here and the end of the slots; host memory.
         unsafe { lines::missing(protocol, self.slot(protocol, step), step, from, count.min(space)) }
     }
 
@@ -246,8 +262,14 @@ impl Ring {
         Ok(())
     }
 
+    /// Bytes from the slot of `step` to the end of the protocol's slots.
+    #[inline]
+    fn space(&self, protocol: Protocol, step: u64) -> usize {
+        (STEPS as usize - layout::slot(step)) * self.geometry.step_bytes(protocol)
+    }
+
     fn check_copy(&self, protocol: Protocol, step: u64, len: usize) -> Result<()> {
-        let space = (STEPS as usize - layout::slot(step)) * self.geometry.step_bytes(protocol);
+        let space = self.space(protocol, step);
         match self.memory {
             Memory::Device => Err(Error::usage("the CPU cannot copy device memory")),
             Memory::Host if len > space => Err(Error::usage(format!("{len} bytes into {protocol} slots with {space} left"))),
@@ -258,33 +280,13 @@ impl Ring {
 
 impl Words for Arc<Ring> {
     #[inline]
-    fn head(&self) -> u64 {
-        self.words().head()
+    fn load(&self, word: Word, order: Ordering) -> u64 {
+        self.words().load(word, order)
     }
 
     #[inline]
-    fn set_head(&self, steps: u64) {
-        self.words().set_head(steps);
-    }
-
-    #[inline]
-    fn tail(&self) -> u64 {
-        self.words().tail()
-    }
-
-    #[inline]
-    fn set_tail(&self, steps: u64) {
-        self.words().set_tail(steps);
-    }
-
-    #[inline]
-    fn size(&self, slot: usize) -> i64 {
-        self.words().size(slot)
-    }
-
-    #[inline]
-    fn set_size(&self, slot: usize, bytes: i64) {
-        self.words().set_size(slot, bytes);
+    fn store(&self, word: Word, value: u64, order: Ordering) {
+        self.words().store(word, value, order);
     }
 }
 
