@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 
 use crate::base::log::{self, Level, log_info, log_warn};
 use crate::base::stage;
+use crate::base::thread::Cpus;
 
 mod effective;
 mod seconds;
@@ -111,6 +112,8 @@ const CIDR: Text = Text {
         text.is_empty() || net.trim().parse().is_ok_and(|net| bits.trim().parse::<u32>().is_ok_and(|bits| bits <= most(net)))
     },
 };
+const CPUS: Text =
+    Text { accepted: "a list of processors such as `0-3,8`, each below 1024, or empty", check: |text| Cpus::parse(text).is_some() };
 const CONGESTION: Text = Text {
     accepted: "`auto`, `system` or an algorithm's name of at most 15 letters, digits, `-` and `_`",
     // TCP_CA_NAME_MAX is 16 with the terminator (linux/tcp.h).
@@ -240,6 +243,8 @@ table! {
         "Seconds after which a request that is still outstanding is reported, once, with what it waits for. 0: never.";
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
         "Seconds that a request posted to a NIC may take to complete (RAILHEAD_FABRIC=verbs). The software fabric knows more: see RAILHEAD_TCP_USER_TIMEOUT_S.";
+    proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
+        "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),

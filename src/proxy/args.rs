@@ -48,7 +48,7 @@ impl Steps {
             return Err(Error::usage(format!("{chunk} steps a chunk; accepted: 1, 2, 4 or 8, and not less than the {slice} of a slice")));
         }
         // Beyond 2^63 a counter's difference would change its sign.
-        if count == 0 || count % slice != 0 || count > i64::MAX as u64 {
+        if count == 0 || !count.is_multiple_of(slice) || count > i64::MAX as u64 {
             return Err(Error::usage(format!(
                 "an operation of {count} steps; accepted: a multiple of its slice's {slice}, up to 2^63 - 1"
             )));

@@ -110,7 +110,7 @@ impl Geometry {
     /// Errors: no buffer at all; one that is not a multiple of [`BUFFER_UNIT`] up to [`BUFFER_MAX`].
     pub fn new(buffers: [usize; Protocol::COUNT]) -> Result<Geometry> {
         for (protocol, bytes) in Protocol::ALL.into_iter().zip(buffers) {
-            if bytes % BUFFER_UNIT != 0 || bytes > BUFFER_MAX {
+            if !bytes.is_multiple_of(BUFFER_UNIT) || bytes > BUFFER_MAX {
                 return Err(Error::usage(format!(
                     "{protocol} buffer of {bytes} bytes; accepted: 0, or a multiple of {BUFFER_UNIT} up to {BUFFER_MAX}"
                 )));

@@ -292,7 +292,7 @@ impl Words for Arc<Ring> {
 
 fn checked<T>(pointer: *mut T, align: usize, what: &str) -> Result<NonNull<T>> {
     match NonNull::new(pointer) {
-        Some(pointer) if pointer.addr().get() % align == 0 => Ok(pointer),
+        Some(pointer) if pointer.addr().get().is_multiple_of(align) => Ok(pointer),
         _ => Err(Error::usage(format!("a ring's {what} at {:#x}; accepted: an address aligned to {align} bytes", pointer.addr()))),
     }
 }

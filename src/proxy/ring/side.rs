@@ -128,7 +128,7 @@ impl<W: Words> Consumer<W> {
 #[inline]
 fn check_step(step: u64, slice: u64) -> Result<()> {
     rules::check_slice(slice)?;
-    if step % slice == 0 { Ok(()) } else { Err(misplaced(step, slice)) }
+    if step.is_multiple_of(slice) { Ok(()) } else { Err(misplaced(step, slice)) }
 }
 
 #[cold]

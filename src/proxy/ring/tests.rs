@@ -124,7 +124,8 @@ fn the_sides_meet_again_where_an_operation_starts() {
     assert_eq!(consumer.filled(1, 64).unwrap(), Some(1));
     consumer.release(1);
     // At step 0 of the next lap of the counter; a chunk of 8 moves neither.
-    (producer.start(8).unwrap(), consumer.start(8).unwrap());
+    producer.start(8).unwrap();
+    consumer.start(8).unwrap();
     producer.post(1, 2);
     assert_eq!(consumer.filled(1, 64).unwrap(), Some(2));
     consumer.release(1);

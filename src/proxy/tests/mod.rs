@@ -63,7 +63,7 @@ fn fill(producer: &mut Producer<Arc<Ring>>, ring: &Ring, protocol: Protocol, sli
         Protocol::Ll => {
             let words = data.chunks(4).map(|part| [&[part, &[0; 4][part.len()..]].concat()[..], &ll_flag(step).to_ne_bytes()].concat());
             let mut wire: Vec<u8> = words.flatten().collect();
-            if wire.len() % 16 != 0 {
+            if !wire.len().is_multiple_of(16) {
                 wire.extend([[0; 4], ll_flag(step).to_ne_bytes()].concat());
             }
             wire

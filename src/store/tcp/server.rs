@@ -22,6 +22,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::wire::Limits;
 use crate::base::fork::{self, PerProcess};
+use crate::base::thread::{self, Cpus};
 use crate::store::{Error, Result};
 use daemon::Daemon;
 
@@ -67,7 +68,7 @@ impl Server {
         let port = listener.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
         let stop = Arc::new(AtomicBool::new(false));
         let (daemon, waker) = Daemon::new(listener, &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
-        let thread = std::thread::Builder::new().name("railhead-store".into()).spawn(move || daemon.run());
+        let thread = thread::spawn("railhead-store", &Cpus::default(), move || daemon.run());
         let thread = Mutex::new(Some(thread.map_err(|e| Error::system("start the store's thread", e))?));
         Ok(Server { port, stop, waker, thread, epoch: fork::epoch() })
     }
