@@ -4,6 +4,7 @@
 //! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
+//! * [`table`]: any plugin's table, ours included, as the proxy's network.
 //! * [`version`], [`memory`]: the library's own C functions, `railhead_*`.
 
 pub mod boundary;
@@ -12,4 +13,5 @@ pub mod handles;
 pub mod memory;
 pub mod nccl;
 pub mod plugin;
+pub mod table;
 pub mod version;
