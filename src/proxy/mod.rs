@@ -7,6 +7,7 @@
 //! * [`net`]: what the proxy asks of a table.
 //! * [`connector`]: one direction of a connection: a comm and a ring.
 //! * [`args`]: one operation on a connector; [`send`] and [`recv`] move it on.
+//! * [`save`]: which operations a transfer between ranks needs.
 
 pub mod args;
 pub mod connector;
@@ -14,6 +15,7 @@ pub mod net;
 pub mod protocol;
 pub mod recv;
 pub mod ring;
+pub mod save;
 pub mod send;
 #[cfg(test)]
 mod tests;
