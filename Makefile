@@ -100,7 +100,7 @@ install: build
 	install -m 755 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/librailhead.so
 	ln -sf librailhead.so $(DESTDIR)$(PREFIX)/lib/libnccl-net-railhead.so
 	ln -sf librailhead.so $(DESTDIR)$(PREFIX)/lib/librccl-net-railhead.so
-	install -m 644 include/railhead.h $(DESTDIR)$(PREFIX)/include/railhead.h
+	install -m 644 include/railhead.h include/railhead_ring.h $(DESTDIR)$(PREFIX)/include
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' railhead.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/railhead.pc
 
 clean:

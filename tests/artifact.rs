@@ -120,3 +120,24 @@ fn the_header_and_the_library_name_the_same_functions() {
         assert_eq!(declared, exported, "{}", library.display());
     }
 }
+
+/// The producer's header is enough alone: nothing is included before it, nothing is linked; and both sides of a ring work near the limits of
+/// the counters and against a side that lies.
+#[test]
+fn the_ring_header_stands_alone_in_c11_and_cxx17() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/ring_check.c");
+    let variable = |name: &str, otherwise: &str| std::env::var(name).unwrap_or_else(|_| otherwise.into());
+    let languages = [(variable("CC", "cc"), ["-xc", "-std=c11"]), (variable("CXX", "c++"), ["-xc++", "-std=c++17"])];
+    for (compiler, language) in languages {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ring_check{}", language[1]));
+        let built = Command::new(&compiler)
+            .args(language)
+            .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", "-o"])
+            .args([&program, &source])
+            .output()
+            .unwrap_or_else(|e| panic!("{compiler}: {e} (make deps)"));
+        assert!(built.status.success(), "{compiler} {language:?}: {}", String::from_utf8_lossy(&built.stderr));
+        let run = Command::new(&program).output().expect("the program starts");
+        assert!(run.status.success(), "{language:?}: {}", String::from_utf8_lossy(&run.stderr));
+    }
+}

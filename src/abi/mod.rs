@@ -5,6 +5,7 @@
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
 //! * [`version`], [`memory`], [`store`], [`rendezvous`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what their handles name.
+//! * [`table`]: any plugin's table, ours included, as the proxy's network.
 
 pub mod boundary;
 pub mod handle;
@@ -16,4 +17,5 @@ pub mod plugin;
 pub mod rendezvous;
 pub mod status;
 pub mod store;
+pub mod table;
 pub mod version;

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 
 use crate::base::log::{self, Level, log_info, log_warn};
 use crate::base::stage;
+use crate::base::thread::Cpus;
 
 mod effective;
 mod seconds;
@@ -115,6 +116,8 @@ const CIDR: Text = Text {
 };
 const ADDRESS: Text =
     Text { accepted: "`address`, IPv4 or IPv6, or empty", check: |text| text.is_empty() || text.parse::<std::net::IpAddr>().is_ok() };
+const CPUS: Text =
+    Text { accepted: "a list of processors such as `0-3,8`, each below 1024, or empty", check: |text| Cpus::parse(text).is_some() };
 const CONGESTION: Text = Text {
     accepted: "`auto`, `system` or an algorithm's name of at most 15 letters, digits, `-` and `_`",
     // TCP_CA_NAME_MAX is 16 with the terminator (linux/tcp.h).
@@ -254,6 +257,8 @@ table! {
         "Address that a store's server listens on when a rendezvous starts one. Empty: all addresses, as torch does.";
     store_secret: Secret, "RAILHEAD_STORE_SECRET", Secret::default(), (),
         "A secret that a store's server and clients share; who does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none.";
+    proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
+        "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),

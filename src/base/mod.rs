@@ -16,4 +16,5 @@ pub mod process;
 pub mod rand;
 pub mod stage;
 pub mod stats;
+pub mod sync;
 pub mod thread;

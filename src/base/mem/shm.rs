@@ -151,6 +151,11 @@ impl Shm {
         self.name.as_ref().map(|n| n.name.as_str())
     }
 
+    /// The file's path, for another process of this user; `None` as for [`Shm::name`].
+    pub fn path(&self) -> Option<PathBuf> {
+        self.name.as_ref().map(|n| n.path.clone())
+    }
+
     /// The descriptor, to be sent to the peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

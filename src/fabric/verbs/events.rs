@@ -17,6 +17,7 @@ use super::library::Library;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_info, log_warn};
+use crate::base::thread::{self, Cpus};
 
 /// What events did to a queue pair. Written by the thread, read by the queue pair's owner; nothing else is read on the strength of it.
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ impl Events {
             let context = context;
             run(library, &context, stop_fd, &shared, &device, fatal);
         };
-        let thread = std::thread::Builder::new().name("railhead-ib".into()).spawn(body);
+        let thread = thread::spawn("railhead-ib", &Cpus::default(), body);
         let thread = thread.map_err(|e| Error::system("starting the thread for asynchronous events", e))?;
         Ok(Events { watched, stop, thread: Some(thread), epoch: fork::epoch() })
     }
@@ -142,12 +143,6 @@ fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<usize, Entry>> {
 }
 
 fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, device: &str, fatal: bool) {
-    // SAFETY: a full set is a valid mask; the application's signals are for its own threads.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
-    }
     // SAFETY: the context stays open until this thread has ended.
     let fd = unsafe { (*context.0).async_fd };
     loop {

@@ -1,0 +1,188 @@
+//! One operation on a connector: what it is to move, and how far it has come. NCCL's ncclProxyArgs (nccl v2.7.8 src/include/proxy.h) without what
+//! the engine keeps. Made by whoever appends, moved on by `send` and `recv` on the engine's thread.
+
+use std::fmt;
+
+use super::net::Request;
+use super::protocol::Protocol;
+use super::ring::STEPS;
+use super::ring::layout::round_up;
+use super::ring::rules::{Position, check_slice};
+use crate::base::error::{Error, Result};
+
+/// What one call came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// There was nothing to do.
+    Idle,
+    /// Something moved.
+    Moved,
+    /// The operation is complete, and not asked again.
+    Done,
+}
+
+/// What an operation is to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// How many steps: a multiple of `slice`, and at least one slice.
+    pub count: u64,
+    /// Steps that make one message: 1, 2, 4 or 8.
+    pub slice: u64,
+    /// The operation starts at the next multiple of this: 1, 2, 4 or 8, and at least `slice`.
+    pub chunk: u64,
+    /// How the producer says that a slot is filled.
+    pub protocol: Protocol,
+}
+
+impl Steps {
+    /// So many steps of SIMPLE, each a message.
+    pub fn simple(count: u64) -> Steps {
+        Steps { count, slice: 1, chunk: 1, protocol: Protocol::Simple }
+    }
+
+    /// Checks the numbers.
+    pub fn check(&self) -> Result<()> {
+        check_slice(self.slice)?;
+        let Steps { count, slice, chunk, .. } = *self;
+        if check_slice(chunk).is_err() || chunk < slice {
+            return Err(Error::usage(format!("{chunk} steps a chunk; accepted: 1, 2, 4 or 8, and not less than the {slice} of a slice")));
+        }
+        // Beyond 2^63 a counter's difference would change its sign.
+        if count == 0 || !count.is_multiple_of(slice) || count > i64::MAX as u64 {
+            return Err(Error::usage(format!(
+                "an operation of {count} steps; accepted: a multiple of its slice's {slice}, up to 2^63 - 1"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What an operation that does not move waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing: its turn has not come, or it moved.
+    Nothing,
+    /// The local producer to fill a step.
+    Producer,
+    /// The local producer's flags: it has said how much comes, and not stored all of it.
+    Flags,
+    /// The network to take a send: the peer has not posted a receive.
+    Receiver,
+    /// The network to complete a send.
+    Sent,
+    /// The local consumer to free a step.
+    Consumer,
+    /// The network to take a receive.
+    Posted,
+    /// The network to complete a receive: the peer has not sent.
+    Sender,
+    /// The network to flush what was received.
+    Flush,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Wait::Nothing => "nothing",
+            Wait::Producer => "the local producer to fill a step",
+            Wait::Flags => "the local producer's flags",
+            Wait::Receiver => "the peer to post a receive",
+            Wait::Sent => "the network to complete a send",
+            Wait::Consumer => "the local consumer to free a step",
+            Wait::Posted => "the network to take a receive",
+            Wait::Sender => "the peer to send",
+            Wait::Flush => "the network to flush what came",
+        })
+    }
+}
+
+/// How far an operation has come. Counters are the ring's and wrap.
+#[derive(Debug)]
+pub struct Args {
+    /// What it is to move.
+    pub steps: Steps,
+    /// Whether its turn has come, and the counters below mean something.
+    pub started: bool,
+    /// Where it started.
+    pub base: u64,
+    /// Steps complete: published to the ring's other side.
+    pub head: u64,
+    /// Steps received, of which the last may still be flushed. Not used by sends.
+    pub received: u64,
+    /// Steps posted to the network.
+    pub tail: u64,
+    /// Where it ends.
+    pub end: u64,
+    /// The outstanding requests, by slot.
+    pub requests: [Option<Request>; STEPS as usize],
+    /// Bytes received, by slot.
+    pub sizes: [u32; STEPS as usize],
+    /// Lines of the next step whose flags were seen.
+    pub lines: usize,
+    /// What it waits for.
+    pub wait: Wait,
+}
+
+impl Args {
+    /// An operation whose turn has not come.
+    ///
+    /// Errors: numbers that make no sense.
+    pub fn new(steps: Steps) -> Result<Args> {
+        steps.check()?;
+        let requests = [const { None }; STEPS as usize];
+        let (sizes, wait) = ([0; STEPS as usize], Wait::Nothing);
+        Ok(Args { steps, started: false, base: 0, head: 0, received: 0, tail: 0, end: 0, requests, sizes, lines: 0, wait })
+    }
+
+    /// Starts the operation on a connector that has come to `step`. True if that left steps out.
+    pub fn start(&mut self, step: u64) -> bool {
+        let base = round_up(step, self.steps.chunk);
+        (self.base, self.head, self.received, self.tail) = (base, base, base, base);
+        self.end = base.wrapping_add(self.steps.count);
+        self.started = true;
+        base != step
+    }
+
+    /// Whether another slice may be posted: there is one, and no more than [`STEPS`] would be in flight.
+    #[inline]
+    pub fn may_post(&self) -> bool {
+        self.tail != self.end && self.tail.wrapping_sub(self.head) + self.steps.slice <= STEPS
+    }
+
+    /// Where this side of the ring stands.
+    #[inline]
+    pub fn position(&self) -> Position {
+        Position { published: self.head, claimed: self.tail, fresh: self.tail == self.base }
+    }
+}
+
+impl fmt::Display for Args {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Steps { count, slice, protocol, .. } = self.steps;
+        write!(f, "{count} steps of {protocol}")?;
+        if slice > 1 {
+            write!(f, ", {slice} a slice")?;
+        }
+        if self.started {
+            let [done, posted] = [self.head, self.tail].map(|counter| counter.wrapping_sub(self.base));
+            write!(f, ", from step {}: {posted} posted, {done} done; waits for {}", self.base, self.wait)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_make_no_sense_are_refused() {
+        let steps = |count, slice, chunk| Steps { count, slice, chunk, protocol: Protocol::Simple };
+        for good in [(1, 1, 1), (4, 2, 4), (8, 8, 8), (6, 2, 8), (i64::MAX as u64, 1, 1)] {
+            assert!(steps(good.0, good.1, good.2).check().is_ok(), "{good:?}");
+        }
+        for bad in [(0, 1, 1), (3, 2, 2), (4, 4, 2), (8, 8, 16), (3, 3, 3), (1, 0, 1), (1 << 63, 1, 1)] {
+            assert!(Args::new(steps(bad.0, bad.1, bad.2)).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! A network that is all in memory, keeps a record, and is as slow, as unwilling and as faulty as a test wants it. A message is copied when its last
+//! poll comes, not when it is posted, so that a slot which is touched too early shows.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::base::error::{Error, Result};
+use crate::proxy::net::{Buffer, Comm, Handle, Mr, Net, Request};
+
+/// What was asked of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    Isend { link: usize, bytes: usize, taken: bool },
+    Irecv { link: usize, bytes: usize, taken: bool },
+    Iflush { link: usize, bytes: usize },
+    Test { done: bool },
+    RegMr { device: bool },
+    DeregMr,
+    CloseSend,
+    CloseRecv,
+}
+
+/// How the network behaves.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Behaviour {
+    /// Polls that a message or a flush takes: 0 to this many, by chance.
+    pub delay: u64,
+    /// One post in this many is not taken, by chance; 0 for none.
+    pub unwilling: u64,
+    /// The call of this number fails, counted from 0.
+    pub fails_at: Option<u64>,
+    /// Flushes complete only once this is not set.
+    pub holds_flushes: bool,
+    /// Every receive claims so many bytes more than came.
+    pub exaggerates: usize,
+}
+
+#[derive(Default)]
+struct Message {
+    from: usize,
+    to: usize,
+    bytes: usize,
+    polls: u64,
+    copied: bool,
+}
+
+enum Posted {
+    Message(usize),
+    Receive { link: usize, number: u64 },
+    Flush { polls: u64 },
+}
+
+#[derive(Default)]
+struct State {
+    behaviour: Behaviour,
+    record: Vec<Call>,
+    quiet: bool,
+    calls: u64,
+    random: u64,
+    // By number; a message that both ends have seen stays, for its address is not reused.
+    messages: BTreeMap<usize, (Message, u8)>,
+    next_message: usize,
+    // Receives of each link that no send has met, and those that one has.
+    waiting: BTreeMap<usize, VecDeque<(u64, usize, usize)>>,
+    matched: BTreeMap<(usize, u64), usize>,
+    received: u64,
+    requests: BTreeMap<usize, Posted>,
+    next_request: usize,
+    open: i64,
+    registered: i64,
+}
+
+/// The network.
+#[derive(Default)]
+pub struct Fake(Mutex<State>);
+
+impl Fake {
+    pub fn new(seed: u64, behaviour: Behaviour) -> Arc<Fake> {
+        Arc::new(Fake(Mutex::new(State { behaviour, random: seed | 1, ..State::default() })))
+    }
+
+    /// A pair of comms: what is sent on the first is received on the second.
+    pub fn link(&self, link: usize) -> (Comm, Comm) {
+        self.lock().open += 2;
+        // SAFETY: this network takes any number for a comm.
+        unsafe { (Comm::new(link * 2), Comm::new(link * 2 + 1)) }
+    }
+
+    pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
+        change(&mut self.lock().behaviour);
+    }
+
+    /// Keeps no record from now on.
+    pub fn quiet(&self) {
+        self.lock().quiet = true;
+    }
+
+    pub fn record(&self) -> Vec<Call> {
+        self.lock().record.clone()
+    }
+
+    pub fn calls(&self) -> u64 {
+        self.lock().calls
+    }
+
+    /// Comms and registrations that are open, and requests that were not tested to their end.
+    pub fn holds(&self) -> (i64, i64, usize) {
+        let state = self.lock();
+        (state.open, state.registered, state.requests.len())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl State {
+    fn call(&mut self, what: &str) -> Result<()> {
+        let call = self.calls;
+        self.calls += 1;
+        if self.behaviour.fails_at == Some(call) { Err(Error::remote(format!("call {call}, {what}, fails on purpose"))) } else { Ok(()) }
+    }
+
+    fn note(&mut self, call: Call) {
+        if !self.quiet {
+            self.record.push(call);
+        }
+    }
+
+    fn chance(&mut self, below: u64) -> u64 {
+        // xorshift64 (Marsaglia)
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    fn unwilling(&mut self) -> bool {
+        let n = self.behaviour.unwilling;
+        n > 0 && self.chance(n) == 0
+    }
+
+    fn request(&mut self, posted: Posted) -> Request {
+        self.next_request += 1;
+        self.requests.insert(self.next_request, posted);
+        // SAFETY: this network takes any number for a request.
+        unsafe { Request::new(self.next_request) }
+    }
+
+    /// One poll of a message; its bytes once it is copied.
+    fn poll(&mut self, number: usize) -> Option<usize> {
+        let (message, seen) = self.messages.get_mut(&number).expect("a message");
+        if message.polls > 0 {
+            message.polls -= 1;
+            return None;
+        }
+        if !message.copied {
+            message.copied = true;
+            let (from, to) =
+                (std::ptr::with_exposed_provenance::<u8>(message.from), std::ptr::with_exposed_provenance_mut::<u8>(message.to));
+            // SAFETY: slots of two rings that the test keeps, claimed by the operations whose requests these are.
+            unsafe { to.copy_from_nonoverlapping(from, message.bytes) };
+        }
+        let bytes = message.bytes;
+        *seen += 1;
+        if *seen == 2 {
+            self.messages.remove(&number);
+        }
+        Some(bytes)
+    }
+}
+
+impl Net for Fake {
+    fn isend(&self, comm: &Comm, data: Buffer, _tag: i32, _mr: &Mr) -> Result<Option<Request>> {
+        let state = &mut *self.lock();
+        state.call("isend")?;
+        let link = comm.value() / 2;
+        let met = if state.unwilling() { None } else { state.waiting.entry(link).or_default().pop_front() };
+        state.note(Call::Isend { link, bytes: data.bytes(), taken: met.is_some() });
+        let Some((number, to, room)) = met else { return Ok(None) };
+        assert!(data.bytes() <= room, "{} bytes for a receive of {room}", data.bytes());
+        let delay = state.behaviour.delay;
+        let polls = state.chance(delay + 1);
+        state.next_message += 1;
+        let message = state.next_message;
+        state.messages.insert(message, (Message { from: data.addr(), to, bytes: data.bytes(), polls, copied: false }, 0));
+        state.matched.insert((link, number), message);
+        Ok(Some(state.request(Posted::Message(message))))
+    }
+
+    fn irecv(&self, comm: &Comm, data: Buffer, _tag: i32, _mr: &Mr) -> Result<Option<Request>> {
+        let state = &mut *self.lock();
+        state.call("irecv")?;
+        let link = comm.value() / 2;
+        let taken = !state.unwilling();
+        state.note(Call::Irecv { link, bytes: data.bytes(), taken });
+        if !taken {
+            return Ok(None);
+        }
+        state.received += 1;
+        let number = state.received;
+        state.waiting.entry(link).or_default().push_back((number, data.addr(), data.bytes()));
+        Ok(Some(state.request(Posted::Receive { link, number })))
+    }
+
+    fn iflush(&self, comm: &Comm, data: Buffer, _mr: &Mr) -> Result<Option<Request>> {
+        let state = &mut *self.lock();
+        state.call("iflush")?;
+        state.note(Call::Iflush { link: comm.value() / 2, bytes: data.bytes() });
+        if state.unwilling() {
+            // Nothing to flush, as a plugin says of host memory.
+            return Ok(None);
+        }
+        let delay = state.behaviour.delay;
+        let polls = state.chance(delay + 1);
+        Ok(Some(state.request(Posted::Flush { polls })))
+    }
+
+    fn test(&self, request: &mut Option<Request>) -> Result<Option<usize>> {
+        let Some(number) = request.as_ref().map(Request::value) else { return Ok(Some(0)) };
+        let state = &mut *self.lock();
+        state.call("test")?;
+        let holds = state.behaviour.holds_flushes;
+        let done = match state.requests.get_mut(&number).expect("a request that was not tested to its end") {
+            Posted::Flush { .. } if holds => None,
+            Posted::Flush { polls: 0 } => Some(0),
+            Posted::Flush { polls } => {
+                *polls -= 1;
+                None
+            }
+            Posted::Message(message) => {
+                let message = *message;
+                state.poll(message)
+            }
+            Posted::Receive { link, number } => {
+                let matched = state.matched.get(&(*link, *number)).copied();
+                matched.and_then(|message| state.poll(message)).map(|bytes| bytes + state.behaviour.exaggerates)
+            }
+        };
+        state.note(Call::Test { done: done.is_some() });
+        if done.is_some() {
+            if let Some(Posted::Receive { link, number }) = state.requests.remove(&number) {
+                state.matched.remove(&(link, number));
+            }
+            *request = None;
+        }
+        Ok(done)
+    }
+
+    fn listen(&self, _dev: i32) -> Result<(Comm, Handle)> {
+        self.lock().call("listen")?;
+        // SAFETY: as in `link`.
+        Ok((unsafe { Comm::new(usize::MAX) }, Handle::default()))
+    }
+
+    fn connect(&self, _dev: i32, _handle: &mut Handle) -> Result<Option<Comm>> {
+        self.lock().call("connect")?;
+        Ok(None)
+    }
+
+    fn accept(&self, _listener: &Comm) -> Result<Option<Comm>> {
+        self.lock().call("accept")?;
+        Ok(None)
+    }
+
+    fn reg_mr(&self, _comm: &Comm, _data: Buffer, device: bool) -> Result<Mr> {
+        let state = &mut *self.lock();
+        state.call("regMr")?;
+        state.note(Call::RegMr { device });
+        state.registered += 1;
+        // SAFETY: this network takes any number for a registration.
+        Ok(unsafe { Mr::new(7) })
+    }
+
+    fn dereg_mr(&self, _comm: &Comm, _mr: Mr) -> Result<()> {
+        let state = &mut *self.lock();
+        state.registered -= 1;
+        state.note(Call::DeregMr);
+        state.call("deregMr")
+    }
+
+    fn close_send(&self, _comm: Comm) -> Result<()> {
+        let state = &mut *self.lock();
+        state.open -= 1;
+        state.note(Call::CloseSend);
+        state.call("closeSend")
+    }
+
+    fn close_recv(&self, _comm: Comm) -> Result<()> {
+        let state = &mut *self.lock();
+        state.open -= 1;
+        state.note(Call::CloseRecv);
+        state.call("closeRecv")
+    }
+
+    fn close_listen(&self, _comm: Comm) -> Result<()> {
+        self.lock().call("closeListen")
+    }
+}
