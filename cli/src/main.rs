@@ -5,6 +5,7 @@ mod info;
 mod perf;
 mod plugin;
 mod stats;
+mod store;
 mod top;
 
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ enum Command {
     Check(check::Args),
     Stats(stats::Args),
     Top(top::Args),
+    Store(store::Args),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Stats(args) => stats::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Store(args) => store::run(&args),
     };
     match result {
         Ok(code) => code,

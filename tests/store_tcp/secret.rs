@@ -68,11 +68,11 @@ fn who_does_not_is_refused_at_once_and_told_why() {
 }
 
 #[test]
-fn torchs_clients_fail_at_once() {
+fn torchs_clients_get_an_answer_that_tells() {
     let server = serve(|options| options.secret = Secret::new("sesame"));
     let mut raw = Raw::open(server.port());
     raw.send("0d44332211");
-    // Not its nonce: torch reports a failed ping that got 1397048146.
+    // Not its nonce: torch warns of a failed ping that got 1397048146.
     raw.expect("52434553", "the wrong nonce");
     raw.expect_end("and nothing else");
     assert_eq!(u32::from_le_bytes([0x52, 0x43, 0x45, 0x53]), 1_397_048_146);

@@ -8,8 +8,8 @@ use crate::base::mac;
 /// Bytes of a nonce.
 pub const NONCE: usize = 16;
 
-/// What the server answers to a PING of one who has not shown the secret, before it hangs up: torch's client says at once that its ping failed and names
-/// this number, 1397048146, instead of trying for minutes.
+/// What the server answers to a PING of one who has not shown the secret, before it hangs up: torch's client tries on until its timeout, but warns from
+/// the first attempt on that its ping failed, and names this number, 1397048146.
 pub const SECRET_WANTED: u32 = u32::from_be_bytes(*b"SECR");
 
 /// Reply to CHALLENGE: there is no secret here.

@@ -1,0 +1,76 @@
+//! `railhead store bench`: what servers of the store protocol can do, ours and torch's beside each other in one run.
+//!
+//! One client for all: a thread that drives every connection through one epoll and speaks the protocol's bytes, so that what differs is the server. Rounds
+//! of the servers alternate.
+
+mod client;
+mod report;
+
+use std::time::Duration;
+
+use anyhow::Context;
+
+use report::Row;
+
+/// Measures servers: set-and-get round trips, how fast many clients join a barrier, memory per idle connection
+#[derive(clap::Args)]
+pub struct Args {
+    /// The servers, each with a name; the first is the one that the others are compared with
+    #[arg(long = "server", value_name = "NAME=HOST:PORT", required = true, value_parser = named)]
+    servers: Vec<(String, (String, u16))>,
+    /// Numbers of connections for round trips
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8,64", value_parser = clap::value_parser!(u32).range(1..=10000))]
+    connections: Vec<u32>,
+    /// Clients of the barrier
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10000))]
+    clients: u32,
+    /// Idle connections, for a server on this machine whose process can be found
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(0..=50000))]
+    idle: u32,
+    /// Rounds, of which the median counts
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Seconds per server, number of connections and round
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = super::seconds)]
+    duration: Duration,
+    /// Bytes of a value
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1048576))]
+    size: u32,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let mut rows = Vec::new();
+    for &connections in &args.connections {
+        let figures = rounds(args, |place| client::round_trips(place, connections, args.size, args.duration))?;
+        rows.push(Row { what: format!("set + get, {connections} connection(s)"), unit: "1/s", more_is_better: true, figures });
+    }
+    let figures = rounds(args, |place| client::barrier(place, args.clients))?;
+    rows.push(Row { what: format!("{} clients connect and join a barrier", args.clients), unit: "ms", more_is_better: false, figures });
+    if args.idle > 0 {
+        let figures = args.servers.iter().map(|(name, place)| {
+            let bytes = client::idle(place, args.idle).with_context(|| format!("{name}: memory of idle connections"))?;
+            Ok(vec![bytes])
+        });
+        let figures = figures.collect::<anyhow::Result<Vec<_>>>()?;
+        rows.push(Row { what: format!("memory per idle connection, of {}", args.idle), unit: "KiB", more_is_better: false, figures });
+    }
+    let names: Vec<&str> = args.servers.iter().map(|(name, _)| name.as_str()).collect();
+    super::print(report::table(&names, args.rounds, &rows).as_bytes())
+}
+
+/// One figure per server and round, the servers in turn.
+fn rounds(args: &Args, mut measure: impl FnMut(&(String, u16)) -> anyhow::Result<f64>) -> anyhow::Result<Vec<Vec<f64>>> {
+    let mut figures = vec![Vec::new(); args.servers.len()];
+    for _ in 0..args.rounds {
+        for ((name, place), figures) in args.servers.iter().zip(&mut figures) {
+            figures.push(measure(place).with_context(|| name.clone())?);
+        }
+    }
+    Ok(figures)
+}
+
+fn named(text: &str) -> Result<(String, (String, u16)), String> {
+    let (name, place) = text.split_once('=').ok_or("must be NAME=HOST:PORT")?;
+    Ok((name.to_owned(), super::host_and_port(place)?))
+}
