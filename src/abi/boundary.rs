@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use crate::abi::nccl::types::ncclResult_t;
+use crate::abi::status::railhead_status_t;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
 
@@ -80,6 +81,19 @@ pub fn call_or<T>(name: &'static str, otherwise: T, operation: impl FnOnce() -> 
     };
     let _ = catch_unwind(AssertUnwindSafe(|| log_warn!(log::NET, "{name}: {message}")));
     otherwise
+}
+
+/// As [`call_or`], for functions that return a status.
+pub fn call_status(name: &'static str, operation: impl FnOnce() -> Result<railhead_status_t>) -> railhead_status_t {
+    let mut failure = railhead_status_t::RAILHEAD_INTERNAL_ERROR;
+    let outcome = call_or(name, None, || {
+        let outcome = operation();
+        if let Err(error) = &outcome {
+            failure = error.into();
+        }
+        outcome.map(Some)
+    });
+    outcome.unwrap_or(failure)
 }
 
 fn panic_message(payload: &(dyn Any + Send)) -> &str {

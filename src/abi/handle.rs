@@ -7,6 +7,7 @@
 //! ```text
 //! comm     kind:8 | process:8 | count:30 | index:18
 //! request  kind:8 |   count:6 | index:18 | request:32    (index and count of its comm; the comm's own number of the request)
+//! object   as comm, for those of the library's own C functions (`abi::registry`)
 //! context  kind:8 | process:8 | number:48
 //! mr       net's 64-bit number, xor (kind:8 | process:8 | 0:48)
 //! ```
@@ -47,10 +48,27 @@ pub enum Kind {
     Mr = 0xa6,
     /// A context (one per communicator, from ABI version 11).
     Context = 0xa7,
+    /// A proxy.
+    Proxy = 0xa8,
+    /// A listener of a proxy.
+    Listener = 0xa9,
+    /// A connector of a proxy.
+    Connector = 0xaa,
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [Kind::Listen, Kind::Send, Kind::Recv, Kind::SendRequest, Kind::RecvRequest, Kind::Mr, Kind::Context];
+    const ALL: [Kind; 10] = [
+        Kind::Listen,
+        Kind::Send,
+        Kind::Recv,
+        Kind::SendRequest,
+        Kind::RecvRequest,
+        Kind::Mr,
+        Kind::Context,
+        Kind::Proxy,
+        Kind::Listener,
+        Kind::Connector,
+    ];
 
     /// In a message.
     pub fn words(self) -> &'static str {
@@ -62,6 +80,9 @@ impl Kind {
             Kind::RecvRequest => "receive request",
             Kind::Mr => "memory handle",
             Kind::Context => "context",
+            Kind::Proxy => "proxy",
+            Kind::Listener => "listener",
+            Kind::Connector => "connector",
         }
     }
 }
@@ -178,7 +199,12 @@ impl Place {
 
     /// The count of the comm that uses the entry next.
     pub fn next(self) -> u32 {
-        (self.count + 1) & mask(COUNT_BITS) as u32
+        Place::after(self.count)
+    }
+
+    /// The count that follows one.
+    pub fn after(count: u32) -> u32 {
+        (count + 1) & mask(COUNT_BITS) as u32
     }
 
     /// The handle of the comm.

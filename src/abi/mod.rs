@@ -4,14 +4,19 @@
 //! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
-//! * [`table`]: any plugin's table, ours included, as the proxy's network.
-//! * [`version`], [`memory`]: the library's own C functions, `railhead_*`.
+//! * [`table`]: any plugin's table, ours included, as the proxy's network; [`proxies`], [`registry`]: the proxies of this process.
+//! * [`version`], [`memory`], [`status`], [`proxy`], [`connector`]: the library's own C functions, `railhead_*`.
 
 pub mod boundary;
+pub mod connector;
 pub mod handle;
 pub mod handles;
 pub mod memory;
 pub mod nccl;
 pub mod plugin;
+pub mod proxies;
+pub mod proxy;
+pub mod registry;
+pub mod status;
 pub mod table;
 pub mod version;
