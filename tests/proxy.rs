@@ -115,7 +115,8 @@ fn streams(_: &Ctx) {
                     connector.append(&operation(40 * slice, slice as u32, chunk, SIMPLE)).expect("append");
                 }
             }
-            (a.start().expect("start"), b.start().expect("start"));
+            a.start().expect("start");
+            b.start().expect("start");
             thread::scope(|scope| {
                 for (seed, (send, recv)) in [(1, there), (2, back)] {
                     scope.spawn(move || stream(send, recv, seed, 40, slice, chunk.into()));
@@ -130,8 +131,10 @@ fn streams(_: &Ctx) {
             assert_eq!(connector.close(), Err(RAILHEAD_INTERNAL_ERROR));
         }
     }
-    (a.stop().expect("stop"), b.stop().expect("stop"));
-    (a.destroy().expect("destroy"), b.destroy().expect("destroy"));
+    a.stop().expect("stop");
+    b.stop().expect("stop");
+    a.destroy().expect("destroy");
+    b.destroy().expect("destroy");
 }
 
 fn many_connectors(_: &Ctx) {
@@ -140,7 +143,7 @@ fn many_connectors(_: &Ctx) {
     let config = slots(1024);
     let pairs: Vec<_> = (0..PAIRS).map(|n| if n % 2 == 0 { pair(a, b, &config) } else { pair(b, a, &config) }).collect();
     // Each pair's operations follow from its number: how many, of how many messages, of how many bytes.
-    let plan = |n: u64| -> Vec<(u64, u64)> { (0..1 + n * 7 % 12).map(|k| (1 << (n + k) % 4, 1 + (n * 31 + k * 17) % 40)).collect() };
+    let plan = |n: u64| -> Vec<(u64, u64)> { (0..1 + n * 7 % 12).map(|k| (1 << ((n + k) % 4), 1 + (n * 31 + k * 17) % 40)).collect() };
     for proxy in [a, b] {
         proxy.group_start().expect("group");
     }
@@ -180,7 +183,7 @@ fn many_connectors(_: &Ctx) {
     let mut turn = 0u64;
     until("all messages", || {
         turn += 1;
-        for p in programs.iter_mut().filter(|p| turn % (1 + p.n % 5) == 0) {
+        for p in programs.iter_mut().filter(|p| turn.is_multiple_of(1 + p.n % 5)) {
             if let Some(&slice) = p.messages.get(p.filled) {
                 // Where the slice changes, so does the operation.
                 p.filler.side.start(slice).expect("start");
@@ -205,7 +208,8 @@ fn many_connectors(_: &Ctx) {
     for (n, (send, recv)) in (0..).zip(&pairs) {
         assert_eq!((send.state().operations, recv.state().operations), (plan(n).len() as u64, plan(n).len() as u64));
     }
-    (a.destroy().expect("destroy"), b.destroy().expect("destroy"));
+    a.destroy().expect("destroy");
+    b.destroy().expect("destroy");
 }
 
 fn dump(_: &Ctx) {
@@ -258,7 +262,8 @@ fn zero_bytes(_: &Ctx) {
             send.append(&operation(1, 1, 1, SIMPLE)).expect("append");
             recv.append(&operation(1, 1, 1, SIMPLE)).expect("append");
         }
-        (a.start().expect("start"), b.start().expect("start"));
+        a.start().expect("start");
+        b.start().expect("start");
         let (mut filled, mut emptied) = (0, 0);
         until("a round", || {
             if filled < BATCH && filler.put(1, &[]) {
@@ -272,9 +277,11 @@ fn zero_bytes(_: &Ctx) {
         });
         until("the operations", || (recv.state().operations == (round + 1) * BATCH).then_some(()));
     }
-    (a.stop().expect("stop"), b.stop().expect("stop"));
+    a.stop().expect("stop");
+    b.stop().expect("stop");
     assert_eq!((send.state().operations, send.state().bytes), (ROUNDS * BATCH, 0));
-    (a.destroy().expect("destroy"), b.destroy().expect("destroy"));
+    a.destroy().expect("destroy");
+    b.destroy().expect("destroy");
 }
 
 fn stop_and_abort(_: &Ctx) {
@@ -282,7 +289,8 @@ fn stop_and_abort(_: &Ctx) {
     let (send, recv) = pair(a, b, &slots(1024));
     send.append(&operation(30, 1, 1, SIMPLE)).expect("append");
     recv.append(&operation(40, 1, 1, SIMPLE)).expect("append");
-    (a.start().expect("start"), b.start().expect("start"));
+    a.start().expect("start");
+    b.start().expect("start");
     // Asked to stop before anything was produced: it waits for all that was started.
     let stopping = thread::spawn(move || a.stop());
     stream(send, recv, 5, 30, 1, 1);
@@ -297,7 +305,8 @@ fn stop_and_abort(_: &Ctx) {
     // After the end even what is not done can be closed.
     recv.close().expect("close");
     send.close().expect("close");
-    (a.destroy().expect("destroy"), b.destroy().expect("destroy"));
+    a.destroy().expect("destroy");
+    b.destroy().expect("destroy");
 }
 
 fn a_lie(_: &Ctx) {
@@ -311,7 +320,8 @@ fn a_lie(_: &Ctx) {
     let words = unsafe { &*send.place().control.cast::<railhead::proxy::ring::Control>() };
     words.recv_mem.sizes_fifo[0].store(1025, std::sync::atomic::Ordering::Relaxed);
     words.recv_mem.tail.store(1, std::sync::atomic::Ordering::Release);
-    (a.start().expect("start"), b.start().expect("start"));
+    a.start().expect("start");
+    b.start().expect("start");
     until("the end", || (a.state().failed == 1 && a.state().ended == 1).then_some(()));
     let (status, words) = a.error();
     assert_eq!(status, RAILHEAD_INVALID_USAGE);
@@ -322,7 +332,8 @@ fn a_lie(_: &Ctx) {
     assert!(a.dump().contains("failed: operation"), "{}", a.dump());
     // The other engine of the process goes on.
     assert_eq!((b.state().failed, b.state().ended), (0, 0));
-    (a.destroy().expect("destroy"), b.destroy().expect("destroy"));
+    a.destroy().expect("destroy");
+    b.destroy().expect("destroy");
 }
 
 /// Rank 0 sends to rank 1 until that is killed.
@@ -488,7 +499,8 @@ fn misuse(_: &Ctx) {
         assert_eq!(send.append(&operation(steps, slice, chunk, protocol)), Err(RAILHEAD_INVALID_USAGE), "{steps} {slice} {chunk}");
     }
     assert_eq!(proxy.group_end(), Err(RAILHEAD_INVALID_USAGE));
-    (send.close().expect("close"), recv.close().expect("close"));
+    send.close().expect("close");
+    recv.close().expect("close");
     proxy.destroy().expect("destroy");
 
     // Few operations at a time.

@@ -324,7 +324,9 @@ pub(super) unsafe fn put_text(text: &str, to: *mut c_char, bytes: usize, name: &
     if to.is_null() {
         return Err(boundary::bad_pointer(0, name, 1));
     }
-    let text = &text.as_bytes()[..text.floor_char_boundary(room)];
+    // As much as there is room for, in whole characters: a boundary is never further than 4 bytes.
+    let end = (0..=room.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let text = &text.as_bytes()[..end];
     // SAFETY: not NULL; at most `bytes` bytes with the 0, which are writable by this function's own requirement.
     unsafe {
         to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
