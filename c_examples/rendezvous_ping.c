@@ -29,7 +29,7 @@ enum { TIMEOUT_S = 120, MESSAGE = 4096, TAG = 7, HANDLE = NCCL_NET_HANDLE_MAXSIZ
 
 struct ring {
     struct net net;
-    railhead_store *store;
+    railhead_store_t *store;
     int64_t rank, ranks;
     void *listen, *send, *recv;
     unsigned char out[MESSAGE], in[MESSAGE];
@@ -52,7 +52,7 @@ static void die(const struct ring *ring, const char *format, ...)
     exit(EXIT_FAILURE);
 }
 
-static void store_check(const struct ring *ring, const char *what, railhead_status status)
+static void store_check(const struct ring *ring, const char *what, railhead_status_t status)
 {
     if (status != RAILHEAD_OK)
         die(ring, "%s: %s (%d)", what, railhead_last_error(), (int)status);

@@ -18,7 +18,7 @@
 enum { TIMEOUT_MS = 60000 };
 
 /* Ends the program with the library's words if a call failed. */
-static void check(const char *what, railhead_status status)
+static void check(const char *what, railhead_status_t status)
 {
     if (status == RAILHEAD_OK)
         return;
@@ -28,7 +28,7 @@ static void check(const char *what, railhead_status status)
 
 /* ---- the commands ---- */
 
-static railhead_store *connect_to(char *place)
+static railhead_store_t *connect_to(char *place)
 {
     char *colon = strrchr(place, ':');
     if (colon == NULL) {
@@ -36,12 +36,12 @@ static railhead_store *connect_to(char *place)
         exit(2);
     }
     *colon = '\0';
-    railhead_store *store;
+    railhead_store_t *store;
     check("connect", railhead_store_connect(place, (uint16_t)atoi(colon + 1), TIMEOUT_MS, &store));
     return store;
 }
 
-static void get(railhead_store *store, const char *key)
+static void get(railhead_store_t *store, const char *key)
 {
     void *value;
     size_t size;
@@ -51,7 +51,7 @@ static void get(railhead_store *store, const char *key)
     railhead_store_free(value);
 }
 
-static void add(railhead_store *store, const char *key, const char *number)
+static void add(railhead_store_t *store, const char *key, const char *number)
 {
     int64_t sum;
     check("add", railhead_store_add(store, key, strtoll(number, NULL, 10), &sum));
@@ -60,7 +60,7 @@ static void add(railhead_store *store, const char *key, const char *number)
 
 static int client(int argc, char **argv)
 {
-    railhead_store *store = connect_to(argv[1]);
+    railhead_store_t *store = connect_to(argv[1]);
     const char *command = argv[2];
     const char *key = argv[3];
     if (strcmp(command, "get") == 0) {
@@ -84,7 +84,7 @@ static int client(int argc, char **argv)
 
 static int serve(const char *port)
 {
-    railhead_store *store;
+    railhead_store_t *store;
     uint16_t bound;
     check("serve", railhead_store_serve(NULL, (uint16_t)atoi(port), &store));
     check("port", railhead_store_port(store, &bound));
@@ -106,7 +106,7 @@ struct seen {
     char last[64];
 };
 
-static void on_change(void *user, railhead_change change, railhead_bytes old_value, railhead_bytes new_value)
+static void on_change(void *user, railhead_change_t change, railhead_bytes_t old_value, railhead_bytes_t new_value)
 {
     static const char *const names[] = {"updated", "created", "deleted", "lost"};
     struct seen *seen = user;
@@ -128,11 +128,11 @@ static void expect(int good, const char *what)
 }
 
 /* Every operation once, through a store that knows them all. */
-static void operations(railhead_store *store, railhead_store *peer)
+static void operations(railhead_store_t *store, railhead_store_t *peer)
 {
     const char *const keys[] = {"a", "b"};
-    const railhead_bytes values[] = {{"one", 3}, {"", 0}};
-    railhead_bytes *all;
+    const railhead_bytes_t values[] = {{"one", 3}, {"", 0}};
+    railhead_bytes_t *all;
     void *value;
     size_t size;
     int64_t number;
@@ -145,7 +145,7 @@ static void operations(railhead_store *store, railhead_store *peer)
     expect(all[0].size == 4 && memcmp(all[0].data, "one!", 5) == 0 && all[1].size == 0, "multi_get gave something else");
     railhead_store_free(all);
 
-    check("compare_set", railhead_store_compare_set(store, "a", (railhead_bytes){"one!", 4}, (railhead_bytes){"two", 3}, &value, &size));
+    check("compare_set", railhead_store_compare_set(store, "a", (railhead_bytes_t){"one!", 4}, (railhead_bytes_t){"two", 3}, &value, &size));
     expect(size == 3 && memcmp(value, "two", 4) == 0, "compare_set gave something else");
     railhead_store_free(value);
 
@@ -174,10 +174,10 @@ static void operations(railhead_store *store, railhead_store *peer)
     check("barrier", railhead_store_barrier(store, "alone", 1, TIMEOUT_MS));
 }
 
-static void watch(railhead_store *store, railhead_store *peer)
+static void watch(railhead_store_t *store, railhead_store_t *peer)
 {
     struct seen seen = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, ""};
-    railhead_watch *watch;
+    railhead_watch_t *watch;
     check("watch", railhead_store_watch(store, "colour", on_change, &seen, &watch));
     check("set", railhead_store_set(peer, "colour", "red", 3));
     check("set", railhead_store_set(peer, "colour", "green", 5));
@@ -188,12 +188,12 @@ static void watch(railhead_store *store, railhead_store *peer)
     expect(strcmp(seen.last, "updated: red -> green") == 0, "the watch saw something else");
     (void)pthread_mutex_unlock(&seen.mutex);
     check("unwatch", railhead_store_unwatch(watch));
-    expect(railhead_store_unwatch(watch) == RAILHEAD_USAGE, "a watch was ended twice");
+    expect(railhead_store_unwatch(watch) == RAILHEAD_INTERNAL, "a watch was ended twice");
 }
 
 static int demonstrate(void)
 {
-    railhead_store *server, *client, *space;
+    railhead_store_t *server, *client, *space;
     uint16_t port;
     check("serve", railhead_store_serve("127.0.0.1", 0, &server));
     check("port", railhead_store_port(server, &port));
@@ -209,7 +209,7 @@ static int demonstrate(void)
     check("close", railhead_store_close(space));
     check("close", railhead_store_close(client));
     check("close", railhead_store_close(server));
-    expect(railhead_store_close(server) == RAILHEAD_USAGE, "a store was closed twice");
+    expect(railhead_store_close(server) == RAILHEAD_INTERNAL, "a store was closed twice");
     printf("as it should, close says: %s\n", railhead_last_error());
     return 0;
 }

@@ -11,25 +11,27 @@
 #define RAILHEAD_VERSION_MINOR 1
 #define RAILHEAD_VERSION_PATCH 0
 
-// How a call ended.
+// How a call ended. Where ncclResult_t has a number for it, it is that number.
 typedef enum {
     // It did what it was asked to do. Only now are outputs written.
     RAILHEAD_OK = 0,
+    // The operating system or the NIC refused.
+    RAILHEAD_SYSTEM = 2,
+    // A bad call: NULL, or a handle that is closed or never was one; or a fault of the library.
+    RAILHEAD_INTERNAL = 3,
+    // An argument, a setting or the state of things that the caller can mend.
+    RAILHEAD_USAGE = 5,
+    // The peer or the server is gone, cannot be reached, refuses this client, or is none.
+    RAILHEAD_NETWORK = 6,
+    // Not yet: call again.
+    RAILHEAD_IN_PROGRESS = 7,
     // What was waited for did not happen in time.
-    RAILHEAD_TIMEOUT = 1,
+    RAILHEAD_TIMEOUT = 8,
     // There is nothing to pop.
-    RAILHEAD_QUEUE_EMPTY = 2,
+    RAILHEAD_QUEUE_EMPTY = 9,
     // This kind of store has no such operation.
-    RAILHEAD_UNSUPPORTED = 3,
-    // An argument or a setting that the caller can mend: NULL, a handle that is closed or none, a bad URL, a missing variable.
-    RAILHEAD_USAGE = 4,
-    // The server is gone, cannot be reached, refuses this client, or is none.
-    RAILHEAD_NETWORK = 5,
-    // The operating system refused something else.
-    RAILHEAD_SYSTEM = 6,
-    // A fault of the library.
-    RAILHEAD_INTERNAL = 7,
-} railhead_status;
+    RAILHEAD_UNSUPPORTED = 10,
+} railhead_status_t;
 
 // What happened to a watched key.
 typedef enum {
@@ -41,10 +43,31 @@ typedef enum {
     RAILHEAD_DELETED = 2,
     // The server is gone, or gave this watch up because its callback was too slow: neither value, and nothing after this.
     RAILHEAD_LOST = 3,
-} railhead_change;
+} railhead_change_t;
 
-// Ranks that share a name space of a store: an opaque handle, ended by railhead_rendezvous_leave. Threads: as for a railhead_store.
-typedef struct railhead_group railhead_group;
+// Where a ring lies.
+typedef enum {
+    // In this process's own memory.
+    RAILHEAD_RING_PRIVATE = 0,
+    // In a memfd that cannot be resized: another process maps the descriptor.
+    RAILHEAD_RING_MEMFD = 1,
+    // In a file under /dev/shm that this user alone may open: another process maps the path.
+    RAILHEAD_RING_NAMED = 2,
+    // In memory that the caller supplies, such as what a GPU has mapped.
+    RAILHEAD_RING_SUPPLIED = 3,
+} railhead_ring_home_t;
+
+// One direction of a connection of a proxy: a comm and a ring. Not a pointer.
+typedef struct railhead_connector_t railhead_connector_t;
+
+// Ranks that share a name space of a store: an opaque handle, ended by railhead_rendezvous_leave. Threads: as for a railhead_store_t.
+typedef struct railhead_group_t railhead_group_t;
+
+// A listener of a proxy. Not a pointer.
+typedef struct railhead_listener_t railhead_listener_t;
+
+// A proxy: a thread that sends and receives for programs that cannot call a network. Made by railhead_proxy_create; not a pointer.
+typedef struct railhead_proxy_t railhead_proxy_t;
 
 // A key-value store that ranks share: an opaque handle. Made by railhead_store_hash, _file, _prefix, _connect and _serve and by railhead_rendezvous,
 // ended by railhead_store_close.
@@ -52,19 +75,146 @@ typedef struct railhead_group railhead_group;
 // Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
 // the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting: a
 // thread that is to wait for long takes a handle of its own (railhead_store_clone).
-typedef struct railhead_store railhead_store;
+typedef struct railhead_store_t railhead_store_t;
 
 // A watch on a key: an opaque handle, ended by railhead_store_unwatch.
-typedef struct railhead_watch railhead_watch;
+typedef struct railhead_watch_t railhead_watch_t;
+
+// How a connector is made. Set `size`, and everything else to zero or to what you want.
+typedef struct {
+    // sizeof(railhead_connector_config_t).
+    size_t size;
+    // A railhead_ring_home_t.
+    uint32_t home;
+    // Who can reach supplied data: NCCL_PTR_HOST (1, or 0) or NCCL_PTR_CUDA (2). What is received into the latter is flushed before it is announced.
+    uint32_t memory;
+    // Bytes of the LL, LL128 and SIMPLE buffers, each 0 or a multiple of 1024 up to 1 GiB; a slot is an eighth. All zero: 4 MiB of SIMPLE.
+    size_t ll_bytes;
+    // See ll_bytes.
+    size_t ll128_bytes;
+    // See ll_bytes.
+    size_t simple_bytes;
+    // Supplied memory for the control words (railhead_ring_control, 512 bytes), aligned to 128, readable and writable by the CPU. It must stay until the
+    // connector is closed.
+    void *control;
+    // Supplied memory for the slots, as many bytes as the buffers have together, LL first, then LL128, then SIMPLE; aligned to 128. It must stay until
+    // the connector is closed.
+    void *data;
+    // The step that the ring starts from.
+    uint64_t first_step;
+    // Tag of all messages.
+    int32_t tag;
+    // 1: flush what was received into host memory too.
+    uint32_t flush;
+} railhead_connector_config_t;
+
+// Where a connector's ring is. For railhead_ring_open, in this process or in another one.
+typedef struct {
+    // The control words.
+    void *control;
+    // The slots of all protocols.
+    void *data;
+    // Bytes of the slots.
+    size_t data_bytes;
+    // Bytes from the control words to the end of the mapping: what railhead_ring_open takes. 0 for supplied memory, which railhead_ring_join takes.
+    size_t mapped_bytes;
+    // Descriptor of the mapping, which stays the connector's; -1 if the ring is not shared.
+    int fd;
+    // Zero.
+    uint32_t reserved;
+    // Path of the mapping; empty if it has none.
+    char path[64];
+} railhead_ring_place_t;
+
+// What an operation is to move. Set `size`.
+typedef struct {
+    // sizeof(railhead_operation_t).
+    size_t size;
+    // How many steps: a multiple of slice_steps.
+    uint64_t steps;
+    // Steps that make one message: 1, 2, 4 or 8. 0: 1.
+    uint32_t slice_steps;
+    // The operation starts at the next multiple of this: 1, 2, 4 or 8, at least slice_steps. 0: slice_steps.
+    uint32_t chunk_steps;
+    // How the producer says that a slot is filled: 0 LL, 1 LL128, 2 SIMPLE (RAILHEAD_RING_* of railhead_ring.h).
+    uint32_t protocol;
+    // Zero.
+    uint32_t reserved;
+} railhead_operation_t;
+
+// What a connector has done. Counts wrap at 2^64.
+typedef struct {
+    // The step after those of its complete operations.
+    uint64_t step;
+    // Operations complete.
+    uint64_t operations;
+    // Messages complete.
+    uint64_t messages;
+    // Bytes posted to the network, or received from it.
+    uint64_t bytes;
+    // Times that the network took a message only later.
+    uint64_t retries;
+    // Flushes posted.
+    uint64_t flushes;
+} railhead_connector_state_t;
+
+// NCCL's logger (ncclDebugLogger_t).
+typedef void (*railhead_logger_t)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
+
+// How a proxy is made. Set `size`, and everything else to zero or to what you want.
+typedef struct {
+    // sizeof(railhead_proxy_config_t).
+    size_t size;
+    // The context that the table's init returned, for listeners and connections made through the proxy. It must live until the proxy is destroyed. NULL:
+    // the proxy calls init when it first needs a context, and finalize when it is destroyed.
+    void *context;
+    // The logger for that init. Railhead's own table does without; other plugins may not.
+    railhead_logger_t logger;
+    // Processors that the thread runs on, as in NCCL_PROXY_CPUSET: "0-3,8". NULL or empty: where the calling thread may.
+    const char *cpus;
+    // Operations that may be appended and not done. 0: 1048576.
+    uint64_t max_operations;
+    // Microseconds that the thread sleeps at a time once its operations have not moved for long. 0: it polls as long as there are operations, as
+    // NCCL's does. Without operations it sleeps in any case.
+    uint32_t nap_us;
+    // Zero.
+    uint32_t reserved;
+} railhead_proxy_config_t;
+
+// What a proxy is doing, and what it has done. Counts wrap at 2^64.
+typedef struct {
+    // 1 while the thread sleeps because there is nothing to do.
+    uint32_t asleep;
+    // 1 once it was stopped or aborted, or an operation failed: nothing moves any more.
+    uint32_t ended;
+    // 1 once an operation failed; railhead_proxy_error says which.
+    uint32_t failed;
+    // Zero.
+    uint32_t reserved;
+    // The opCount that the next operation will have.
+    uint64_t next_op_count;
+    // Operations complete.
+    uint64_t done;
+    // Turns that operations had.
+    uint64_t steps;
+    // Times that every connector with operations had its turn.
+    uint64_t laps;
+    // Those in which nothing moved.
+    uint64_t idle_laps;
+    // Times that the thread let others run.
+    uint64_t yields;
+    // Times that the thread slept.
+    uint64_t sleeps;
+} railhead_proxy_state_t;
 
 // Carries out the rendezvous of a scheme of the program's own: writes a store's handle, which the library closes, the rank and the number of ranks, and
 // returns 0. Anything else is an error. `url` ends with 0 and is the library's until the callback returns. Called on the thread that asked for the rendezvous; must not throw.
-typedef int (*railhead_rendezvous_callback)(void *user,
-                                            const char *url,
-                                            int64_t timeout_ms,
-                                            railhead_store **store,
-                                            int64_t *rank,
-                                            int64_t *world_size);
+typedef int (*railhead_rendezvous_callback_t)(void *user,
+                                              const char *url,
+                                              int64_t timeout_ms,
+                                              railhead_store_t **store,
+                                              int64_t *rank,
+                                              int64_t *world_size);
 
 // Bytes, not necessarily text.
 typedef struct {
@@ -72,18 +222,132 @@ typedef struct {
     const void *data;
     // How many.
     size_t size;
-} railhead_bytes;
+} railhead_bytes_t;
 
 // Called with each change of a watched key, in order, on a thread of the watch, which has all signals blocked. The values are the library's, until the
 // callback returns. May call any function of this header; must not throw.
-typedef void (*railhead_watch_callback)(void *user,
-                                        railhead_change change,
-                                        railhead_bytes old_value,
-                                        railhead_bytes new_value);
+typedef void (*railhead_watch_callback_t)(void *user,
+                                          railhead_change_t change,
+                                          railhead_bytes_t old_value,
+                                          railhead_bytes_t new_value);
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Opens a listener on device `dev` of the proxy's table, and makes the handle by which a peer connects to it.
+//
+// * `listen_handle` - out, 128 bytes (NCCL_NET_HANDLE_MAXSIZE), to be given to the peer.
+// * `listener` - out; closed with railhead_listener_close.
+//
+// Errors: the table's.
+//
+// # Safety
+// `listen_handle` must be NULL or writable for 128 bytes, `listener` NULL or writable.
+railhead_status_t railhead_proxy_listen(railhead_proxy_t *proxy,
+                                        int dev,
+                                        void *listen_handle,
+                                        railhead_listener_t **listener);
+
+// Takes a peer in, and makes the connector that receives from it.
+//
+// * `config` - in, may be NULL for all defaults.
+// * `connector` - out; closed with railhead_connector_close.
+//
+// Returns RAILHEAD_IN_PROGRESS while there is no peer: call again.
+//
+// Errors: the table's; RAILHEAD_USAGE for a configuration that makes no sense.
+//
+// # Safety
+// `config` must be NULL or readable for its size; what it supplies must stay until the connector is closed; `connector` must be NULL or writable.
+railhead_status_t railhead_listener_accept(railhead_listener_t *listener,
+                                           const railhead_connector_config_t *config,
+                                           railhead_connector_t **connector);
+
+// Closes a listener; its handle is spent. What was accepted stays.
+//
+// Errors: the table's; it is gone all the same.
+railhead_status_t railhead_listener_close(railhead_listener_t *listener);
+
+// Connects to a peer's listener through device `dev` of the proxy's table, and makes the connector that sends to it.
+//
+// * `listen_handle` - in and out, 128 bytes: the peer's, and between calls the progress of the connection, so pass the same memory each time.
+// * `config` - in, may be NULL for all defaults.
+// * `connector` - out; closed with railhead_connector_close.
+//
+// Returns RAILHEAD_IN_PROGRESS while that is under way: call again.
+//
+// Errors: as railhead_listener_accept.
+//
+// # Safety
+// `listen_handle` must be NULL or readable and writable for 128 bytes; the rest as for railhead_listener_accept.
+railhead_status_t railhead_proxy_connect(railhead_proxy_t *proxy,
+                                         int dev,
+                                         void *listen_handle,
+                                         const railhead_connector_config_t *config,
+                                         railhead_connector_t **connector);
+
+// Makes a connector that sends over an open send comm of the proxy's table. The comm stays the caller's to close, after the connector; until then the
+// proxy alone drives it.
+//
+// * `config` - in, may be NULL for all defaults.
+// * `connector` - out; closed with railhead_connector_close.
+//
+// Errors: as railhead_listener_accept.
+//
+// # Safety
+// `comm` must be an open send comm of the table; the rest as for railhead_listener_accept.
+railhead_status_t railhead_proxy_send_over(railhead_proxy_t *proxy,
+                                           void *comm,
+                                           const railhead_connector_config_t *config,
+                                           railhead_connector_t **connector);
+
+// Makes a connector that receives over an open receive comm of the proxy's table. As railhead_proxy_send_over.
+//
+// # Safety
+// `comm` must be an open receive comm of the table; the rest as for railhead_listener_accept.
+railhead_status_t railhead_proxy_recv_over(railhead_proxy_t *proxy,
+                                           void *comm,
+                                           const railhead_connector_config_t *config,
+                                           railhead_connector_t **connector);
+
+// Closes a connector; its handle is spent, and its ring's memory, unless the caller supplied it, is gone.
+//
+// Errors: RAILHEAD_USAGE if it has operations that are not done, and the proxy has not ended: it stays open. The table's: it is gone all the same.
+//
+// # Safety
+// No thread of this process may use the ring any more. Another process keeps its own mapping of it.
+railhead_status_t railhead_connector_close(railhead_connector_t *connector);
+
+// Tells where the connector's ring is.
+//
+// * `place` - out.
+//
+// # Safety
+// `place` must be NULL or writable.
+railhead_status_t railhead_connector_ring(railhead_connector_t *connector, railhead_ring_place_t *place);
+
+// Appends an operation to those of the connector, which are done one after the other. It moves once railhead_proxy_start is called.
+//
+// * `operation` - in.
+// * `op_count` - out: one more than that of the proxy's operation before it. May be NULL.
+//
+// Errors: RAILHEAD_USAGE for steps that make no sense or that the ring has no slots for, for too many operations, for a proxy that was stopped; the
+// error of the operation that failed, if one did.
+//
+// # Safety
+// `operation` must be NULL or readable for its size, `op_count` NULL or writable.
+railhead_status_t railhead_connector_append(railhead_connector_t *connector,
+                                            const railhead_operation_t *operation,
+                                            uint64_t *op_count);
+
+// Tells what the connector has done.
+//
+// * `state` - out.
+//
+// # Safety
+// `state` must be NULL or writable.
+railhead_status_t railhead_connector_state(railhead_connector_t *connector, railhead_connector_state_t *state);
 
 // Allocates `size` bytes, zeroed and page-aligned, for use as buffers of this plugin.
 //
@@ -104,181 +368,279 @@ void *railhead_alloc(size_t size);
 // Threads: any, at any time.
 void railhead_free(void *memory);
 
+// Makes a proxy over the table `net`, an ncclNet_v12_t; NULL is Railhead's own. Its thread sleeps until something is started.
+//
+// * `config` - in, may be NULL for all defaults.
+// * `proxy` - out; the caller destroys it with railhead_proxy_destroy.
+//
+// The table and its code must stay until then.
+//
+// Errors: RAILHEAD_USAGE for a table that lacks a function, a `size` or a list of processors that makes no sense; RAILHEAD_SYSTEM if there
+// is no thread to be had.
+//
+// # Safety
+// `net` must be NULL or such a table, and `config->context` NULL or a live context of it.
+railhead_status_t railhead_proxy_create(const void *net,
+                                        const railhead_proxy_config_t *config,
+                                        railhead_proxy_t **proxy);
+
+// Lets what was appended go, unless to a group that is still open, and wakes the thread for it.
+//
+// Errors: that of the operation that failed, if one did; RAILHEAD_USAGE if the proxy was stopped.
+railhead_status_t railhead_proxy_start(railhead_proxy_t *proxy);
+
+// Opens a group, maybe within another: what anybody appends from now on is held until the group is ended and the proxy started.
+//
+// Errors: as railhead_proxy_start.
+railhead_status_t railhead_proxy_group_start(railhead_proxy_t *proxy);
+
+// Ends the innermost group. Starts nothing.
+//
+// Errors: as railhead_proxy_start; RAILHEAD_USAGE if there is no group.
+railhead_status_t railhead_proxy_group_end(railhead_proxy_t *proxy);
+
+// Ends all groups and drops what was appended since the outermost was opened.
+//
+// Errors: as railhead_proxy_group_end.
+railhead_status_t railhead_proxy_group_cancel(railhead_proxy_t *proxy);
+
+// Takes no more operations in, and waits until those that were started are done and the thread has ended. An operation that never ends makes this wait
+// until another thread calls railhead_proxy_abort.
+//
+// Errors: that of the operation that failed, if one did.
+railhead_status_t railhead_proxy_stop(railhead_proxy_t *proxy);
+
+// Ends the proxy's thread after its present step, whatever is not done, and waits for that.
+railhead_status_t railhead_proxy_abort(railhead_proxy_t *proxy);
+
+// Aborts the proxy and closes it with all its connectors and listeners: all their handles are spent, and their rings' memory, unless the caller
+// supplied it, is gone. A comm that the caller supplied stays open. NULL is fine.
+//
+// Errors: the first that closing them met; they are gone all the same.
+//
+// # Safety
+// No thread may use a ring of it any more.
+railhead_status_t railhead_proxy_destroy(railhead_proxy_t *proxy);
+
+// Tells what the proxy is doing, and what it has done.
+//
+// * `state` - out.
+//
+// # Safety
+// `state` must be NULL or writable.
+railhead_status_t railhead_proxy_state(railhead_proxy_t *proxy, railhead_proxy_state_t *state);
+
+// Tells which operation failed and why.
+//
+// * `message` - out, at most `bytes` bytes, the last of them 0; untouched if no operation failed. May be NULL if `bytes` is 0.
+//
+// Returns RAILHEAD_OK if none failed, else the status that the operation failed with.
+//
+// # Safety
+// `message` must be NULL or writable for `bytes` bytes.
+railhead_status_t railhead_proxy_error(railhead_proxy_t *proxy,
+                                       char *message,
+                                       size_t bytes);
+
+// Shows what the proxy has to do, for people: one line per operation with its connector, its opCount, how far it is, and what it waits for since when.
+// Waits for the step that is being made, at most a second: if that takes longer, it is what is shown.
+//
+// * `text` - out, at most `bytes` bytes, the last of them 0. May be NULL if `bytes` is 0.
+// * `needed` - out, bytes that the whole takes, its 0 included. May be NULL.
+//
+// # Safety
+// `text` must be NULL or writable for `bytes` bytes, `needed` NULL or writable.
+railhead_status_t railhead_proxy_dump(railhead_proxy_t *proxy,
+                                      char *text,
+                                      size_t bytes,
+                                      size_t *needed);
+
 // Finds the job's store, this process's rank and the number of ranks (-1 if nobody has said).
 //
 // `url`: tcp://host:port, env://, file:///path or one of railhead_rendezvous_register, with torch's rules; NULL is env://, which reads MASTER_ADDR,
 // MASTER_PORT, RANK and WORLD_SIZE, the last two also under the names that Open MPI, MPICH and Slurm give them. `rank`, `world_size`: -1 if the URL or
 // the environment says it. `timeout_ms`: less than 0 is torch's 30 minutes. With tcp:// and env:// rank 0 runs the server, as long as its store is
 // open, unless torchrun's agent does.
-railhead_status railhead_rendezvous(const char *url,
-                                    int64_t rank,
-                                    int64_t world_size,
-                                    int64_t timeout_ms,
-                                    railhead_store **store,
-                                    int64_t *own_rank,
-                                    int64_t *ranks);
+railhead_status_t railhead_rendezvous(const char *url,
+                                      int64_t rank,
+                                      int64_t world_size,
+                                      int64_t timeout_ms,
+                                      railhead_store_t **store,
+                                      int64_t *own_rank,
+                                      int64_t *ranks);
 
 // Adds a scheme for this process; forked children add it again.
-railhead_status railhead_rendezvous_register(const char *scheme, railhead_rendezvous_callback callback, void *user);
+railhead_status_t railhead_rendezvous_register(const char *scheme, railhead_rendezvous_callback_t callback, void *user);
 
 // As torch's init_process_group: finds the others as railhead_rendezvous does, or takes `store`, which needs `rank` and `world_size` then, and gives the
 // group of all ranks. `url` and `store` may be NULL, one of them must be unless the URL is to be env://.
-railhead_status railhead_rendezvous_join(const char *url,
-                                         railhead_store *store,
-                                         int64_t rank,
-                                         int64_t world_size,
-                                         int64_t timeout_ms,
-                                         railhead_group **group);
+railhead_status_t railhead_rendezvous_join(const char *url,
+                                           railhead_store_t *store,
+                                           int64_t rank,
+                                           int64_t world_size,
+                                           int64_t timeout_ms,
+                                           railhead_group_t **group);
 
 // As torch's new_group: a group of these ranks of the job. Every rank of the job calls it, members or not, in the same order; who is not a member gets
 // NULL.
-railhead_status railhead_rendezvous_new_group(railhead_group *job,
-                                              const int64_t *ranks,
-                                              size_t count,
-                                              railhead_group **group);
+railhead_status_t railhead_rendezvous_new_group(railhead_group_t *job,
+                                                const int64_t *ranks,
+                                                size_t count,
+                                                railhead_group_t **group);
 
 // This process's rank in the group, and how many ranks it has. Either place may be NULL.
-railhead_status railhead_rendezvous_ranks(railhead_group *group, int64_t *own_rank, int64_t *ranks);
+railhead_status_t railhead_rendezvous_ranks(railhead_group_t *group, int64_t *own_rank, int64_t *ranks);
 
 // The group's store, whose keys no other group sees: a handle of its own, closed as any other.
-railhead_status railhead_rendezvous_store(railhead_group *group, railhead_store **store);
+railhead_status_t railhead_rendezvous_store(railhead_group_t *group, railhead_store_t **store);
 
 // Waits until all ranks of the group have come, for at most `timeout_ms` (less than 0: 30 minutes). All ranks call it equally often.
-railhead_status railhead_rendezvous_barrier(railhead_group *group,
-                                            int64_t timeout_ms);
+railhead_status_t railhead_rendezvous_barrier(railhead_group_t *group,
+                                              int64_t timeout_ms);
 
 // Ends a group's handle. The job's server, if this process runs it, lives on while a store or a group of it is open.
-railhead_status railhead_rendezvous_leave(railhead_group *group);
+railhead_status_t railhead_rendezvous_leave(railhead_group_t *group);
 
-// Returns why the last railhead_store_* or railhead_rendezvous_* call that failed on this thread did so: the library's memory, valid until the next such
-// call on this thread. Empty if none has failed. Never NULL.
+// Returns why the last function of this header that returned a status other than RAILHEAD_OK and RAILHEAD_IN_PROGRESS on this thread did so: the library's
+// memory, valid until the next such call on this thread. Empty if none has failed. Never NULL.
 //
 // Threads: any, at any time; each has its own.
 const char *railhead_last_error(void);
 
+// Names a status in a few words: static memory that the caller must not free. Never NULL, whatever the number.
+//
+// Threads: any, at any time.
+const char *railhead_status_string(int32_t status);
+
 // Makes a store within this process.
-railhead_status railhead_store_hash(railhead_store **store);
+railhead_status_t railhead_store_hash(railhead_store_t **store);
 
 // Opens or creates a store in a file, in torch's format: a torch FileStore may use the same file at the same time.
 //
 // `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does.
-railhead_status railhead_store_file(const char *path, int64_t world_size, railhead_store **store);
+railhead_status_t railhead_store_file(const char *path, int64_t world_size, railhead_store_t **store);
 
 // Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself; `inner` is closed as any other handle.
-railhead_status railhead_store_prefix(const char *prefix,
-                                      railhead_store *inner,
-                                      railhead_store **store);
+railhead_status_t railhead_store_prefix(const char *prefix,
+                                        railhead_store_t *inner,
+                                        railhead_store_t **store);
 
 // Connects to the server of a TCPStore, torch's or Railhead's, trying until `timeout_ms` has passed (less than 0: for ever). RAILHEAD_STORE_SECRET is
 // what a server with a secret wants to hear.
-railhead_status railhead_store_connect(const char *host,
-                                       uint16_t port,
-                                       int64_t timeout_ms,
-                                       railhead_store **store);
+railhead_status_t railhead_store_connect(const char *host,
+                                         uint16_t port,
+                                         int64_t timeout_ms,
+                                         railhead_store_t **store);
 
 // Starts the server of a TCPStore in this process and connects to it. The server runs on a thread of its own until this handle and its clones and name
 // spaces are closed; what had arrived by then was carried out.
 //
 // `address`: where to listen; NULL for what RAILHEAD_STORE_BIND says, else for all addresses, as torch does. `port`: 0 for any, see
 // railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them.
-railhead_status railhead_store_serve(const char *address,
-                                     uint16_t port,
-                                     railhead_store **store);
+railhead_status_t railhead_store_serve(const char *address,
+                                       uint16_t port,
+                                       railhead_store_t **store);
 
 // Makes another handle on the same store, with a connection of its own if the store is a server's.
-railhead_status railhead_store_clone(railhead_store *store, railhead_store **clone);
+railhead_status_t railhead_store_clone(railhead_store_t *store, railhead_store_t **clone);
 
 // Ends a handle. What other threads are doing with it goes on.
-railhead_status railhead_store_close(railhead_store *store);
+railhead_status_t railhead_store_close(railhead_store_t *store);
 
 // The port of the store's server. RAILHEAD_UNSUPPORTED if it has none.
-railhead_status railhead_store_port(railhead_store *store, uint16_t *port);
+railhead_status_t railhead_store_port(railhead_store_t *store, uint16_t *port);
 
 // Stores a value, replacing any other. A server does not answer to this: only later calls on the same handle are sure to find it done.
-railhead_status railhead_store_set(railhead_store *store,
-                                   const char *key,
-                                   const void *value,
-                                   size_t size);
+railhead_status_t railhead_store_set(railhead_store_t *store,
+                                     const char *key,
+                                     const void *value,
+                                     size_t size);
 
 // Waits until the key exists, for at most `timeout_ms` (less than 0: for ever), and copies its value. The caller frees it with
 // railhead_store_free; behind it stands a 0 that is not counted.
-railhead_status railhead_store_get(railhead_store *store,
-                                   const char *key,
-                                   int64_t timeout_ms,
-                                   void **value,
-                                   size_t *size);
+railhead_status_t railhead_store_get(railhead_store_t *store,
+                                     const char *key,
+                                     int64_t timeout_ms,
+                                     void **value,
+                                     size_t *size);
 
 // Waits until all keys exist, for at most `timeout_ms`.
-railhead_status railhead_store_wait(railhead_store *store, const char *const *keys, size_t count, int64_t timeout_ms);
+railhead_status_t railhead_store_wait(railhead_store_t *store,
+                                      const char *const *keys,
+                                      size_t count,
+                                      int64_t timeout_ms);
 
 // Whether all keys exist now: 1 or 0.
-railhead_status railhead_store_check(railhead_store *store, const char *const *keys, size_t count, int *exist);
+railhead_status_t railhead_store_check(railhead_store_t *store, const char *const *keys, size_t count, int *exist);
 
 // Adds to a number, which is stored as decimal text and starts from 0, and gives the sum.
-railhead_status railhead_store_add(railhead_store *store, const char *key, int64_t delta, int64_t *sum);
+railhead_status_t railhead_store_add(railhead_store_t *store, const char *key, int64_t delta, int64_t *sum);
 
 // Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty, and gives the value after that: freed with
 // railhead_store_free. A missing key and an `expected` that is not empty give `expected` and store nothing: torch's rule.
-railhead_status railhead_store_compare_set(railhead_store *store,
-                                           const char *key,
-                                           railhead_bytes expected,
-                                           railhead_bytes desired,
-                                           void **value,
-                                           size_t *size);
+railhead_status_t railhead_store_compare_set(railhead_store_t *store,
+                                             const char *key,
+                                             railhead_bytes_t expected,
+                                             railhead_bytes_t desired,
+                                             void **value,
+                                             size_t *size);
 
 // Appends to a value, which starts empty. A server does not answer to this.
-railhead_status railhead_store_append(railhead_store *store, const char *key, const void *value, size_t size);
+railhead_status_t railhead_store_append(railhead_store_t *store, const char *key, const void *value, size_t size);
 
 // Waits until all keys exist, for at most `timeout_ms`, and copies their values, in the order of the keys. One railhead_store_free frees the array and
 // all values; behind each stands a 0 that is not counted.
-railhead_status railhead_store_multi_get(railhead_store *store,
-                                         const char *const *keys,
-                                         size_t count,
-                                         int64_t timeout_ms,
-                                         railhead_bytes **values);
+railhead_status_t railhead_store_multi_get(railhead_store_t *store,
+                                           const char *const *keys,
+                                           size_t count,
+                                           int64_t timeout_ms,
+                                           railhead_bytes_t **values);
 
 // Stores `count` values. A server does not answer to this.
-railhead_status railhead_store_multi_set(railhead_store *store,
-                                         const char *const *keys,
-                                         const railhead_bytes *values,
-                                         size_t count);
+railhead_status_t railhead_store_multi_set(railhead_store_t *store,
+                                           const char *const *keys,
+                                           const railhead_bytes_t *values,
+                                           size_t count);
 
 // Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0.
-railhead_status railhead_store_delete_key(railhead_store *store, const char *key, int *existed);
+railhead_status_t railhead_store_delete_key(railhead_store_t *store, const char *key, int *existed);
 
 // How many keys the store holds, its own bookkeeping included, queues not.
-railhead_status railhead_store_num_keys(railhead_store *store, int64_t *count);
+railhead_status_t railhead_store_num_keys(railhead_store_t *store, int64_t *count);
 
 // The keys, in no order. One railhead_store_free frees the array and all keys; each ends with a 0 that is not counted.
-railhead_status railhead_store_list_keys(railhead_store *store, railhead_bytes **keys, size_t *count);
+railhead_status_t railhead_store_list_keys(railhead_store_t *store, railhead_bytes_t **keys, size_t *count);
 
 // Appends to a queue; one who waits for it goes on. A server does not answer to this.
-railhead_status railhead_store_queue_push(railhead_store *store, const char *key, const void *value, size_t size);
+railhead_status_t railhead_store_queue_push(railhead_store_t *store, const char *key, const void *value, size_t size);
 
 // Takes the oldest value from a queue, waiting for one for at most `timeout_ms`: RAILHEAD_QUEUE_EMPTY if that is 0 and there is none. The caller frees
 // the value with railhead_store_free.
-railhead_status railhead_store_queue_pop(railhead_store *store,
-                                         const char *key,
-                                         int64_t timeout_ms,
-                                         void **value,
-                                         size_t *size);
+railhead_status_t railhead_store_queue_pop(railhead_store_t *store,
+                                           const char *key,
+                                           int64_t timeout_ms,
+                                           void **value,
+                                           size_t *size);
 
 // How many values a queue holds.
-railhead_status railhead_store_queue_len(railhead_store *store, const char *key, int64_t *len);
+railhead_status_t railhead_store_queue_len(railhead_store_t *store, const char *key, int64_t *len);
 
 // Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`. A key serves once.
-railhead_status railhead_store_barrier(railhead_store *store, const char *key, int64_t world_size, int64_t timeout_ms);
+railhead_status_t railhead_store_barrier(railhead_store_t *store,
+                                         const char *key,
+                                         int64_t world_size,
+                                         int64_t timeout_ms);
 
 // Has `callback` called with `user` and each change of the key's value from now on, on a thread of its own, until railhead_store_unwatch.
 // RAILHEAD_UNSUPPORTED by a file, and by torch's servers.
-railhead_status railhead_store_watch(railhead_store *store,
-                                     const char *key,
-                                     railhead_watch_callback callback,
-                                     void *user,
-                                     railhead_watch **watch);
+railhead_status_t railhead_store_watch(railhead_store_t *store,
+                                       const char *key,
+                                       railhead_watch_callback_t callback,
+                                       void *user,
+                                       railhead_watch_t **watch);
 
 // Ends a watch. When this returns, the callback has returned for the last time; called within the callback, it is the last call.
-railhead_status railhead_store_unwatch(railhead_watch *watch);
+railhead_status_t railhead_store_unwatch(railhead_watch_t *watch);
 
 // Frees what any function of the store has given: values, arrays of values, keys. NULL is fine.
 //

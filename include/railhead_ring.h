@@ -208,24 +208,13 @@ RAILHEAD_RING_FUNCTION void railhead_ring_store_word(uint64_t *word, uint64_t va
 
 /* ---- where a ring is ---- */
 
-/*
- * Looks at a mapping of `bytes` bytes that holds a ring from its start on: what railhead_connector_ring gave a descriptor or a path for. What it
- * says of itself is checked against `bytes`.
- *
- * Returns 0, or RAILHEAD_RING_BROKEN if it is no ring of this version. The mapping must stay as long as `ring` and its sides are used.
- */
-RAILHEAD_RING_FUNCTION int railhead_ring_open(railhead_ring *ring, void *mapping, size_t bytes)
+/* Takes what the control words say, if all slots lie within `bytes` bytes. */
+RAILHEAD_RING_FUNCTION int railhead_ring_adopt(railhead_ring *ring, railhead_ring_control *control, unsigned char *data, size_t bytes)
 {
-    railhead_ring_control *control = (railhead_ring_control *)mapping;
-    uint64_t offset, length;
+    uint64_t length = control->data_bytes;
     int p;
-    if (mapping == NULL || (uintptr_t)mapping % 128 != 0 || bytes < sizeof *control ||
-        railhead_ring_load(&control->magic) != RAILHEAD_RING_MAGIC || control->version != RAILHEAD_RING_VERSION ||
-        control->steps != RAILHEAD_RING_STEPS)
-        return RAILHEAD_RING_BROKEN;
-    offset = control->data_offset;
-    length = control->data_bytes;
-    if (offset < sizeof *control || offset % 128 != 0 || offset > bytes || length > bytes - offset)
+    if (railhead_ring_load(&control->magic) != RAILHEAD_RING_MAGIC || control->version != RAILHEAD_RING_VERSION ||
+        control->steps != RAILHEAD_RING_STEPS || length > bytes)
         return RAILHEAD_RING_BROKEN;
     for (p = 0; p < RAILHEAD_RING_PROTOCOLS; p++) {
         railhead_ring_area area = control->areas[p];
@@ -235,8 +224,37 @@ RAILHEAD_RING_FUNCTION int railhead_ring_open(railhead_ring *ring, void *mapping
         ring->areas[p] = area;
     }
     ring->control = control;
-    ring->data = (unsigned char *)mapping + offset;
+    ring->data = data;
     return 0;
+}
+
+/*
+ * Looks at a mapping of `bytes` bytes that holds a ring from its start on: what railhead_connector_ring gave a descriptor or a path for. What it
+ * says of itself is checked against `bytes`.
+ *
+ * Returns 0, or RAILHEAD_RING_BROKEN if it is no ring of this version. The mapping must stay as long as `ring` and its sides are used.
+ */
+RAILHEAD_RING_FUNCTION int railhead_ring_open(railhead_ring *ring, void *mapping, size_t bytes)
+{
+    railhead_ring_control *control = (railhead_ring_control *)mapping;
+    uint64_t offset;
+    if (mapping == NULL || (uintptr_t)mapping % 128 != 0 || bytes < sizeof *control)
+        return RAILHEAD_RING_BROKEN;
+    offset = control->data_offset;
+    if (offset < sizeof *control || offset % 128 != 0 || offset > bytes)
+        return RAILHEAD_RING_BROKEN;
+    return railhead_ring_adopt(ring, control, (unsigned char *)mapping + offset, bytes - (size_t)offset);
+}
+
+/*
+ * The same for a ring in supplied memory, whose slots, `data_bytes` bytes of them, are apart from the control words.
+ */
+RAILHEAD_RING_FUNCTION int railhead_ring_join(railhead_ring *ring, void *control_words, void *data, size_t data_bytes)
+{
+    railhead_ring_control *control = (railhead_ring_control *)control_words;
+    if (control == NULL || (uintptr_t)control_words % 128 != 0 || data == NULL || (uintptr_t)data % 128 != 0)
+        return RAILHEAD_RING_BROKEN;
+    return railhead_ring_adopt(ring, control, (unsigned char *)data, data_bytes);
 }
 
 /*

@@ -244,6 +244,77 @@ fn ranks_without_an_environment_are_told_what_is_missing() {
     assert!(text.contains("env:// rendezvous: environment variable RANK expected, but not set"), "{text}");
 }
 
+// ---- the proxy ----
+
+#[test]
+fn proxy_examples() {
+    let build = make("proxy", "proxy", "");
+    for wire in ["shm", "tcp"] {
+        proxy_examples_run(&build, wire, &[], ["1000", "524288"], ["1000", "65536"], ["20", "1000000"]);
+    }
+}
+
+#[test]
+fn proxy_examples_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let build = make("proxy_sanitizers", "proxy", SANITIZE);
+    for wire in ["shm", "tcp"] {
+        proxy_examples_run(&build, wire, &[], ["200", "65536"], ["200", "4000"], ["5", "300000"]);
+    }
+}
+
+#[test]
+fn proxy_examples_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let build = make("proxy_valgrind", "proxy", "-g");
+    proxy_examples_run(&build, "shm", &valgrind, ["40", "4096"], ["40", "1000"], ["2", "20000"]);
+}
+
+/// What makes the header alone enough for a producer.
+#[test]
+fn proxy_producer_is_not_linked_with_the_library() {
+    let build = make("proxy_needed", "proxy", "");
+    let Some(output) = try_run(Command::new("readelf").arg("-d").arg(build.join("proxy_producer"))) else {
+        return skip("readelf is not installed");
+    };
+    let dynamic = String::from_utf8_lossy(&output.stdout).into_owned();
+    let needed: Vec<&str> = dynamic.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert!(output.status.success() && needed.len() == 1 && needed[0].contains("libc.so"), "{dynamic}");
+}
+
+/// A kernel as producer and another as consumer: built where there is nvcc, run where there is a GPU.
+#[test]
+fn proxy_between_cuda_kernels() {
+    if try_run(Command::new("nvcc").arg("--version")).is_none() {
+        return skip("nvcc is not installed");
+    }
+    let build = make("proxy_cuda", "cuda", "");
+    let mut command = Command::new(build.join("proxy_cuda"));
+    command.env("RAILHEAD_SOCKET_IFNAME", "=lo");
+    let output = command.output().expect("proxy_cuda starts");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    assert!(output.status.success(), "{text}");
+    if text.starts_with("SKIP") {
+        return skip("no GPU");
+    }
+    assert!(text.contains("verified, no byte wrong"), "{text}");
+}
+
+fn proxy_examples_run(build: &Path, wire: &str, wrapper: &[String], stream: [&str; 2], shared: [&str; 2], sendrecv: [&str; 2]) {
+    for (program, arguments, verdicts) in [("proxy_stream", stream, 1), ("proxy_shared", shared, 1), ("proxy_sendrecv", sendrecv, 4)] {
+        let line: Vec<std::ffi::OsString> = wrapper.iter().map(Into::into).chain([build.join(program).into()]).collect();
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).args(arguments).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_SOCKET_IFNAME", "=lo");
+        let output = command.output().unwrap_or_else(|e| panic!("{program}: {e}"));
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(output.status.success() && text.matches("verified, no byte wrong").count() == verdicts, "{program} {wire}: {text}");
+    }
+}
+
 // ---- plugin_pingpong through a plugin that is wrong on request ----
 
 #[test]

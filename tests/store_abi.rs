@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use railhead::abi::rendezvous::*;
-use railhead::abi::status::{railhead_last_error, railhead_status, railhead_status::*};
+use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
 use railhead::abi::store::*;
 
 const LONG: Duration = Duration::from_secs(120);
@@ -19,29 +19,31 @@ fn words() -> String {
 }
 
 #[track_caller]
-fn ok(status: railhead_status) {
+fn ok(status: railhead_status_t) {
     assert_eq!(status, RAILHEAD_OK, "{}", words());
 }
 
 #[track_caller]
-fn refused(status: railhead_status, why: &str) {
-    assert_eq!(status, RAILHEAD_USAGE, "{why}: {}", words());
+fn refused(status: railhead_status_t, why: &str) {
+    // A bad pointer or handle, as opposed to an argument that makes no sense.
+    let bad_call = ["NULL", "closed", "is not a", "fork"].iter().any(|word| why.contains(word));
+    assert_eq!(status, if bad_call { RAILHEAD_INTERNAL } else { RAILHEAD_USAGE }, "{why}: {}", words());
     assert!(words().contains(why), "{why}: {}", words());
 }
 
-fn hash() -> *mut railhead_store {
+fn hash() -> *mut railhead_store_t {
     let mut store = null_mut();
     // SAFETY: a place for a handle.
     ok(unsafe { railhead_store_hash(&mut store) });
     store
 }
 
-fn set(store: *mut railhead_store, key: &CStr, value: &[u8]) -> railhead_status {
+fn set(store: *mut railhead_store_t, key: &CStr, value: &[u8]) -> railhead_status_t {
     // SAFETY: a string and as many bytes as said.
     unsafe { railhead_store_set(store, key.as_ptr(), value.as_ptr().cast(), value.len()) }
 }
 
-fn get(store: *mut railhead_store, key: &CStr) -> Vec<u8> {
+fn get(store: *mut railhead_store_t, key: &CStr) -> Vec<u8> {
     let (mut value, mut size) = (null_mut(), 0);
     // SAFETY: a string and two places; the value is as long as it says, ends with a 0, and is freed once.
     unsafe {
@@ -58,11 +60,11 @@ fn null_is_refused_everywhere_and_named() {
     let store = hash();
     let key = c"k".as_ptr();
     let keys = [key];
-    let none = railhead_bytes { data: null(), size: 0 };
+    let none = railhead_bytes_t { data: null(), size: 0 };
     let (mut value, mut size, mut number, mut flag) = (null_mut(), 0usize, 0i64, 0 as c_int);
     let (mut array, mut other, mut watch, mut group) = (null_mut(), null_mut(), null_mut(), null_mut());
     let (mut port, mut rank) = (0u16, 0i64);
-    unsafe extern "C" fn ignore(_: *mut c_void, _: railhead_change, _: railhead_bytes, _: railhead_bytes) {}
+    unsafe extern "C" fn ignore(_: *mut c_void, _: railhead_change_t, _: railhead_bytes_t, _: railhead_bytes_t) {}
     let strings = [null::<c_char>()];
     // SAFETY: what is not NULL is what the header asks for.
     unsafe {
@@ -102,7 +104,7 @@ fn null_is_refused_everywhere_and_named() {
         refused(railhead_store_compare_set(null_mut(), key, none, none, &mut value, &mut size), "the store is NULL");
         refused(railhead_store_compare_set(store, null(), none, none, &mut value, &mut size), "'key' is NULL");
         refused(railhead_store_compare_set(store, key, none, none, null_mut(), &mut size), "'value' is NULL");
-        let hollow = railhead_bytes { data: null(), size: 1 };
+        let hollow = railhead_bytes_t { data: null(), size: 1 };
         refused(railhead_store_compare_set(store, key, hollow, none, &mut value, &mut size), "'expected' is NULL");
         refused(railhead_store_compare_set(store, key, none, hollow, &mut value, &mut size), "'desired' is NULL");
         refused(railhead_store_append(null_mut(), key, null(), 0), "the store is NULL");
@@ -205,7 +207,7 @@ fn arrays_come_in_one_piece() {
     let keys: Vec<CString> = (0..50).map(|i| CString::new(format!("key{i}")).unwrap()).collect();
     let names: Vec<*const c_char> = keys.iter().map(|key| key.as_ptr()).collect();
     let values: Vec<Vec<u8>> = (0..50usize).map(|i| vec![i as u8; i * 37]).collect();
-    let given: Vec<railhead_bytes> = values.iter().map(|v| railhead_bytes { data: v.as_ptr().cast(), size: v.len() }).collect();
+    let given: Vec<railhead_bytes_t> = values.iter().map(|v| railhead_bytes_t { data: v.as_ptr().cast(), size: v.len() }).collect();
     let (mut all, mut count) = (null_mut(), 0);
     // SAFETY: as many strings, values and places as said; the arrays are as long as asked for, and freed once.
     unsafe {
@@ -232,10 +234,10 @@ fn arrays_come_in_one_piece() {
     }
 }
 
-unsafe extern "C" fn report(user: *mut c_void, change: railhead_change, old: railhead_bytes, new: railhead_bytes) {
+unsafe extern "C" fn report(user: *mut c_void, change: railhead_change_t, old: railhead_bytes_t, new: railhead_bytes_t) {
     // SAFETY: `user` is the sender that outlives the watch; the values are as long as they say.
     let (sender, text) = unsafe {
-        let text = |value: railhead_bytes| {
+        let text = |value: railhead_bytes_t| {
             let bytes = if value.size == 0 { &[] } else { std::slice::from_raw_parts(value.data.cast::<u8>(), value.size) };
             String::from_utf8_lossy(bytes).into_owned()
         };
@@ -303,7 +305,7 @@ unsafe extern "C" fn meet(
     user: *mut c_void,
     url: *const c_char,
     timeout_ms: i64,
-    store: *mut *mut railhead_store,
+    store: *mut *mut railhead_store_t,
     rank: *mut i64,
     world_size: *mut i64,
 ) -> c_int {

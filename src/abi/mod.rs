@@ -4,16 +4,20 @@
 //! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
-//! * [`version`], [`memory`], [`store`], [`rendezvous`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what their handles name.
-//! * [`table`]: any plugin's table, ours included, as the proxy's network.
+//! * [`version`], [`memory`], [`store`], [`rendezvous`], [`proxy`], [`connector`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
+//!   their handles name.
+//! * [`table`]: any plugin's table, ours included, as the proxy's network; [`proxies`]: the proxies of this process.
 
 pub mod boundary;
+pub mod connector;
 pub mod handle;
 pub mod handles;
 pub mod memory;
 pub mod nccl;
 pub mod objects;
 pub mod plugin;
+pub mod proxies;
+pub mod proxy;
 pub mod rendezvous;
 pub mod status;
 pub mod store;

@@ -1,4 +1,4 @@
-//! What the handles of the library's own C functions name: stores, watches, groups. Looked up on every call, on any thread.
+//! What the handles of the library's own C functions name: stores, watches, groups, proxies and what belongs to them. Looked up on every call, on any thread.
 //!
 //! A handle is a number in the place of a pointer, and no number is used twice: NULL, a pointer, a closed handle, one of another kind and one from before
 //! a fork are all told from a live one, and nothing that they might point to is touched.
@@ -12,8 +12,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::base::error::{Error, Result};
 use crate::base::fork::{self, PerProcess};
-use crate::store::{Error, Result};
 
 /// The objects of one kind in this process.
 pub struct Objects<T> {
@@ -42,10 +42,10 @@ impl<T> Objects<T> {
     }
 
     /// Takes an object in and returns its handle.
-    pub fn insert<H>(&self, object: T) -> *mut H {
+    pub fn insert<H>(&self, object: impl Into<Arc<T>>) -> *mut H {
         let number = NEXT.fetch_add(1, Ordering::Relaxed) & ((1 << NUMBER_BITS) - 1);
         let handle = self.head() | number;
-        let object = Arc::new(object);
+        let object = object.into();
         self.live.with(|live| live.0.insert(handle, object));
         ptr::without_provenance_mut(handle as usize)
     }
@@ -60,6 +60,11 @@ impl<T> Objects<T> {
         self.live.with(|live| live.0.remove(&(handle.addr() as u64))).ok_or_else(|| self.unknown(handle.addr() as u64))
     }
 
+    /// Ends the handles of all objects that `which` picks. The objects are the caller's to drop.
+    pub fn remove_all(&self, which: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        self.live.with(|live| live.0.extract_if(|_, object| which(object)).map(|(_, object)| object).collect())
+    }
+
     fn head(&self) -> u64 {
         u64::from(self.kind) << (NUMBER_BITS + PROCESS_BITS) | (fork::epoch() & ((1 << PROCESS_BITS) - 1)) << NUMBER_BITS
     }
@@ -68,7 +73,7 @@ impl<T> Objects<T> {
     fn unknown(&self, handle: u64) -> Error {
         let words = self.words;
         let head = handle >> NUMBER_BITS << NUMBER_BITS;
-        Error::Usage(if handle == 0 {
+        Error::internal(if handle == 0 {
             format!("the {words} is NULL")
         } else if head == self.head() {
             format!("the {words} {handle:#x} was closed")
@@ -93,7 +98,7 @@ mod tests {
 
     #[test]
     fn only_live_handles_of_this_kind_and_process_are_taken() {
-        let (a, b) = (OBJECTS.insert::<u8>("a".into()), OBJECTS.insert::<u8>("b".into()));
+        let (a, b) = (OBJECTS.insert::<u8>("a".to_owned()), OBJECTS.insert::<u8>("b".to_owned()));
         assert_eq!((&**OBJECTS.get(a).unwrap(), &**OBJECTS.get(b).unwrap()), ("a", "b"));
         assert!(in_child(|| says(OBJECTS.get(a)).contains("before a fork")));
         let held = OBJECTS.get(a).unwrap();
@@ -101,9 +106,11 @@ mod tests {
         assert!(says(OBJECTS.get(a)).ends_with("was closed"));
         assert!(says(OBJECTS.remove(a)).ends_with("was closed"), "closed twice");
         assert_eq!(*held, "a", "a call that is under way keeps it");
-        assert_ne!(OBJECTS.insert::<u8>("c".into()), a, "no number is used twice");
+        assert_ne!(OBJECTS.insert::<u8>("c".to_owned()), a, "no number is used twice");
         assert_eq!(says(OBJECTS.get::<u8>(ptr::null())), "the thing is NULL");
         assert_eq!(says(OBJECTS.get((&raw const held).cast::<u8>())), format!("{:#x} is not a thing", (&raw const held).addr()));
+        assert_eq!(OBJECTS.remove_all(|name| name == "b").len(), 1);
+        assert!(says(OBJECTS.get(b)).ends_with("was closed"));
         static OTHERS: Objects<String> = Objects::new(0xbe, "other");
         assert!(says(OTHERS.get(b)).ends_with("is not a other"));
     }

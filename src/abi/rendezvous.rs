@@ -11,24 +11,24 @@ use std::time::Duration;
 
 use crate::abi::boundary::{Out, bad_pointer, slice};
 use crate::abi::objects::Objects;
-use crate::abi::status::{call, railhead_status};
-use crate::abi::store::{Object, User, found, open, railhead_store, text, timeout};
+use crate::abi::status::{call, railhead_status_t};
+use crate::abi::store::{Object, User, found, open, railhead_store_t, text, timeout};
 use crate::store::Error;
 use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Environment, Group, GroupOptions, Joined, Request};
 
-/// Ranks that share a name space of a store: an opaque handle, ended by railhead_rendezvous_leave. Threads: as for a railhead_store.
+/// Ranks that share a name space of a store: an opaque handle, ended by railhead_rendezvous_leave. Threads: as for a railhead_store_t.
 #[allow(non_camel_case_types)]
-pub struct railhead_group(());
+pub struct railhead_group_t(());
 
 /// Carries out the rendezvous of a scheme of the program's own: writes a store's handle, which the library closes, the rank and the number of ranks, and
 /// returns 0. Anything else is an error. `url` ends with 0 and is the library's until the callback returns. Called on the thread that asked for the rendezvous; must not throw.
 #[allow(non_camel_case_types)]
-pub type railhead_rendezvous_callback = Option<
+pub type railhead_rendezvous_callback_t = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
         url: *const c_char,
         timeout_ms: i64,
-        store: *mut *mut railhead_store,
+        store: *mut *mut railhead_store_t,
         rank: *mut i64,
         world_size: *mut i64,
     ) -> c_int,
@@ -48,10 +48,10 @@ pub unsafe extern "C" fn railhead_rendezvous(
     rank: i64,
     world_size: i64,
     timeout_ms: i64,
-    store: *mut *mut railhead_store,
+    store: *mut *mut railhead_store_t,
     own_rank: *mut i64,
     ranks: *mut i64,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, or NULL, and three places.
     call(|| unsafe {
         let (own_rank, ranks) = (Out::new(own_rank, "own_rank")?, Out::new(ranks, "ranks")?);
@@ -69,9 +69,9 @@ pub unsafe extern "C" fn railhead_rendezvous(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_rendezvous_register(
     scheme: *const c_char,
-    callback: railhead_rendezvous_callback,
+    callback: railhead_rendezvous_callback_t,
     user: *mut c_void,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a function.
     call(|| unsafe {
         let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
@@ -100,12 +100,12 @@ pub unsafe extern "C" fn railhead_rendezvous_register(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_rendezvous_join(
     url: *const c_char,
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     rank: i64,
     world_size: i64,
     timeout_ms: i64,
-    group: *mut *mut railhead_group,
-) -> railhead_status {
+    group: *mut *mut railhead_group_t,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, or NULL, and a place; `store` is looked up.
     call(|| unsafe {
         let out = Out::new(group, "group")?;
@@ -122,11 +122,11 @@ pub unsafe extern "C" fn railhead_rendezvous_join(
 /// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_rendezvous_new_group(
-    job: *mut railhead_group,
+    job: *mut railhead_group_t,
     ranks: *const i64,
     count: usize,
-    group: *mut *mut railhead_group,
-) -> railhead_status {
+    group: *mut *mut railhead_group_t,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for `count` numbers and a place; `job` is looked up.
     call(|| unsafe {
         let out = Out::new(group, "group")?;
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn railhead_rendezvous_new_group(
 
 /// This process's rank in the group, and how many ranks it has. Either place may be NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_rendezvous_ranks(group: *mut railhead_group, own_rank: *mut i64, ranks: *mut i64) -> railhead_status {
+pub unsafe extern "C" fn railhead_rendezvous_ranks(group: *mut railhead_group_t, own_rank: *mut i64, ranks: *mut i64) -> railhead_status_t {
     // SAFETY: the header asks the caller for two places, or NULL.
     call(|| unsafe {
         let (own_rank, ranks) = (Out::optional(own_rank, "own_rank")?, Out::optional(ranks, "ranks")?);
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn railhead_rendezvous_ranks(group: *mut railhead_group, o
 
 /// The group's store, whose keys no other group sees: a handle of its own, closed as any other.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_rendezvous_store(group: *mut railhead_group, store: *mut *mut railhead_store) -> railhead_status {
+pub unsafe extern "C" fn railhead_rendezvous_store(group: *mut railhead_group_t, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place; `group` is looked up.
     call(|| unsafe {
         let group = GROUPS.get(group)?;
@@ -165,14 +165,14 @@ pub unsafe extern "C" fn railhead_rendezvous_store(group: *mut railhead_group, s
 
 /// Waits until all ranks of the group have come, for at most `timeout_ms` (less than 0: 30 minutes). All ranks call it equally often.
 #[unsafe(no_mangle)]
-pub extern "C" fn railhead_rendezvous_barrier(group: *mut railhead_group, timeout_ms: i64) -> railhead_status {
+pub extern "C" fn railhead_rendezvous_barrier(group: *mut railhead_group_t, timeout_ms: i64) -> railhead_status_t {
     call(|| GROUPS.get(group)?.barrier(patience(timeout_ms)))
 }
 
 /// Ends a group's handle. The job's server, if this process runs it, lives on while a store or a group of it is open.
 #[unsafe(no_mangle)]
-pub extern "C" fn railhead_rendezvous_leave(group: *mut railhead_group) -> railhead_status {
-    call(|| GROUPS.remove(group).map(drop))
+pub extern "C" fn railhead_rendezvous_leave(group: *mut railhead_group_t) -> railhead_status_t {
+    call(|| Ok(GROUPS.remove(group).map(drop)?))
 }
 
 fn patience(ms: i64) -> Duration {

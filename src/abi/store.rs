@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::abi::boundary::{Out, bad_pointer, slice};
 use crate::abi::objects::Objects;
-use crate::abi::status::{call, railhead_status};
+use crate::abi::status::{call, railhead_status_t};
 use crate::store::rendezvous::Environment;
 use crate::store::tcp::{Host, ServerOptions, TcpOptions};
 use crate::store::{Change, Error, FOREVER, FileStore, HashStore, PrefixStore, Result, Store, TcpStore, Watch};
@@ -24,30 +24,30 @@ use crate::store::{Change, Error, FOREVER, FileStore, HashStore, PrefixStore, Re
 /// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting: a
 /// thread that is to wait for long takes a handle of its own (railhead_store_clone).
 #[allow(non_camel_case_types)]
-pub struct railhead_store(());
+pub struct railhead_store_t(());
 
 /// A watch on a key: an opaque handle, ended by railhead_store_unwatch.
 #[allow(non_camel_case_types)]
-pub struct railhead_watch(());
+pub struct railhead_watch_t(());
 
 /// Bytes, not necessarily text.
 #[allow(non_camel_case_types)]
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct railhead_bytes {
+pub struct railhead_bytes_t {
     /// Where; anything if the size is 0.
     pub data: *const c_void,
     /// How many.
     pub size: usize,
 }
 
-const _: () = assert!(size_of::<railhead_bytes>() == 16 && std::mem::offset_of!(railhead_bytes, size) == 8);
+const _: () = assert!(size_of::<railhead_bytes_t>() == 16 && std::mem::offset_of!(railhead_bytes_t, size) == 8);
 
 /// What happened to a watched key.
 #[allow(non_camel_case_types)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub enum railhead_change {
+pub enum railhead_change_t {
     /// It has another value, or the same once more.
     RAILHEAD_UPDATED = 0,
     /// It exists now: there is no old value.
@@ -58,13 +58,13 @@ pub enum railhead_change {
     RAILHEAD_LOST = 3,
 }
 
-use railhead_change::*;
+use railhead_change_t::*;
 
 /// Called with each change of a watched key, in order, on a thread of the watch, which has all signals blocked. The values are the library's, until the
 /// callback returns. May call any function of this header; must not throw.
 #[allow(non_camel_case_types)]
-pub type railhead_watch_callback =
-    Option<unsafe extern "C" fn(user: *mut c_void, change: railhead_change, old_value: railhead_bytes, new_value: railhead_bytes)>;
+pub type railhead_watch_callback_t =
+    Option<unsafe extern "C" fn(user: *mut c_void, change: railhead_change_t, old_value: railhead_bytes_t, new_value: railhead_bytes_t)>;
 
 /// A store as its handle names it.
 pub(super) enum Object {
@@ -90,7 +90,7 @@ static WATCHES: Objects<Watch> = Objects::new(0xb2, "watch");
 
 /// Makes a store within this process.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_hash(store: *mut *mut railhead_store) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_hash(store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: `open` asks of `store` what the header asks of the caller.
     call(|| unsafe { open(store, || Ok(other(HashStore::new()))) })
 }
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn railhead_store_hash(store: *mut *mut railhead_store) ->
 ///
 /// `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_file(path: *const c_char, world_size: i64, store: *mut *mut railhead_store) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_file(path: *const c_char, world_size: i64, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place for a handle.
     call(|| unsafe {
         let path = text(path, "path")?;
@@ -111,9 +111,9 @@ pub unsafe extern "C" fn railhead_store_file(path: *const c_char, world_size: i6
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_prefix(
     prefix: *const c_char,
-    inner: *mut railhead_store,
-    store: *mut *mut railhead_store,
-) -> railhead_status {
+    inner: *mut railhead_store_t,
+    store: *mut *mut railhead_store_t,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place for a handle; `inner` is looked up.
     call(|| unsafe {
         let (prefix, inner) = (text(prefix, "prefix")?, found(inner)?);
@@ -128,8 +128,8 @@ pub unsafe extern "C" fn railhead_store_connect(
     host: *const c_char,
     port: u16,
     timeout_ms: i64,
-    store: *mut *mut railhead_store,
-) -> railhead_status {
+    store: *mut *mut railhead_store_t,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place for a handle.
     call(|| unsafe {
         let place = Host::Other(text(host, "host")?.to_owned(), port);
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn railhead_store_connect(
 /// `address`: where to listen; NULL for what RAILHEAD_STORE_BIND says, else for all addresses, as torch does. `port`: 0 for any, see
 /// railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16, store: *mut *mut railhead_store) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, or NULL, and a place for a handle.
     call(|| unsafe {
         let config = Environment::process().config();
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16,
 
 /// Makes another handle on the same store, with a connection of its own if the store is a server's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_clone(store: *mut railhead_store, clone: *mut *mut railhead_store) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_clone(store: *mut railhead_store_t, clone: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place for a handle; `store` is looked up.
     call(|| unsafe {
         let object = STORES.get(store)?;
@@ -178,13 +178,13 @@ pub unsafe extern "C" fn railhead_store_clone(store: *mut railhead_store, clone:
 
 /// Ends a handle. What other threads are doing with it goes on.
 #[unsafe(no_mangle)]
-pub extern "C" fn railhead_store_close(store: *mut railhead_store) -> railhead_status {
-    call(|| STORES.remove(store).map(drop))
+pub extern "C" fn railhead_store_close(store: *mut railhead_store_t) -> railhead_status_t {
+    call(|| Ok(STORES.remove(store).map(drop)?))
 }
 
 /// The port of the store's server. RAILHEAD_UNSUPPORTED if it has none.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store, port: *mut u16) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store_t, port: *mut u16) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place for a number.
     call(|| unsafe {
         let out = Out::new(port, "port")?;
@@ -201,11 +201,11 @@ pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store, port: *
 /// Stores a value, replacing any other. A server does not answer to this: only later calls on the same handle are sure to find it done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_set(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
     value: *const c_void,
     size: usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and `size` bytes.
     call(|| unsafe { found(store)?.set(text(key, "key")?, bytes(value, size, "value")?) })
 }
@@ -214,12 +214,12 @@ pub unsafe extern "C" fn railhead_store_set(
 /// railhead_store_free; behind it stands a 0 that is not counted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_get(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
     timeout_ms: i64,
     value: *mut *mut c_void,
     size: *mut usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and two places.
     call(|| unsafe { give(value, size, || found(store)?.get(text(key, "key")?, timeout(timeout_ms))) })
 }
@@ -227,11 +227,11 @@ pub unsafe extern "C" fn railhead_store_get(
 /// Waits until all keys exist, for at most `timeout_ms`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_wait(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     keys: *const *const c_char,
     count: usize,
     timeout_ms: i64,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for `count` strings.
     call(|| unsafe { found(store)?.wait(&texts(keys, count)?, timeout(timeout_ms)) })
 }
@@ -239,18 +239,23 @@ pub unsafe extern "C" fn railhead_store_wait(
 /// Whether all keys exist now: 1 or 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_check(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     keys: *const *const c_char,
     count: usize,
     exist: *mut c_int,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for `count` strings and a place.
     call(|| unsafe { answer(exist, "exist", || found(store)?.check(&texts(keys, count)?).map(c_int::from)) })
 }
 
 /// Adds to a number, which is stored as decimal text and starts from 0, and gives the sum.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_add(store: *mut railhead_store, key: *const c_char, delta: i64, sum: *mut i64) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_add(
+    store: *mut railhead_store_t,
+    key: *const c_char,
+    delta: i64,
+    sum: *mut i64,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place.
     call(|| unsafe { answer(sum, "sum", || found(store)?.add(text(key, "key")?, delta)) })
 }
@@ -259,13 +264,13 @@ pub unsafe extern "C" fn railhead_store_add(store: *mut railhead_store, key: *co
 /// railhead_store_free. A missing key and an `expected` that is not empty give `expected` and store nothing: torch's rule.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_compare_set(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
-    expected: railhead_bytes,
-    desired: railhead_bytes,
+    expected: railhead_bytes_t,
+    desired: railhead_bytes_t,
     value: *mut *mut c_void,
     size: *mut usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, two runs of bytes and two places.
     call(|| unsafe {
         give(value, size, || {
@@ -278,11 +283,11 @@ pub unsafe extern "C" fn railhead_store_compare_set(
 /// Appends to a value, which starts empty. A server does not answer to this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_append(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
     value: *const c_void,
     size: usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and `size` bytes.
     call(|| unsafe { found(store)?.append(text(key, "key")?, bytes(value, size, "value")?) })
 }
@@ -291,12 +296,12 @@ pub unsafe extern "C" fn railhead_store_append(
 /// all values; behind each stands a 0 that is not counted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_multi_get(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     keys: *const *const c_char,
     count: usize,
     timeout_ms: i64,
-    values: *mut *mut railhead_bytes,
-) -> railhead_status {
+    values: *mut *mut railhead_bytes_t,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for `count` strings and a place.
     call(|| unsafe { answer(values, "values", || array(&found(store)?.multi_get(&texts(keys, count)?, timeout(timeout_ms))?)) })
 }
@@ -304,11 +309,11 @@ pub unsafe extern "C" fn railhead_store_multi_get(
 /// Stores `count` values. A server does not answer to this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_multi_set(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     keys: *const *const c_char,
-    values: *const railhead_bytes,
+    values: *const railhead_bytes_t,
     count: usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for `count` strings and as many runs of bytes.
     call(|| unsafe {
         let keys = texts(keys, count)?;
@@ -321,7 +326,11 @@ pub unsafe extern "C" fn railhead_store_multi_set(
 
 /// Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_delete_key(store: *mut railhead_store, key: *const c_char, existed: *mut c_int) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_delete_key(
+    store: *mut railhead_store_t,
+    key: *const c_char,
+    existed: *mut c_int,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place, or NULL.
     call(|| unsafe {
         let out = Out::optional(existed, "existed")?;
@@ -335,7 +344,7 @@ pub unsafe extern "C" fn railhead_store_delete_key(store: *mut railhead_store, k
 
 /// How many keys the store holds, its own bookkeeping included, queues not.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_num_keys(store: *mut railhead_store, count: *mut i64) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_num_keys(store: *mut railhead_store_t, count: *mut i64) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place.
     call(|| unsafe { answer(count, "count", || found(store)?.num_keys()) })
 }
@@ -343,10 +352,10 @@ pub unsafe extern "C" fn railhead_store_num_keys(store: *mut railhead_store, cou
 /// The keys, in no order. One railhead_store_free frees the array and all keys; each ends with a 0 that is not counted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_list_keys(
-    store: *mut railhead_store,
-    keys: *mut *mut railhead_bytes,
+    store: *mut railhead_store_t,
+    keys: *mut *mut railhead_bytes_t,
     count: *mut usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for two places.
     call(|| unsafe {
         let (keys, count) = (Out::new(keys, "keys")?, Out::new(count, "count")?);
@@ -362,11 +371,11 @@ pub unsafe extern "C" fn railhead_store_list_keys(
 /// Appends to a queue; one who waits for it goes on. A server does not answer to this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_queue_push(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
     value: *const c_void,
     size: usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and `size` bytes.
     call(|| unsafe { found(store)?.queue_push(text(key, "key")?, bytes(value, size, "value")?) })
 }
@@ -375,19 +384,19 @@ pub unsafe extern "C" fn railhead_store_queue_push(
 /// the value with railhead_store_free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_queue_pop(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
     timeout_ms: i64,
     value: *mut *mut c_void,
     size: *mut usize,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and two places.
     call(|| unsafe { give(value, size, || found(store)?.queue_pop(text(key, "key")?, timeout(timeout_ms))) })
 }
 
 /// How many values a queue holds.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_queue_len(store: *mut railhead_store, key: *const c_char, len: *mut i64) -> railhead_status {
+pub unsafe extern "C" fn railhead_store_queue_len(store: *mut railhead_store_t, key: *const c_char, len: *mut i64) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place.
     call(|| unsafe { answer(len, "len", || found(store)?.queue_len(text(key, "key")?)) })
 }
@@ -395,11 +404,11 @@ pub unsafe extern "C" fn railhead_store_queue_len(store: *mut railhead_store, ke
 /// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`. A key serves once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_barrier(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
     world_size: i64,
     timeout_ms: i64,
-) -> railhead_status {
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string.
     call(|| unsafe { found(store)?.barrier(text(key, "key")?, world_size, timeout(timeout_ms)) })
 }
@@ -408,12 +417,12 @@ pub unsafe extern "C" fn railhead_store_barrier(
 /// RAILHEAD_UNSUPPORTED by a file, and by torch's servers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_watch(
-    store: *mut railhead_store,
+    store: *mut railhead_store_t,
     key: *const c_char,
-    callback: railhead_watch_callback,
+    callback: railhead_watch_callback_t,
     user: *mut c_void,
-    watch: *mut *mut railhead_watch,
-) -> railhead_status {
+    watch: *mut *mut railhead_watch_t,
+) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, a place, and a function that may be called from another thread.
     call(|| unsafe {
         let out = Out::new(watch, "watch")?;
@@ -421,8 +430,8 @@ pub unsafe extern "C" fn railhead_store_watch(
         let user = User(user);
         let tell = move |change: Change<'_>| {
             let user = &user;
-            let nothing = railhead_bytes { data: ptr::null(), size: 0 };
-            let of = |value: &[u8]| railhead_bytes { data: value.as_ptr().cast(), size: value.len() };
+            let nothing = railhead_bytes_t { data: ptr::null(), size: 0 };
+            let of = |value: &[u8]| railhead_bytes_t { data: value.as_ptr().cast(), size: value.len() };
             let (change, old, new) = match change {
                 Change::Created(new) => (RAILHEAD_CREATED, nothing, of(new)),
                 Change::Updated(old, new) => (RAILHEAD_UPDATED, of(old), of(new)),
@@ -439,8 +448,8 @@ pub unsafe extern "C" fn railhead_store_watch(
 
 /// Ends a watch. When this returns, the callback has returned for the last time; called within the callback, it is the last call.
 #[unsafe(no_mangle)]
-pub extern "C" fn railhead_store_unwatch(watch: *mut railhead_watch) -> railhead_status {
-    call(|| WATCHES.remove(watch).map(drop))
+pub extern "C" fn railhead_store_unwatch(watch: *mut railhead_watch_t) -> railhead_status_t {
+    call(|| Ok(WATCHES.remove(watch).map(drop)?))
 }
 
 /// Frees what any function of the store has given: values, arrays of values, keys. NULL is fine.
@@ -467,15 +476,15 @@ fn other(store: impl Store + 'static) -> Object {
 }
 
 /// The store of a handle.
-pub(super) fn found(handle: *const railhead_store) -> Result<Arc<dyn Store>> {
-    STORES.get(handle).map(|object| object.store())
+pub(super) fn found(handle: *const railhead_store_t) -> Result<Arc<dyn Store>> {
+    Ok(STORES.get(handle)?.store())
 }
 
 /// Gives a store to C.
 ///
 /// # Safety
 /// Unless NULL or misaligned, `place` must be valid for writes.
-pub(super) unsafe fn open(place: *mut *mut railhead_store, make: impl FnOnce() -> Result<Object>) -> Result<()> {
+pub(super) unsafe fn open(place: *mut *mut railhead_store_t, make: impl FnOnce() -> Result<Object>) -> Result<()> {
     // SAFETY: the requirement is the caller's own.
     let out = unsafe { Out::new(place, "store") }?;
     out.set(STORES.insert(make()?));
@@ -513,17 +522,17 @@ unsafe fn give(value: *mut *mut c_void, size: *mut usize, operation: impl FnOnce
 }
 
 /// An array of values for C, and the values behind it, in one piece.
-fn array<V: AsRef<[u8]>>(values: &[V]) -> Result<*mut railhead_bytes> {
-    let head = size_of_val(values).max(values.len() * size_of::<railhead_bytes>());
+fn array<V: AsRef<[u8]>>(values: &[V]) -> Result<*mut railhead_bytes_t> {
+    let head = size_of_val(values).max(values.len() * size_of::<railhead_bytes_t>());
     let total = values.iter().fold(head, |sum, value| sum + value.as_ref().len() + 1);
     let memory = allocate(total.max(1))?;
-    let (mut entry, mut place) = (memory.cast::<railhead_bytes>(), memory.cast::<u8>().wrapping_add(head));
+    let (mut entry, mut place) = (memory.cast::<railhead_bytes_t>(), memory.cast::<u8>().wrapping_add(head));
     for value in values.iter().map(AsRef::as_ref) {
         // SAFETY: `total` is the sum of what is written here: one entry, and the value with its 0. malloc's memory is aligned for any entry.
         unsafe {
             ptr::copy_nonoverlapping(value.as_ptr(), place, value.len());
             place.add(value.len()).write(0);
-            entry.write(railhead_bytes { data: place.cast(), size: value.len() });
+            entry.write(railhead_bytes_t { data: place.cast(), size: value.len() });
             (entry, place) = (entry.add(1), place.add(value.len() + 1));
         }
     }

@@ -10,17 +10,6 @@ use super::ring::layout::round_up;
 use super::ring::rules::{Position, check_slice};
 use crate::base::error::{Error, Result};
 
-/// What one call came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
-    /// There was nothing to do.
-    Idle,
-    /// Something moved.
-    Moved,
-    /// The operation is complete, and not asked again.
-    Done,
-}
-
 /// What an operation is to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {

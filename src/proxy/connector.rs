@@ -193,7 +193,8 @@ impl Counters {
     }
 }
 
-fn close<N: Net>(net: &N, direction: Direction, comm: Comm) -> Result<()> {
+/// Closes a comm.
+pub fn close<N: Net>(net: &N, direction: Direction, comm: Comm) -> Result<()> {
     match direction {
         Direction::Send => net.close_send(comm),
         Direction::Recv => net.close_recv(comm),

@@ -11,12 +11,13 @@
 //! `tail` is announced for every protocol, not for SIMPLE alone: what a NIC guarantees about the order of bytes in an LL line, a copy by the CPU
 //! does not, and a consumer that waits for `tail` need not care.
 
-use super::args::{Args, Progress, Wait};
+use super::args::{Args, Wait};
 use super::connector::{Connector, Counters};
 use super::net::Net;
 use super::ring::layout::slot;
 use super::ring::{Words, rules};
 use crate::base::error::{Error, Result};
+use crate::engine::Progress;
 
 /// Makes what progress there is to be made.
 pub fn progress<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<Progress> {

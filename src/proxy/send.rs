@@ -7,13 +7,14 @@
 //! complete  the request of the oldest slice is complete:            head += slice, ring.head = head
 //! ```
 
-use super::args::{Args, Progress, Wait};
+use super::args::{Args, Wait};
 use super::connector::{Connector, Counters};
 use super::net::Net;
 use super::protocol::Protocol;
 use super::ring::layout::slot;
 use super::ring::{EMPTY, Words, rules};
 use crate::base::error::Result;
+use crate::engine::Progress;
 
 /// Makes what progress there is to be made.
 pub fn progress<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<Progress> {

@@ -180,6 +180,12 @@ static int lies(void)
     control->data_offset = UINT64_MAX - 127;
     CHECK(railhead_ring_open(&ring, memory, sizeof memory) == RAILHEAD_RING_BROKEN);
     make(0);
+    control->data_offset = 0;
+    CHECK(railhead_ring_open(&ring, memory, sizeof memory) == RAILHEAD_RING_BROKEN);
+    CHECK(railhead_ring_join(&ring, memory, memory + 4096, 3 * 8192) == 0 && ring.data == memory + 4096);
+    CHECK(railhead_ring_join(&ring, memory, memory + 4096, 3 * 8192 - 1) == RAILHEAD_RING_BROKEN);
+    CHECK(railhead_ring_join(&ring, memory, memory + 4100, 3 * 8192) == RAILHEAD_RING_BROKEN);
+    make(0);
     control->version = 2;
     CHECK(railhead_ring_open(&ring, memory, sizeof memory) == RAILHEAD_RING_BROKEN);
     return 0;

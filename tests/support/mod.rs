@@ -10,6 +10,7 @@ pub mod comms;
 pub mod holdings;
 pub mod netns;
 pub mod plugin;
+pub mod proxy;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

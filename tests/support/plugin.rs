@@ -221,6 +221,11 @@ impl Plugin {
         entry
     }
 
+    /// The table itself.
+    pub fn table(&self) -> *const c_void {
+        self.table.cast()
+    }
+
     /// isend, irecv and test as they stand in the table, for who calls nothing else.
     pub fn hot_calls(&self) -> [*const c_void; 3] {
         [F::Isend, F::Irecv, F::Test].map(|f| self.entry(f))

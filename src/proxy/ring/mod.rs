@@ -45,8 +45,7 @@ pub struct Ring {
 }
 
 enum Home {
-    // Kept for the memory's sake only.
-    Private(#[expect(dead_code)] Pages),
+    Private(Pages),
     Shared(Shm),
     Caller,
 }
@@ -207,11 +206,12 @@ impl Ring {
         }
     }
 
-    /// Bytes of the mapping, for another process; none for memory that is not shared.
+    /// Bytes from the control words to the end of the mapping that holds the slots too; none for memory that the caller supplied.
     pub fn mapped_bytes(&self) -> Option<usize> {
         match &self.home {
             Home::Shared(shm) => Some(shm.len()),
-            Home::Private(_) | Home::Caller => None,
+            Home::Private(pages) => Some(pages.len()),
+            Home::Caller => None,
         }
     }
 

@@ -82,3 +82,15 @@ impl Words for Control {
         }
     }
 }
+
+impl<W: Words + ?Sized> Words for &W {
+    #[inline]
+    fn load(&self, word: Word, order: Ordering) -> u64 {
+        (**self).load(word, order)
+    }
+
+    #[inline]
+    fn store(&self, word: Word, value: u64, order: Ordering) {
+        (**self).store(word, value, order);
+    }
+}

@@ -6,13 +6,14 @@ mod refusals;
 
 use std::sync::Arc;
 
-use super::args::{Args, Progress, Steps};
+use super::args::{Args, Steps};
 use super::connector::{Connector, Direction, Options};
 use super::protocol::Protocol;
 use super::ring::lines::{ll_flag, ll128_flag};
 use super::ring::{Consumer, Geometry, Producer, Ring};
 use super::{recv, send};
 use crate::base::error::Result;
+use crate::engine::Progress;
 use fake::{Behaviour, Call, Fake};
 
 /// Bytes of a slot of any protocol.
