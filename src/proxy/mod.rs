@@ -8,6 +8,7 @@
 //! * [`connector`]: one direction of a connection: a comm and a ring.
 //! * [`args`]: one operation on a connector; [`send`] and [`recv`] move it on.
 //! * [`mover`]: the three together, as a client of the engine.
+//! * [`save`]: which operations a transfer between ranks needs.
 
 pub mod args;
 pub mod connector;
@@ -16,6 +17,7 @@ pub mod net;
 pub mod protocol;
 pub mod recv;
 pub mod ring;
+pub mod save;
 pub mod send;
 #[cfg(test)]
 mod tests;
