@@ -6,6 +6,7 @@
 #   make test      everything once
 #   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
 #   make bench     the table of all speed targets, and docs/perf.svg
+#   make bench-proxy   throughput through the proxy, against the same plugin without it
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
@@ -30,7 +31,7 @@ SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layou
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps build examples demo test soak bench instructions header docs install clean
+.PHONY: deps build examples demo test soak bench bench-proxy instructions header docs install clean
 
 deps:
 	@if command -v dpkg-query >/dev/null; then \
@@ -83,6 +84,9 @@ soak: deps examples
 # BENCH_ARGS: for the program, such as --rounds 25 or --json.
 bench: build
 	$(PROGRAM) perf --targets --plugin $(LIBRARY) --sizes 8,64,512,4K,16K,64K,256K,1M,4M,16M --plot docs/perf.svg $(BENCH_ARGS)
+
+bench-proxy:
+	$(CARGO) bench --quiet $(STAGED) --bench proxy
 
 instructions: deps build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions

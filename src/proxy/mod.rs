@@ -7,8 +7,8 @@
 //! * [`net`]: what the proxy asks of a table.
 //! * [`connector`]: one direction of a connection: a comm and a ring.
 //! * [`args`]: one operation on a connector; [`send`] and [`recv`] move it on.
-//! * [`save`]: which operations a transfer between ranks needs.
 //! * [`mover`]: the three together, as a client of the engine.
+//! * [`save`]: which operations a transfer between ranks needs.
 
 pub mod args;
 pub mod connector;
