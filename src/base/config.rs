@@ -56,6 +56,16 @@ choice! {
 }
 
 choice! {
+    /// Who moves data along.
+    Progress {
+        /// Whoever calls into a comm, for this comm.
+        Poll = "poll",
+        /// And a thread of each device, for all of its comms.
+        Thread = "thread",
+    }
+}
+
+choice! {
     /// Which addresses.
     Family {
         /// Both.
@@ -243,6 +253,8 @@ table! {
         "Seconds after which a request that is still outstanding is reported, once, with what it waits for. 0: never.";
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
         "Seconds that a request posted to a NIC may take to complete (RAILHEAD_FABRIC=verbs). The software fabric knows more: see RAILHEAD_TCP_USER_TIMEOUT_S.";
+    progress: Progress, "RAILHEAD_PROGRESS", Progress::Poll, (),
+        "Who moves data along. `poll`: whoever calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
         "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
