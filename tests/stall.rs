@@ -130,9 +130,11 @@ fn no_more_reports() {
     assert_eq!(reports(), [""; 0]);
 }
 
+/// Only calls make progress: a rank that makes none does not poll.
 fn both_wires(role: &'static str) {
     for wire in WIRES {
-        World::new(role, 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", SOON).spawn().finish();
+        let world = World::new(role, 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", SOON);
+        world.env("RAILHEAD_PROGRESS", "poll").spawn().finish();
     }
 }
 
@@ -420,7 +422,8 @@ fn gone(ctx: &Ctx) {
 fn the_peer_is_gone() {
     for (wire, round) in WIRES.into_iter().flat_map(|wire| (0..ROUNDS).map(move |round| (wire, round))) {
         let kind = ["receive", "send", "next send"][round % 3];
-        let world = World::new("gone", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RHT_KIND", kind);
+        // The receiver takes nothing: it makes no calls.
+        let world = World::new("gone", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_PROGRESS", "poll").env("RHT_KIND", kind);
         let mut ranks = world.env("RAILHEAD_STALL_WARN_S", "30").spawn();
         ranks.expect(0, "kill it");
         ranks.ranks[1].signal(libc::SIGKILL);

@@ -58,6 +58,16 @@ choice! {
 }
 
 choice! {
+    /// Who moves data along.
+    Progress {
+        /// Whoever calls into a comm, for this comm.
+        Poll = "poll",
+        /// And a thread of each device, for all of its comms.
+        Thread = "thread",
+    }
+}
+
+choice! {
     /// Which addresses.
     Family {
         /// Both.
@@ -257,6 +267,8 @@ table! {
         "Address that a store's server listens on when a rendezvous starts one. Empty: all addresses, as torch does.";
     store_secret: Secret, "RAILHEAD_STORE_SECRET", Secret::default(), (),
         "A secret that a store's server and clients share; who does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none.";
+    progress: Progress, "RAILHEAD_PROGRESS", Progress::Poll, (),
+        "Who moves data along. `poll`: whoever calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
         "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),

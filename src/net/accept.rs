@@ -151,7 +151,10 @@ impl Acceptor {
                 Outcome::Ready(established) => self.meeting.push_back(established),
             }
         }
-        self.meet()
+        match when {
+            Ready::Eager => Ok(self.meeting.pop_front()),
+            Ready::Full => self.meet(),
+        }
     }
 
     /// Lets the queue pairs of finished handshakes meet; the first comm whose have.
@@ -216,6 +219,8 @@ impl Acceptor {
                         stage::reach(Stage::AcceptH3Received);
                         return Outcome::Ready(self.establish(connection.stream, *made, false));
                     }
+                    // Its H2 may have been sent before it was known that nobody waits for H3.
+                    Ok(false) if when == Ready::Eager => return Outcome::Ready(self.establish(connection.stream, *made, true)),
                     Ok(false) => {
                         connection.step = Step::AwaitH3 { made };
                         return Outcome::Waiting(connection);

@@ -95,7 +95,36 @@ impl Core {
     /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`. True, rarely: the
     /// caller is to call [`Core::watch`].
     #[inline]
-    pub fn progress(&mut self, waits_for: WaitCause, mut on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
+    pub fn progress(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
+        if self.poll(on) {
+            return false;
+        }
+        self.idle_polls = self.idle_polls.wrapping_add(1);
+        if self.dying.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
+            return false;
+        }
+        self.idle(waits_for)
+    }
+
+    /// The same for the device's thread, on whose calls nobody waits: without a request outstanding, that nothing comes means nothing. Whether
+    /// something was found; and, rarely, whether the caller is to call [`Core::watch`].
+    pub fn progress_unasked(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Core, &WrId, &Completion)) -> (bool, bool) {
+        if self.poll(on) {
+            return (true, false);
+        }
+        self.idle_polls = self.idle_polls.wrapping_add(1);
+        let look = self.dying.is_some() || self.idle_polls.is_multiple_of(LOOK_EVERY);
+        (false, look && self.requests.unfinished().0 > 0 && self.idle(waits_for))
+    }
+
+    /// Whether it has failed for good.
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Hands each good completion to `on`; whether there was any.
+    #[inline]
+    fn poll(&mut self, mut on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
         let mut found = 0;
         for rail in 0..self.rails.rails() {
             for _ in 0..BATCHES {
@@ -117,19 +146,12 @@ impl Core {
                 }
             }
         }
-        if found > 0 {
-            if self.looked {
-                self.looked = false;
-                self.stats.clear_wait();
-                self.liveness.busy();
-            }
-            return false;
+        if found > 0 && self.looked {
+            self.looked = false;
+            self.stats.clear_wait();
+            self.liveness.busy();
         }
-        self.idle_polls = self.idle_polls.wrapping_add(1);
-        if self.dying.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
-            return false;
-        }
-        self.idle(waits_for)
+        found > 0
     }
 
     /// One of many polls that found nothing.

@@ -3,13 +3,16 @@
 //! back to through the handle's cursor.
 
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats, WaitCause};
+use crate::engine;
 
+use super::background::{Background, Member, Watch};
 use super::cts_fifo::CtsFifo;
 use super::handle::Handle;
 use super::handshake::{Established, Setup, tune};
@@ -38,6 +41,8 @@ pub struct Connector {
     h1: Vec<u8>,
     drops: u32,
     h1_sent: bool,
+    /// What the device's thread came to, for the caller to learn.
+    outcome: Option<Result<Box<Established<CtsFifo>>>>,
 }
 
 enum Step {
@@ -66,6 +71,7 @@ impl Connector {
             h1: Vec::new(),
             drops: 0,
             h1_sent: false,
+            outcome: None,
         };
         connector.dial()?;
         Ok(connector)
@@ -86,6 +92,13 @@ impl Connector {
     ///
     /// Errors: no listener there any more; a listener that refuses, or is not the one that made the handle.
     pub fn drive(&mut self) -> Result<Option<Established<CtsFifo>>> {
+        match self.outcome.take() {
+            Some(outcome) => outcome.map(|established| Some(*established)),
+            None => self.advance(),
+        }
+    }
+
+    fn advance(&mut self) -> Result<Option<Established<CtsFifo>>> {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Over);
             let (step, more) = match step {
@@ -281,10 +294,34 @@ fn unreachable(addr: SocketAddr, e: std::io::Error) -> Error {
     }
 }
 
+impl Member for Connector {
+    fn step(&mut self) -> engine::Progress {
+        if self.outcome.is_none() {
+            self.outcome = self.advance().map(|established| established.map(Box::new)).transpose();
+        }
+        if self.outcome.is_some() { engine::Progress::Done } else { engine::Progress::Idle }
+    }
+}
+
 /// The connects in progress of a [`super::Net`], by cursor: generation << 32 | index + 1.
 #[derive(Default)]
 pub struct PendingTable {
     entries: Vec<Pending>,
+    /// Whether a device's thread moves them along.
+    watched: bool,
+    /// That thread, as long as there are any.
+    background: Option<Arc<Background>>,
+}
+
+impl Member for PendingTable {
+    fn step(&mut self) -> engine::Progress {
+        let mut unfinished = false;
+        for connector in self.entries.iter_mut().filter_map(|entry| entry.connector.as_mut()) {
+            unfinished |= connector.step() != engine::Progress::Done;
+        }
+        self.watched = unfinished;
+        if unfinished { engine::Progress::Idle } else { engine::Progress::Done }
+    }
 }
 
 #[derive(Default)]
@@ -297,12 +334,25 @@ struct Pending {
 const MAX_PENDING: usize = 65536;
 
 impl PendingTable {
+    /// Has them moved along by a device's thread until there are none.
+    pub fn watch(&mut self, background: Arc<Background>, watch: impl FnOnce() -> Watch) {
+        if !std::mem::replace(&mut self.watched, true) {
+            background.watch(watch());
+            self.background = Some(background);
+        }
+    }
+
     /// Takes the connect that the handle's cursor names, if it is one to the same listener from the same device.
     pub fn take(&mut self, dev: usize, handle: &Handle) -> Option<Box<Connector>> {
         let index = (handle.cursor as u32).checked_sub(1)? as usize;
         let entry = self.entries.get_mut(index)?;
         let mine = entry.generation == (handle.cursor >> 32) as u32 && entry.connector.as_ref().is_some_and(|c| c.is_for(dev, handle));
-        if mine { entry.connector.take() } else { None }
+        let taken = if mine { entry.connector.take() } else { None };
+        if self.background.is_some() && self.entries.iter().all(|entry| entry.connector.is_none()) {
+            // Whoever comes next is watched over anew, maybe by another thread.
+            (self.watched, self.background) = (false, None);
+        }
+        taken
     }
 
     /// Keeps a connect and returns its new cursor.

@@ -2,13 +2,15 @@
 
 use std::ffi::CString;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use once_cell::sync::OnceCell;
 
+use crate::base::config::{Config, Progress};
 use crate::base::error::{Error, Result};
 use crate::fabric;
 
+use super::background::Background;
 use super::request::MAX_RECVS;
 use super::wire::MAX_RAILS;
 use super::{MAX_MESSAGE, PTR_CUDA, PTR_DMABUF, PTR_HOST};
@@ -59,12 +61,14 @@ pub struct Properties {
 pub struct Physical {
     device: fabric::Device,
     domain: OnceCell<fabric::Domain>,
+    /// As long as somebody has something for it to do.
+    background: Mutex<Weak<Background>>,
 }
 
 impl Physical {
     /// Not opened yet.
     pub fn new(device: fabric::Device) -> Physical {
-        Physical { device, domain: OnceCell::new() }
+        Physical { device, domain: OnceCell::new(), background: Mutex::default() }
     }
 
     /// What the fabric says of it.
@@ -75,6 +79,20 @@ impl Physical {
     /// Its domain.
     pub fn domain(&self) -> Result<&fabric::Domain> {
         self.domain.get_or_try_init(|| self.device.open())
+    }
+
+    /// Its thread, if the settings want one. It ends with the last that holds it.
+    pub fn background(&self, config: &Config) -> Result<Option<Arc<Background>>> {
+        if config.progress == Progress::Poll {
+            return Ok(None);
+        }
+        let mut place = self.background.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = place.upgrade() {
+            return Ok(Some(running));
+        }
+        let started = Arc::new(Background::start(config, &self.info().name)?);
+        *place = Arc::downgrade(&started);
+        Ok(Some(started))
     }
 }
 
@@ -159,6 +177,11 @@ impl NetDevice {
     /// Its physical devices, in order.
     pub fn rails(&self) -> &[Arc<Physical>] {
         &self.rails
+    }
+
+    /// Its thread, if the settings want one: the first rail's.
+    pub fn background(&self, config: &Config) -> Result<Option<Arc<Background>>> {
+        self.rails.first().map_or(Ok(None), |physical| physical.background(config))
     }
 
     /// Name of its fabric.

@@ -1,6 +1,7 @@
 //! The listen comm: one TCP listener on the device's address, whose handle says where it is and how to prove that one was invited.
 //! Driven by the thread that calls `accept`; it may be closed at any time after an accept, since nothing of a comm depends on it.
 
+use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -11,10 +12,13 @@ use crate::base::log::{self, log_info};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommCounter, CommKind, CommStats, WaitCause};
 use crate::base::{clock, listen, rand};
+use crate::engine::Progress;
 
 use super::accept::Acceptor;
+use super::background::{Guarded, Member, Watch};
+use super::cts_fifo::Records;
 use super::handle::{HANDLE_SIZE, Handle, SECRET_SIZE};
-use super::handshake::Setup;
+use super::handshake::{Established, Setup};
 use super::recv::RecvComm;
 use super::{Net, Ready};
 
@@ -23,13 +27,33 @@ const ADMIT_AT_ONCE: usize = 64;
 /// Pause of a blocking accept (v4 only) that found nothing.
 const PAUSE: Duration = Duration::from_micros(200);
 
+/// Outcomes that a device's thread keeps for a caller who does not ask: then it takes no more connections in.
+const MAX_OUTCOMES: usize = 64;
+
 /// A listening comm.
 pub struct ListenComm {
-    listener: TcpListener,
-    acceptor: Acceptor,
+    listening: Held,
     dev: usize,
     stats: CommStats,
     net: Arc<Net>,
+}
+
+/// Who moves incoming handshakes along.
+// There is one per comm, and few comms.
+#[allow(clippy::large_enum_variant)]
+enum Held {
+    /// Whoever calls accept.
+    Own(Listening),
+    /// And the device's thread.
+    Shared(Guarded<Listening>),
+}
+
+/// The listener and its incoming handshakes.
+pub(super) struct Listening {
+    listener: TcpListener,
+    acceptor: Acceptor,
+    /// What the device's thread came to, for callers to learn.
+    outcomes: VecDeque<Result<Box<Established<Records>>>>,
 }
 
 impl ListenComm {
@@ -57,7 +81,13 @@ impl ListenComm {
         let stats = stats::comm(CommKind::Listen, setup.device.name());
         let dev = setup.device.index();
         stage::reach(Stage::ListenOpen);
-        Ok((ListenComm { listener, acceptor: Acceptor::new(setup, secret, instance), dev, stats, net: net.clone() }, handle))
+        let device = setup.device.clone();
+        let listening = Listening { listener, acceptor: Acceptor::new(setup, secret, instance), outcomes: VecDeque::new() };
+        let listening = match device.background(&net.config)? {
+            None => Held::Own(listening),
+            Some(background) => Held::Shared(Guarded::new(listening, background, Watch::Listen)),
+        };
+        Ok((ListenComm { listening, dev, stats, net: net.clone() }, handle))
     }
 
     /// The device it listens on.
@@ -72,8 +102,11 @@ impl ListenComm {
     /// descriptor left. The listener stays usable after each.
     pub fn accept(&mut self, when: Ready) -> Result<Option<RecvComm>> {
         loop {
-            self.admit()?;
-            if let Some(established) = self.acceptor.drive(clock::now(), when)? {
+            let driven = match &mut self.listening {
+                Held::Own(listening) => listening.drive(when),
+                Held::Shared(shared) => shared.with(|listening| listening.drive(when)),
+            };
+            if let Some(established) = driven? {
                 self.stats.add(CommCounter::Ops, 1);
                 self.stats.clear_wait();
                 return RecvComm::new(self.net.clone(), self.dev, *established).map(Some);
@@ -84,6 +117,40 @@ impl ListenComm {
                 Ready::Eager => clock::sleep(PAUSE),
             }
         }
+    }
+
+    /// Handshakes in progress, for tests.
+    #[cfg(test)]
+    pub(super) fn half_open(&mut self) -> usize {
+        self.own().acceptor.half_open()
+    }
+
+    #[cfg(test)]
+    pub(super) fn answered_for_test(&mut self) -> bool {
+        self.own().acceptor.answered()
+    }
+
+    #[cfg(test)]
+    fn own(&mut self) -> &mut Listening {
+        match &mut self.listening {
+            Held::Own(listening) => listening,
+            Held::Shared(_) => panic!("a device's thread moves this comm along"),
+        }
+    }
+}
+
+impl Listening {
+    /// What the device's thread came to, or else what the caller comes to himself.
+    fn drive(&mut self, when: Ready) -> Result<Option<Box<Established<Records>>>> {
+        match self.outcomes.pop_front() {
+            Some(outcome) => outcome.map(Some),
+            None => self.advance(when),
+        }
+    }
+
+    fn advance(&mut self, when: Ready) -> Result<Option<Box<Established<Records>>>> {
+        self.admit()?;
+        self.acceptor.drive(clock::now(), when)
     }
 
     fn admit(&mut self) -> Result<()> {
@@ -100,15 +167,17 @@ impl ListenComm {
         }
         Ok(())
     }
+}
 
-    /// Handshakes in progress, for tests.
-    #[cfg(test)]
-    pub(super) fn half_open(&self) -> usize {
-        self.acceptor.half_open()
-    }
-
-    #[cfg(test)]
-    pub(super) fn answered_for_test(&self) -> bool {
-        self.acceptor.answered()
+impl Member for Listening {
+    fn step(&mut self) -> Progress {
+        // An error may come again each time: it is told once.
+        if self.outcomes.len() >= MAX_OUTCOMES || self.outcomes.iter().any(Result::is_err) {
+            return Progress::Idle;
+        }
+        let outcome = self.advance(Ready::Full).transpose();
+        let moved = outcome.is_some();
+        self.outcomes.extend(outcome);
+        if moved { Progress::Moved } else { Progress::Idle }
     }
 }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod background;
 mod comm;
 mod connect;
 mod control;
@@ -44,6 +45,7 @@ use crate::base::log::{self, log_info};
 use crate::base::stats;
 use crate::fabric::{self, Access, Domain, MemoryRegion, UserMemory};
 
+use background::Watch;
 use connect::{Connector, PendingTable};
 use device::{NetDevice, Physical};
 use handle::Handle;
@@ -88,7 +90,7 @@ pub struct Net {
     /// Physical ones first. Only grows.
     devices: RwLock<Vec<Arc<NetDevice>>>,
     mrs: MrTable,
-    pending: Mutex<PendingTable>,
+    pending: Arc<Mutex<PendingTable>>,
     _stats: stats::Hold,
 }
 
@@ -124,7 +126,7 @@ impl Net {
             mrs: MrTable::new(physical.len()),
             physical,
             devices: RwLock::new(devices),
-            pending: Mutex::default(),
+            pending: Arc::default(),
             _stats: stats::hold(),
         }))
     }
@@ -178,6 +180,8 @@ impl Net {
         when: Ready,
     ) -> Result<Option<SendComm>> {
         let decoded = Handle::decode(handle)?;
+        // Held throughout, so that the thread does not end between this connect and its comm.
+        let background = self.device(dev)?.background(&self.config)?;
         let found = self.pending().take(dev, &decoded);
         Handle::set_cursor(handle, 0);
         let mut connector = match found {
@@ -194,9 +198,13 @@ impl Net {
             return send::connect_eager(self.clone(), dev, connector).map(Some);
         }
         match connector.drive()? {
-            Some(established) => Ok(Some(SendComm::established(self.clone(), dev, established))),
+            Some(established) => SendComm::established(self.clone(), dev, established).map(Some),
             None => {
-                let cursor = self.pending().put(connector)?;
+                let mut pending = self.pending();
+                let cursor = pending.put(connector)?;
+                if let Some(background) = background {
+                    pending.watch(background, || Watch::Connects(Arc::downgrade(&self.pending)));
+                }
                 Handle::set_cursor(handle, cursor);
                 Ok(None)
             }
@@ -272,5 +280,13 @@ impl Net {
 
     fn pending(&self) -> MutexGuard<'_, PendingTable> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // Here and not in a device's thread, which they may be the last to hold.
+        let abandoned = std::mem::take(&mut *self.pending());
+        drop(abandoned);
     }
 }

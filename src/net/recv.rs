@@ -7,19 +7,38 @@ use std::sync::Arc;
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{CommCounter, WaitCause};
+use crate::engine::Progress;
 use crate::fabric::{Completion, Opcode, Payload, SendRequest};
 
+use super::background::{Guarded, Member, Watch};
 use super::comm::{Core, too_long};
 use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
 use super::flush::Flusher;
 use super::handshake::Established;
-use super::mr_cache::{MemoryKind, MrHandle};
+use super::mr_cache::{MemoryKind, MrHandle, MrTable};
 use super::rails::{Side, WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
 /// A receiving comm. Dropping it closes it.
 pub struct RecvComm {
+    receiver: Held,
+    dev: usize,
+    net: Arc<Net>,
+}
+
+/// Who moves a receiver along.
+// There is one per comm, and most are of the first kind, which is not to be reached by a detour.
+#[allow(clippy::large_enum_variant)]
+enum Held {
+    /// The caller.
+    Own(Receiver),
+    /// And the device's thread.
+    Shared(Guarded<Receiver>),
+}
+
+/// The receiving end itself.
+pub(super) struct Receiver {
     core: Core,
     /// Dropped after the core, which registered it.
     records: Records,
@@ -30,8 +49,7 @@ pub struct RecvComm {
     flusher: Option<Flusher>,
     dev: usize,
     /// Until the peer can take announcements.
-    held: Option<Box<Held>>,
-    net: Arc<Net>,
+    early: Option<Box<Early>>,
 }
 
 /// One of the memory ranges of a group of receives.
@@ -71,7 +89,7 @@ const FREE: RecvSlot =
     RecvSlot { busy: false, landed: false, index: 0, request: RequestId(0), sequence: 0, room: 0, size: 0, stripes: 0, seen: 0 };
 
 /// Announcements, in order, that wait until the peer has connected its queue pairs: v4 hands a comm out before.
-struct Held(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
+struct Early(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
 
 impl RecvComm {
     /// From a handshake. Every lane gets as many receives as messages can come, and from then on one for each that came.
@@ -83,8 +101,14 @@ impl RecvComm {
                 core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
             }
         }
-        let held = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Held(VecDeque::with_capacity(SLOTS))));
-        Ok(RecvComm { core, held, records, slots: Box::new([FREE; SLOTS]), tail: 0, flusher: None, dev, net })
+        let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
+        let receiver = Receiver { core, early, records, slots: Box::new([FREE; SLOTS]), tail: 0, flusher: None, dev };
+        let device = net.device(dev)?;
+        let receiver = match device.background(&net.config)? {
+            None => Held::Own(receiver),
+            Some(background) => Held::Shared(Guarded::new(receiver, background, Watch::Recv)),
+        };
+        Ok(RecvComm { receiver, dev, net })
     }
 
     /// The device it was made on.
@@ -96,7 +120,62 @@ impl RecvComm {
     /// the request is done.
     ///
     /// Errors: memory that its `mr` does not cover; more than 1 GiB; a group of no or too many; a peer that is gone or misbehaves.
+    #[inline]
     pub fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+        match &mut self.receiver {
+            Held::Own(receiver) => receiver.irecv(&self.net.mrs, buffers),
+            Held::Shared(shared) => shared.with(|receiver| receiver.irecv(&self.net.mrs, buffers)),
+        }
+    }
+
+    /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
+    ///
+    /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
+    #[inline]
+    pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+        match &mut self.receiver {
+            Held::Own(receiver) => receiver.test(id),
+            Held::Shared(shared) => shared.with(|receiver| receiver.test(id)),
+        }
+    }
+
+    /// Makes what was received visible to the device that owns the memory. `None`: nothing to do, which is so for all host memory.
+    ///
+    /// Errors: memory that its `mr` does not cover; a peer that is gone or misbehaves.
+    pub fn iflush(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+        match &mut self.receiver {
+            Held::Own(receiver) => receiver.iflush(&self.net, buffers),
+            Held::Shared(shared) => shared.with(|receiver| receiver.iflush(&self.net, buffers)),
+        }
+    }
+}
+
+impl Drop for RecvComm {
+    fn drop(&mut self) {
+        stage::reach(Stage::Closing);
+    }
+}
+
+impl Member for Receiver {
+    fn step(&mut self) -> Progress {
+        if self.core.has_failed() {
+            return Progress::Done;
+        }
+        let Receiver { core, records, slots, .. } = self;
+        let (moved, watch) = core.progress_unasked(WaitCause::PeerNoSend, |core, wr, done| completed(core, records, slots, wr, done));
+        self.follow(watch);
+        if moved { Progress::Moved } else { Progress::Idle }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.core.close();
+    }
+}
+
+impl Receiver {
+    fn irecv(&mut self, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         self.core.check()?;
         let n = buffers.len();
         if !cts_fifo::valid_group(u32::try_from(n).unwrap_or(u32::MAX)) {
@@ -104,7 +183,7 @@ impl RecvComm {
         }
         let mut announcements = [[0u8; SLOT_SIZE]; MAX_RECVS];
         for ((i, buffer), announcement) in buffers.iter().enumerate().zip(&mut announcements) {
-            *announcement = self.announcement(buffer, n, self.tail + i as u64)?;
+            *announcement = self.announcement(mrs, buffer, n, self.tail + i as u64)?;
         }
         let free = (0..n as u64).all(|i| self.slot(self.tail + i).is_some_and(|slot| !slot.busy));
         // The first lane of the first rail. A lane holds as many receives as slots can be announced, so those need no look.
@@ -123,8 +202,8 @@ impl RecvComm {
             }
         }
         let announcements = announcements.get(..n).unwrap_or_default();
-        if let Some(held) = &mut self.held {
-            held.0.extend((self.tail..).zip(announcements).map(|(sequence, announcement)| (sequence, *announcement, id)));
+        if let Some(early) = &mut self.early {
+            early.0.extend((self.tail..).zip(announcements).map(|(sequence, announcement)| (sequence, *announcement, id)));
         } else if let Err(error) = self.announce(lane, self.tail, announcements, id) {
             self.core.post_failed(lane, "an announcement", error);
             return self.core.check().map(|()| None);
@@ -137,13 +216,13 @@ impl RecvComm {
 
     /// The 64 bytes that announce a buffer as number `sequence`.
     #[inline]
-    fn announcement(&self, buffer: &RecvBuffer, n: usize, sequence: u64) -> Result<[u8; SLOT_SIZE]> {
+    fn announcement(&self, mrs: &MrTable, buffer: &RecvBuffer, n: usize, sequence: u64) -> Result<[u8; SLOT_SIZE]> {
         if buffer.len > MAX_MESSAGE {
             return Err(too_long("irecv", buffer.len));
         }
         let rkeys = match buffer.len {
             0 => [0; _],
-            len => self.net.mrs.lookup("irecv", self.dev, buffer.mr, buffer.addr, len)?.rkeys(),
+            len => mrs.lookup("irecv", self.dev, buffer.mr, buffer.addr, len)?.rkeys(),
         };
         let slot = Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 };
         Ok(slot.encode(sequence))
@@ -182,23 +261,20 @@ impl RecvComm {
     fn release(&mut self) {
         let lane = 0;
         while self.core.confirmed() && self.core.rails.room(lane) > 0 {
-            let Some((sequence, announcement, id)) = self.held.as_mut().and_then(|held| held.0.pop_front()) else {
-                self.held = None;
+            let Some((sequence, announcement, id)) = self.early.as_mut().and_then(|early| early.0.pop_front()) else {
+                self.early = None;
                 return;
             };
             if let Err(error) = self.announce(lane, sequence, &[announcement], id) {
                 self.core.post_failed(lane, "an announcement", error);
-                self.held = None;
+                self.early = None;
                 return;
             }
         }
     }
 
-    /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
-    ///
-    /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
     #[inline]
-    pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+    fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
         if let Some(sizes) = self.core.finish(id)? {
             return Ok(Some(sizes));
         }
@@ -210,14 +286,11 @@ impl RecvComm {
         self.core.check().map(|()| None)
     }
 
-    /// Makes what was received visible to the device that owns the memory. `None`: nothing to do, which is so for all host memory.
-    ///
-    /// Errors: memory that its `mr` does not cover; a peer that is gone or misbehaves.
-    pub fn iflush(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+    fn iflush(&mut self, net: &Net, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         self.core.check()?;
         let mut last = None;
         for buffer in buffers.iter().filter(|b| b.len > 0) {
-            let registration = self.net.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
+            let registration = net.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
             if registration.kind() == MemoryKind::Device {
                 last = Some((buffer.addr, registration));
             }
@@ -226,7 +299,7 @@ impl RecvComm {
         let Some((addr, registration)) = last else { return Ok(None) };
         let flusher = match &mut self.flusher {
             Some(flusher) => flusher,
-            none => none.insert(Flusher::new(self.net.device(self.dev)?.rails(), &mut self.core)?),
+            none => none.insert(Flusher::new(net.device(self.dev)?.rails(), &mut self.core)?),
         };
         let posted = flusher.post(&mut self.core, addr as u64, registration);
         if let Ok(Some(_)) = posted {
@@ -243,21 +316,18 @@ impl RecvComm {
 
     #[inline]
     fn progress(&mut self, cause: WaitCause) {
-        let RecvComm { core, records, slots, .. } = self;
-        let watch = core.progress(cause, |core, wr, completion| match wr.kind {
-            WrKind::Recv => received(core, records, slots, wr, completion),
-            WrKind::Flush => {
-                if let Some(request) = core.requests.get_mut(wr.id) {
-                    request.left = request.left.saturating_sub(1);
-                }
-            }
-            WrKind::Cts => core.accepted(wr.id),
-            WrKind::Data => {}
-        });
+        let Receiver { core, records, slots, .. } = self;
+        let watch = core.progress(cause, |core, wr, done| completed(core, records, slots, wr, done));
+        self.follow(watch);
+    }
+
+    /// What is to be done behind each poll.
+    #[inline]
+    fn follow(&mut self, watch: bool) {
         if watch {
-            core.watch(None, "");
+            self.core.watch(None, "");
         }
-        if self.held.is_some() {
+        if self.early.is_some() {
             self.release();
         }
     }
@@ -265,23 +335,38 @@ impl RecvComm {
 
 #[cfg(test)]
 impl RecvComm {
+    fn receiver(&mut self) -> &mut Receiver {
+        match &mut self.receiver {
+            Held::Own(receiver) => receiver,
+            Held::Shared(_) => panic!("a device's thread moves this comm along"),
+        }
+    }
+
     pub(super) fn poll_for_test(&mut self) {
-        self.progress(WaitCause::PeerNoSend);
+        self.receiver().progress(WaitCause::PeerNoSend);
     }
 
     pub(super) fn lanes_for_test(&mut self) -> usize {
-        self.core.rails.lanes()
+        self.receiver().core.rails.lanes()
     }
 
     pub(super) fn core_for_test(&mut self) -> &mut Core {
-        &mut self.core
+        &mut self.receiver().core
     }
 }
 
-impl Drop for RecvComm {
-    fn drop(&mut self) {
-        stage::reach(Stage::Closing);
-        self.core.close();
+/// A posting has completed.
+#[inline]
+fn completed(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], wr: &WrId, completion: &Completion) {
+    match wr.kind {
+        WrKind::Recv => received(core, records, slots, wr, completion),
+        WrKind::Flush => {
+            if let Some(request) = core.requests.get_mut(wr.id) {
+                request.left = request.left.saturating_sub(1);
+            }
+        }
+        WrKind::Cts => core.accepted(wr.id),
+        WrKind::Data => {}
     }
 }
 

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{CommCounter, WaitCause};
-use crate::fabric::{Opcode, Payload, PostError, SendRequest, Sge};
+use crate::engine::Progress;
+use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest, Sge};
 
+use super::background::{Guarded, Member, Watch};
 use super::comm::{Core, too_long};
 use super::connect::Connector;
 use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
 use super::handshake::Established;
 use super::liveness::Failure;
 use super::mr_cache::{MrHandle, MrTable};
-use super::rails::{Plan, Side, WrKind};
+use super::rails::{Plan, Side, WrId, WrKind};
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -25,16 +27,19 @@ pub struct SendComm {
     net: Arc<Net>,
 }
 
-enum State {
+/// How far a sending comm is.
+pub(super) enum State {
     /// Handed out before the peer answered (v4).
     Connecting(Box<Connector>),
     Up(Box<Sender>),
     /// The handshake failed.
     Failed(Failure),
+    /// Any of the others, where the device's thread moves it along too.
+    Shared(Guarded<State>),
 }
 
 /// A sender whose peer has answered.
-struct Sender {
+pub(super) struct Sender {
     core: Core,
     /// Dropped after the core, which registered it.
     fifo: CtsFifo,
@@ -51,14 +56,23 @@ struct Sender {
 
 impl SendComm {
     /// A comm whose handshake goes on.
-    pub(super) fn connecting(net: Arc<Net>, dev: usize, connector: Box<Connector>) -> SendComm {
-        SendComm { state: State::Connecting(connector), dev, net }
+    pub(super) fn connecting(net: Arc<Net>, dev: usize, connector: Box<Connector>) -> Result<SendComm> {
+        SendComm::new(net, dev, State::Connecting(connector))
     }
 
     /// A comm whose handshake is done.
-    pub(super) fn established(net: Arc<Net>, dev: usize, established: Established<CtsFifo>) -> SendComm {
+    pub(super) fn established(net: Arc<Net>, dev: usize, established: Established<CtsFifo>) -> Result<SendComm> {
         let sender = Sender::new(&net, dev, established);
-        SendComm { state: State::Up(Box::new(sender)), dev, net }
+        SendComm::new(net, dev, State::Up(Box::new(sender)))
+    }
+
+    fn new(net: Arc<Net>, dev: usize, state: State) -> Result<SendComm> {
+        let device = net.device(dev)?;
+        let state = match device.background(&net.config)? {
+            None => state,
+            Some(background) => State::Shared(Guarded::new(state, background, Watch::Send)),
+        };
+        Ok(SendComm { state, dev, net })
     }
 
     /// The device it was made on.
@@ -75,7 +89,7 @@ impl SendComm {
     pub fn isend(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         match &mut self.state {
             State::Up(sender) => sender.isend(&self.net.mrs, addr, len, tag, mr),
-            _ => self.isend_early(addr, len, tag, mr),
+            state => state.isend(&self.net, self.dev, addr, len, tag, mr),
         }
     }
 
@@ -86,50 +100,97 @@ impl SendComm {
     pub fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
         match &mut self.state {
             State::Up(sender) => sender.test(request),
-            State::Failed(failure) => failure.result(),
-            // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
-            State::Connecting(_) => super::request::RequestTable::new().finish(request),
-        }
-    }
-
-    #[cold]
-    fn isend_early(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        if len > 0 {
-            self.net.mrs.lookup("isend", self.dev, mr, addr, len)?;
-        }
-        let driven = match &mut self.state {
-            State::Connecting(connector) => connector.drive(),
-            State::Failed(failure) => return failure.result(),
-            State::Up(_) => Ok(None),
-        };
-        match driven {
-            Ok(None) => Ok(None),
-            Ok(Some(established)) => {
-                self.state = State::Up(Box::new(Sender::new(&self.net, self.dev, established)));
-                self.isend(addr, len, tag, mr)
-            }
-            Err(error) => {
-                self.state = State::Failed(Failure::from_error(&error));
-                Err(error)
-            }
+            state => state.test(request),
         }
     }
 
     /// Drops the registration of the CTS FIFO, so that the receiver's announcements fail: for tests that there is no other way for them.
     #[doc(hidden)]
     pub fn invalidate_cts_fifo(&mut self) {
-        if let State::Up(sender) = &mut self.state {
-            sender.core.rails.forget_own();
-        }
+        self.state.invalidate_cts_fifo();
     }
 }
 
 impl Drop for SendComm {
     fn drop(&mut self) {
         stage::reach(Stage::Closing);
-        if let State::Up(sender) = &mut self.state {
-            sender.core.close();
+    }
+}
+
+impl State {
+    /// [`SendComm::isend`] in every state.
+    #[inline(never)]
+    fn isend(&mut self, net: &Net, dev: usize, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
+        match self {
+            State::Up(sender) => return sender.isend(&net.mrs, addr, len, tag, mr),
+            State::Shared(shared) => return shared.with(|state| state.isend(net, dev, addr, len, tag, mr)),
+            State::Connecting(_) | State::Failed(_) => {}
         }
+        if len > 0 {
+            net.mrs.lookup("isend", dev, mr, addr, len)?;
+        }
+        let driven = match self {
+            State::Connecting(connector) => connector.drive(),
+            State::Failed(failure) => return failure.result(),
+            State::Up(_) | State::Shared(_) => Ok(None),
+        };
+        match driven {
+            Ok(None) => Ok(None),
+            Ok(Some(established)) => {
+                *self = State::Up(Box::new(Sender::new(net, dev, established)));
+                self.isend(net, dev, addr, len, tag, mr)
+            }
+            Err(error) => {
+                *self = State::Failed(Failure::from_error(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// [`SendComm::test`] in every state.
+    #[inline(never)]
+    fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
+        match self {
+            State::Up(sender) => sender.test(request),
+            State::Shared(shared) => shared.with(|state| state.test(request)),
+            State::Failed(failure) => failure.result(),
+            // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
+            State::Connecting(_) => super::request::RequestTable::new().finish(request),
+        }
+    }
+
+    fn invalidate_cts_fifo(&mut self) {
+        match self {
+            State::Up(sender) => sender.core.rails.forget_own(),
+            State::Shared(shared) => {
+                // A comm that broke has none to drop.
+                let _ = shared.with(|state| {
+                    state.invalidate_cts_fifo();
+                    Ok(())
+                });
+            }
+            State::Connecting(_) | State::Failed(_) => {}
+        }
+    }
+}
+
+impl Member for State {
+    fn step(&mut self) -> Progress {
+        match self {
+            // What comes after it is the caller's to begin.
+            State::Connecting(connector) => {
+                connector.step();
+                Progress::Idle
+            }
+            State::Up(sender) => sender.step(),
+            State::Failed(_) | State::Shared(_) => Progress::Done,
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.core.close();
     }
 }
 
@@ -308,17 +369,21 @@ impl Sender {
 
     #[inline]
     fn progress(&mut self, cause: WaitCause) {
-        let watch = self.core.progress(cause, |core, wr, _| {
-            let Some(request) = core.requests.get_mut(wr.id) else { return };
-            request.stripes &= !(1 << wr.lane);
-            if request.stripes == 0 && request.left > 0 {
-                request.left = 0;
-                stage::reach(Stage::SendDone);
-            }
-        });
-        if watch {
+        if self.core.progress(cause, sent) {
             self.watch(cause);
         }
+    }
+
+    /// A step of the device's thread.
+    fn step(&mut self) -> Progress {
+        if self.core.has_failed() {
+            return Progress::Done;
+        }
+        let (moved, watch) = self.core.progress_unasked(WaitCause::Fabric, sent);
+        if watch {
+            self.watch(WaitCause::Fabric);
+        }
+        if moved { Progress::Moved } else { Progress::Idle }
     }
 
     #[cold]
@@ -340,6 +405,17 @@ impl Sender {
             return Ok(Some(sizes));
         }
         self.core.check().map(|()| None)
+    }
+}
+
+/// A stripe was accepted.
+#[inline]
+fn sent(core: &mut Core, wr: &WrId, _: &Completion) {
+    let Some(request) = core.requests.get_mut(wr.id) else { return };
+    request.stripes &= !(1 << wr.lane);
+    if request.stripes == 0 && request.left > 0 {
+        request.left = 0;
+        stage::reach(Stage::SendDone);
     }
 }
 
@@ -377,11 +453,11 @@ pub(super) fn connect_eager(net: Arc<Net>, dev: usize, mut connector: Box<Connec
     // Only the dial can take time: the kernel of a listener accepts and takes H1 whatever its process does.
     while !connector.h1_sent() {
         if let Some(established) = connector.drive()? {
-            return Ok(SendComm::established(net, dev, established));
+            return SendComm::established(net, dev, established);
         }
         if !connector.h1_sent() {
             crate::base::clock::sleep(std::time::Duration::from_micros(100));
         }
     }
-    Ok(SendComm::connecting(net, dev, connector))
+    SendComm::connecting(net, dev, connector)
 }

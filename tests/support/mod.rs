@@ -200,6 +200,10 @@ impl World {
                 command.env_remove(name);
             }
         }
+        // The whole suite, with a thread of each device that makes progress too: see `make test`.
+        if let Ok(progress) = std::env::var("RHT_PROGRESS") {
+            command.env("RAILHEAD_PROGRESS", progress);
+        }
         command.env("RHT_ROLE", self.role).env("RHT_RANK", rank.to_string()).env("RHT_SIZE", self.size.to_string());
         // The test harness in the rank reports on stdout, which is of no interest; panics come on stderr.
         command.stdout(std::process::Stdio::null());
