@@ -62,3 +62,24 @@ contract!(file, || {
         })
     }
 });
+
+#[test]
+fn everything_of_a_name_space_stands_behind_its_prefix() {
+    let around = Arc::new(HashStore::new());
+    let space = PrefixStore::new("grp", Arc::clone(&around) as Arc<dyn Store>);
+    space.barrier("bar", 1, contract::LONG).unwrap();
+    space.set("k", b"v").unwrap();
+    space.queue_push("q", b"v").unwrap();
+    let mut keys = around.list_keys().unwrap();
+    keys.sort();
+    assert_eq!(keys, ["grp/bar/last_member", "grp/bar/num_members", "grp/k"]);
+    assert_eq!(around.queue_len("grp/q").unwrap(), 1);
+    assert!(Arc::ptr_eq(space.underlying(), &(Arc::clone(&around) as Arc<dyn Store>)));
+
+    let server = tcp();
+    let store: Arc<dyn Store> = Arc::clone(&server) as Arc<dyn Store>;
+    PrefixStore::new("grp", store).barrier("bar", 1, contract::LONG).unwrap();
+    assert_eq!(server.get("grp/bar", contract::LONG).unwrap(), b"1");
+    let expired = PrefixStore::new("grp", server as Arc<dyn Store>).wait(&["a", "b"], std::time::Duration::ZERO).unwrap_err();
+    assert_eq!(expired.to_string(), "wait timeout after 0ms, keys: /grp/a, /grp/b");
+}

@@ -3,6 +3,8 @@
 
 #[path = "store_tcp/client.rs"]
 mod client;
+#[path = "store_tcp/corpus.rs"]
+mod corpus;
 #[path = "store_tcp/secret.rs"]
 mod secret;
 #[path = "store_tcp/server.rs"]

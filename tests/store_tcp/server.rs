@@ -83,6 +83,102 @@ fn a_cancelled_wait_is_not_woken_and_a_client_can_wake_itself() {
     raw.expect("01", "a barrier is cancelled like a wait");
     raw.send("1203000000000000002f6232 0200000000000000");
     raw.expect("00", "and had counted");
+    raw.in_step("let through once");
+}
+
+#[test]
+fn who_says_its_last_and_leaves_is_let_go() {
+    let server = serve(|_| {});
+    for round in 0..50 {
+        let mut raw = Raw::connect(server.port());
+        // The end comes with the bytes, in one event.
+        raw.write(&[&unhex(VALIDATE)[..], &keyed(1, b"/k", &value(b"v"))].concat());
+        raw.0.shutdown(std::net::Shutdown::Write).unwrap();
+        raw.expect_end(&format!("round {round}"));
+    }
+    assert_eq!(join(server.port()).get("k", LONG).unwrap(), b"v");
+}
+
+#[test]
+fn a_cancelled_barrier_lets_nobody_through_later() {
+    const BARRIER: &str = "1203000000000000002f6233 0200000000000000";
+    let server = serve(|_| {});
+    let (mut gone, mut other) = (Raw::open(server.port()), Raw::open(server.port()));
+    gone.send(BARRIER);
+    gone.in_step("waiting");
+    gone.send("0c");
+    gone.expect("01", "cancelled");
+    other.send(BARRIER);
+    other.expect("00", "the second to come");
+    gone.in_step("told nothing");
+    // Others' numbers are their own: 3 are wanted, and 3 have come.
+    let mut three = Raw::open(server.port());
+    three.send("1203000000000000002f6233 0300000000000000");
+    three.expect("00", "the third");
+    let mut four = Raw::open(server.port());
+    four.send("1203000000000000002f6233 0500000000000000");
+    four.in_step("waits for a fifth");
+    three.send("1203000000000000002f6233 0300000000000000");
+    three.expect("00", "the fifth");
+    four.expect("00", "too");
+}
+
+#[test]
+fn a_push_passes_over_who_waits_for_more() {
+    let server = serve(|_| {});
+    let mut raws: Vec<Raw> = (0..3).map(|_| Raw::open(server.port())).collect();
+    let [both, one, pusher] = &mut raws[..] else { unreachable!() };
+    both.send("06020000000000000003000000000000002f717103000000000000002f6161");
+    both.in_step("waiting for the queue and for more");
+    one.send("06010000000000000003000000000000002f7171");
+    one.in_step("waiting for the queue");
+    pusher.send("0e03000000000000002f7171010000000000000076");
+    one.expect("00", "the first whom it satisfies");
+    both.in_step("still waiting");
+    pusher.send("0103000000000000002f61610000000000000000");
+    both.expect("00", "now it has both");
+    one.in_step("woken once");
+}
+
+#[test]
+fn a_value_that_is_gone_is_not_handed_on() {
+    const WAIT: &str = "06010000000000000003000000000000002f7171";
+    let server = serve(|_| {});
+    let mut raws: Vec<Raw> = (0..3).map(|_| Raw::open(server.port())).collect();
+    let [first, second, other] = &mut raws[..] else { unreachable!() };
+    first.send(WAIT);
+    first.in_step("waiting");
+    second.send(WAIT);
+    second.in_step("waiting behind");
+    other.send("0e03000000000000002f7171010000000000000076 0f03000000000000002f7171");
+    other.expect("0100000000000000010000000000000076", "pushed, and popped at once");
+    first.expect("00", "woken");
+    first.in_step("goes on to something else");
+    second.in_step("there is nothing to wake it for");
+}
+
+#[test]
+fn what_waits_and_watches_took_is_given_back() {
+    let server = serve(|options| options.memory = 256 << 10);
+    let other = join(server.port());
+    let key = [b"/".as_slice(), &[b'k'; 8_000]].concat();
+    for round in 0..100 {
+        let mut raw = Raw::open(server.port());
+        let wait = [&[6][..], &1u64.to_le_bytes(), &value(&key)].concat();
+        raw.write(&[&wait[..], &[12]].concat());
+        raw.expect("01", "a wait that is cancelled");
+        raw.write(&keyed(18, &key, &2i64.to_le_bytes()));
+        raw.write(&[12]);
+        raw.expect("01", "a barrier that is cancelled");
+        raw.write(&wait);
+        raw.expect("00", "a wait for the barrier's count");
+        other.delete_key(std::str::from_utf8(&key[1..]).unwrap()).unwrap();
+        raw.write(&keyed(130, &key, &[]));
+        raw.expect("03", "a watch");
+        drop(raw);
+        // Until the server has noticed, it holds some of these.
+        assert!(other.add("rounds", 1).unwrap() == round + 1);
+    }
 }
 
 #[test]

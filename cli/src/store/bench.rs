@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use client::Client;
 use report::Row;
 
 /// Measures servers: set-and-get round trips, how fast many clients join a barrier, memory per idle connection
@@ -21,12 +22,9 @@ pub struct Args {
     /// Numbers of connections for round trips
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8,64", value_parser = clap::value_parser!(u32).range(1..=10000))]
     connections: Vec<u32>,
-    /// Clients of the barrier
+    /// Clients of the barrier, and idle connections of which the memory is measured
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10000))]
     clients: u32,
-    /// Idle connections, for a server on this machine whose process can be found
-    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(0..=50000))]
-    idle: u32,
     /// Rounds, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -42,29 +40,43 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for &connections in &args.connections {
-        let figures = rounds(args, |place| client::round_trips(place, connections, args.size, args.duration))?;
+        let mut clients = open(args, connections)?;
+        let figures = rounds(args, &mut clients, |client| client.round_trips(args.size, args.duration))?;
         rows.push(Row { what: format!("set + get, {connections} connection(s)"), unit: "1/s", more_is_better: true, figures });
     }
-    let figures = rounds(args, |place| client::barrier(place, args.clients))?;
-    rows.push(Row { what: format!("{} clients connect and join a barrier", args.clients), unit: "ms", more_is_better: false, figures });
-    if args.idle > 0 {
-        let figures = args.servers.iter().map(|(name, place)| {
-            let bytes = client::idle(place, args.idle).with_context(|| format!("{name}: memory of idle connections"))?;
-            Ok(vec![bytes])
-        });
-        let figures = figures.collect::<anyhow::Result<Vec<_>>>()?;
-        rows.push(Row { what: format!("memory per idle connection, of {}", args.idle), unit: "KiB", more_is_better: false, figures });
+    let (mut clients, mut memory) = (Vec::new(), Vec::new());
+    for (name, place) in &args.servers {
+        let opened = Client::open_measured(place, args.clients).with_context(|| name.clone())?;
+        clients.push(opened.0);
+        memory.push(vec![opened.1]);
     }
+    let figures = rounds(args, &mut clients, Client::barrier)?;
+    rows.push(Row { what: format!("{} clients join a barrier", args.clients), unit: "ms", more_is_better: false, figures });
+    rows.push(Row {
+        what: format!("memory per idle connection, of {}", args.clients),
+        unit: "KiB",
+        more_is_better: false,
+        figures: memory,
+    });
     let names: Vec<&str> = args.servers.iter().map(|(name, _)| name.as_str()).collect();
     super::print(report::table(&names, args.rounds, &rows).as_bytes())
 }
 
+/// Connections to each server. They are kept for all rounds: a server that looks up the name of each peer takes its time to accept.
+fn open(args: &Args, count: u32) -> anyhow::Result<Vec<Client>> {
+    args.servers.iter().map(|(name, place)| Client::open(place, count).with_context(|| name.clone())).collect()
+}
+
 /// One figure per server and round, the servers in turn.
-fn rounds(args: &Args, mut measure: impl FnMut(&(String, u16)) -> anyhow::Result<f64>) -> anyhow::Result<Vec<Vec<f64>>> {
+fn rounds(
+    args: &Args,
+    clients: &mut [Client],
+    mut measure: impl FnMut(&mut Client) -> anyhow::Result<f64>,
+) -> anyhow::Result<Vec<Vec<f64>>> {
     let mut figures = vec![Vec::new(); args.servers.len()];
     for _ in 0..args.rounds {
-        for ((name, place), figures) in args.servers.iter().zip(&mut figures) {
-            figures.push(measure(place).with_context(|| name.clone())?);
+        for (((name, _), client), figures) in args.servers.iter().zip(&mut *clients).zip(&mut figures) {
+            figures.push(measure(client).with_context(|| name.clone())?);
         }
     }
     Ok(figures)

@@ -86,69 +86,65 @@ impl Client {
             }
         }
     }
-}
 
-/// Set-and-get round trips per second: each connection sends SET and GET of a key of its own together, and again when the value is there.
-pub fn round_trips(place: &(String, u16), connections: u32, size: u32, duration: Duration) -> anyhow::Result<f64> {
-    let mut client = Client::open(place, connections)?;
-    let value = vec![b'v'; size as usize];
-    let requests: Vec<Vec<u8>> = (0..connections)
-        .map(|index| {
+    /// As [`Client::open`], and KiB of memory that the server's process takes for each connection.
+    pub fn open_measured(place: &(String, u16), count: u32) -> anyhow::Result<(Client, f64)> {
+        let server = owner::listening(place.1)?;
+        // What the first connections make it take stays.
+        drop(Client::open(place, 10)?);
+        let before = owner::private_kib(server)?;
+        let client = Client::open(place, count)?;
+        let after = owner::private_kib(server)?;
+        Ok((client, after.saturating_sub(before) as f64 / f64::from(count)))
+    }
+
+    /// Set-and-get round trips per second: each connection sends SET and GET of a key of its own together, and again when the value is there.
+    pub fn round_trips(&mut self, size: u32, duration: Duration) -> anyhow::Result<f64> {
+        let value = vec![b'v'; size as usize];
+        let request = |index| {
             let mut request = Vec::new();
             let key = format!("bench/{index}");
             wire::encode(&mut request, Query::Set, &[Part::Key(&key), Part::Value(&value)]);
             wire::encode(&mut request, Query::Get, &[Part::Key(&key)]);
             request
-        })
-        .collect();
-    let reply = 8 + value.len();
-    let start = Instant::now();
-    for (index, request) in requests.iter().enumerate() {
-        client.ask(index, request, reply)?;
-    }
-    let mut count = 0u64;
-    let mut elapsed = Duration::ZERO;
-    client.run(|client, index| {
-        count += 1;
-        // The clock costs as much as a request costs the server if it is read for each.
-        if count.is_multiple_of(64) {
-            elapsed = start.elapsed();
-            if elapsed >= duration {
-                return Ok(false);
-            }
+        };
+        let requests: Vec<Vec<u8>> = (0..self.connections.len()).map(request).collect();
+        let reply = 8 + value.len();
+        let start = Instant::now();
+        for (index, request) in requests.iter().enumerate() {
+            self.ask(index, request, reply)?;
         }
-        client.ask(index, requests.get(index).context("a request")?, reply)?;
-        Ok(true)
-    })?;
-    Ok(count as f64 / elapsed.as_secs_f64())
-}
-
-/// Milliseconds from the first connection attempt until all have connected, joined a barrier and been let through.
-pub fn barrier(place: &(String, u16), clients: u32) -> anyhow::Result<f64> {
-    let key = format!("bench/barrier/{}/{:?}", std::process::id(), Instant::now());
-    let mut request = Vec::new();
-    wire::encode(&mut request, Query::Barrier, &[Part::Key(&key), Part::Int(i64::from(clients))]);
-    let start = Instant::now();
-    let mut client = Client::open(place, clients)?;
-    for index in 0..clients as usize {
-        client.ask(index, &request, 1)?;
+        let (mut count, mut counted, mut elapsed, mut left) = (0u64, 0, None, requests.len());
+        self.run(|client, index| {
+            count += 1;
+            // The clock costs as much as a request costs the server if it is read for each.
+            if elapsed.is_none() && count.is_multiple_of(64) && start.elapsed() >= duration {
+                (counted, elapsed) = (count, Some(start.elapsed()));
+            }
+            match elapsed {
+                None => client.ask(index, requests.get(index).context("a request")?, reply)?,
+                // What is under way is taken in: the connections serve again.
+                Some(_) => left -= 1,
+            }
+            Ok(left > 0)
+        })?;
+        Ok(counted as f64 / elapsed.unwrap_or_default().as_secs_f64())
     }
-    let mut left = clients;
-    client.run(|_, _| {
-        left -= 1;
-        Ok(left > 0)
-    })?;
-    Ok(start.elapsed().as_secs_f64() * 1e3)
-}
 
-/// KiB of memory that the server's process takes for each idle connection.
-pub fn idle(place: &(String, u16), count: u32) -> anyhow::Result<f64> {
-    let server = owner::listening(place.1)?;
-    // What the first connections make it take stays.
-    drop(Client::open(place, 100)?);
-    let before = owner::private_kib(server)?;
-    let client = Client::open(place, count)?;
-    let after = owner::private_kib(server)?;
-    drop(client);
-    Ok(after.saturating_sub(before) as f64 / f64::from(count))
+    /// Milliseconds from the first client's request until all have joined a barrier and been let through.
+    pub fn barrier(&mut self) -> anyhow::Result<f64> {
+        let mut left = self.connections.len();
+        let key = format!("bench/barrier/{}/{:?}", std::process::id(), Instant::now());
+        let mut request = Vec::new();
+        wire::encode(&mut request, Query::Barrier, &[Part::Key(&key), Part::Int(left as i64)]);
+        let start = Instant::now();
+        for index in 0..left {
+            self.ask(index, &request, 1)?;
+        }
+        self.run(|_, _| {
+            left -= 1;
+            Ok(left > 0)
+        })?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
+    }
 }

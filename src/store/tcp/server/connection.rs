@@ -26,6 +26,8 @@ pub struct Connection {
     pub standing: Standing,
     /// There may be more to read.
     pub readable: bool,
+    /// The client has said its last: behind what there is to read comes the end, and no event will tell of it again.
+    pub ends: bool,
     /// It stands in the queue of those who have more to do.
     pub queued: bool,
     /// Bytes that are counted for it.
@@ -41,6 +43,7 @@ impl Connection {
             output: Output::default(),
             standing: Standing::default(),
             readable: true,
+            ends: false,
             queued: false,
             counted: 0,
         }

@@ -110,7 +110,8 @@ impl Daemon {
                     Token(token) => {
                         let index = token - CLIENTS;
                         if let Some(Some(client)) = self.clients.get_mut(index) {
-                            client.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+                            client.ends |= event.is_read_closed() || event.is_error();
+                            client.readable |= event.is_readable() || client.ends;
                             self.serve(index);
                         }
                     }
@@ -216,8 +217,8 @@ impl Daemon {
             match client.stream.read(&mut self.scratch) {
                 Ok(0) => return false,
                 Ok(n) => {
-                    // Fewer than asked for: the kernel has no more, and tells when it has.
-                    client.readable = n == self.scratch.len();
+                    // Fewer than asked for: the kernel has no more, and tells when it has, unless it has told of the end already.
+                    client.readable = n == self.scratch.len() || client.ends;
                     client.decoder.feed(self.scratch.get(..n).unwrap_or(&[]));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => client.readable = false,
