@@ -131,6 +131,8 @@ fn a_handshake_goes_on_between_two_calls() {
     let (mut listen, handle) = net.listen(0).expect("listen");
     // One call each begins it; one more of each finds it done, however long the pause between them. Which pause suffices is not known.
     let mut pause = std::time::Duration::from_millis(1);
+    // One that is closed before its other end was accepted is an error there.
+    let mut open = Vec::new();
     until("a handshake in two calls", || {
         let mut fresh = handle;
         let mut send = net.connect(0, None, &mut fresh, Ready::Full).expect("connect");
@@ -140,6 +142,8 @@ fn a_handshake_goes_on_between_two_calls() {
             send = net.connect(0, None, &mut fresh, Ready::Full).expect("connect");
         }
         let recv = listen.accept(Ready::Full).expect("accept");
-        (send.is_some() && recv.is_some()).then_some(())
+        let both = send.is_some() && recv.is_some();
+        open.push((send, recv));
+        both.then_some(())
     });
 }
