@@ -3,7 +3,7 @@
 #   make deps      the Debian packages that tests and examples need
 #   make build     target/release/librailhead.so and target/release/railhead, the command line program
 #   make demo      two processes move verified data through it, over shared memory and over TCP
-#   make test      everything once
+#   make test      everything once, and the plugin's tests again with RAILHEAD_PROGRESS=thread
 #   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
 #   make bench     the table of all speed targets, and docs/perf.svg
 #   make bench-proxy   throughput through the proxy, against the same plugin without it
@@ -28,6 +28,8 @@ PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
 STAGED := --profile staged --features stages --target-dir target/stages
 SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs readme.rs),$(wildcard tests/*.rs)))
+# Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own.
+THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile last_call mapped multi_recv namespaces plugin_basic progress rails ready_flag reload stages stall)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
@@ -70,6 +72,8 @@ demo: deps examples
 # TEST_ARGS: for the test programs, such as --show-output or part of a name.
 test: deps examples
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
+	@echo "== RAILHEAD_PROGRESS=thread"
+	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) $(THREADED) --no-fail-fast -- $(TEST_ARGS)
 
 soak: deps examples
 	@$(CARGO) test $(STAGED) $(SOAK) --no-run
