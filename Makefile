@@ -21,6 +21,8 @@ PUBLISHES ?= 100000000
 PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps tmux
 # What ibverbs-sys is built with. Nothing of it is needed to run.
 PACKAGES += cmake pkg-config python3 libclang-dev libibverbs-dev
+# Where tests install torch.
+PACKAGES += python3-venv
 # The virtual machine that has RDMA devices; it fetches the rest itself.
 PACKAGES += qemu-system-x86 apt xz-utils
 LIBRARY := target/release/librailhead.so
