@@ -29,6 +29,11 @@ pub fn table(names: &[&str], rounds: u32, rows: &[Row]) -> String {
         let first = row.figures.first().map_or(&[][..], Vec::as_slice);
         for figures in row.figures.iter().skip(1) {
             let ratios: Vec<f64> = first.iter().zip(figures).map(|(ours, theirs)| ours / theirs).collect();
+            if ratios.iter().any(|ratio| !ratio.is_finite()) {
+                // Nothing to compare with: memory that had been there before.
+                out.push_str(" - |");
+                continue;
+            }
             let (low, high) = ratios.iter().fold((f64::MAX, f64::MIN), |(low, high), &ratio| (low.min(ratio), high.max(ratio)));
             let _ =
                 write!(out, " {:.2} ({low:.2}..{high:.2}){} |", median(&ratios), if row.more_is_better { "" } else { ", less is better" });
@@ -63,5 +68,7 @@ mod tests {
         };
         let text = table(&["a", "b"], 3, &[row]);
         assert!(text.contains("| x | 300 1/s | 100 1/s | 3.00 (2.00..4.00) |"), "{text}");
+        let nothing = Row { what: "m".into(), unit: "KiB", more_is_better: false, figures: vec![vec![1.0], vec![0.0]] };
+        assert!(table(&["a", "b"], 1, &[nothing]).contains("| m | 1.00 KiB | 0.00 KiB | - |"));
     }
 }
