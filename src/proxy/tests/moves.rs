@@ -251,8 +251,7 @@ fn at_most_eight_steps_are_in_flight_and_they_complete_in_order() {
 }
 
 #[test]
-fn messages_carry_the_tag_of_nothing_but_their_own_link() {
-    // Two links on one network: what is sent on one never arrives on the other.
+fn what_is_sent_on_one_link_arrives_on_no_other() {
     let net = Fake::new(3, Behaviour { delay: 3, ..Behaviour::default() });
     let mut one = Rig::over(net.clone(), 1, 0, Options::default());
     let mut two = Rig::over(net, 2, 0, Options::default());
