@@ -209,9 +209,10 @@ fn the_one_with_the_server_waits_for_the_others() {
         assert!(store.list_keys().unwrap().is_empty(), "but does not show it");
     });
 
-    let alone = TcpOptions { world_size: Some(3), timeout: Duration::from_millis(50), ..TcpOptions::default() };
     let own = Host::Own("localhost".into(), ServerOptions { port: 0, ..ServerOptions::default() });
-    let error = TcpStore::new(own, alone).err().unwrap();
+    // Patient until it is connected, and not afterwards.
+    let alone = TcpStore::new(own, TcpOptions { timeout: LONG, ..TcpOptions::default() }).unwrap();
+    let error = alone.wait_for_workers(3, Duration::from_millis(50)).unwrap_err();
     assert_eq!(error.to_string(), "Timed out after 0 seconds waiting for clients. 1/3 clients joined.");
     assert!(matches!(error, Error::Timeout(_)));
 }
