@@ -299,7 +299,13 @@ fn memory_is_bounded_and_whoever_exceeds_it_goes() {
     // The last is refused; its sender may notice while it writes.
     let _ = (0..16).try_for_each(|_| greedy.0.write_all(&piece));
     greedy.expect_end("more than 4 MiB");
-    assert_eq!(other.get("kept", LONG).unwrap(), b"v");
+    // Nothing is left of the limit, and one who takes nothing of it is served.
+    for _ in 0..10 {
+        let newcomer = join(server.port());
+        assert_eq!(newcomer.get("kept", LONG).unwrap(), b"v");
+        assert!(!newcomer.check(&[&"k".repeat(8000)]).unwrap());
+        assert_eq!(other.get("kept", LONG).unwrap(), b"v");
+    }
     assert!(other.get("big", Duration::ZERO).unwrap().len() <= 4 << 20);
     assert!(other.delete_key("big").unwrap());
     other.set("again", &vec![2; 1 << 20]).unwrap();

@@ -41,7 +41,8 @@ pub struct ServerOptions {
     pub secret: Secret,
     /// What a request may be.
     pub limits: Limits,
-    /// Bytes that values, queues, unread requests and unsent replies may take together. Who exceeds it is disconnected.
+    /// Bytes that values, queues, unread requests and unsent replies may take together. Who exceeds it is disconnected; a client
+    /// that stores nothing and has next to nothing under way never is.
     pub memory: usize,
 }
 

@@ -28,6 +28,8 @@ const CLIENTS: usize = 2;
 
 /// Bytes of one read.
 const READ: usize = 64 << 10;
+/// Bytes of requests and replies that a client may have whatever the others have: the longest key of torch, twice.
+const RESERVE: usize = 16 << 10;
 /// Reads of one client before others have their turn.
 const SHARE: usize = 4;
 /// Unsent bytes from which on a client's requests are left alone.
@@ -185,12 +187,14 @@ impl Daemon {
     /// One client's turn.
     fn serve(&mut self, index: usize) {
         let Some(mut client) = self.clients.get_mut(index).and_then(Option::take) else { return };
-        let held = self.held();
+        let (held, stored) = (self.held(), self.core.size());
         let stays = self.turn(index, &mut client);
         let size = client.size();
         self.buffered = self.buffered + size - client.counted;
         client.counted = size;
-        if stays && self.held() > self.memory && self.held() > held {
+        // Who takes little goes on when others have taken all: to read, and to delete.
+        let takes = self.core.size() > stored || size > RESERVE;
+        if stays && takes && self.held() > self.memory && self.held() > held {
             log_warn!(log::INIT, "store: a client is disconnected: the server's limit of {} bytes is reached", self.memory);
             self.close(index, client);
         } else if stays {
