@@ -9,6 +9,9 @@ use std::sync::{Mutex, PoisonError};
 /// Exit status of `vm` where the machine cannot be had.
 const SKIPPED: i32 = 77;
 
+/// End of the line that `vm` writes when it has to.
+const STARTED_AGAIN: &str = "; starting it again\n";
+
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A machine to be.
@@ -50,6 +53,8 @@ impl Vm {
             println!("{}", text.trim_end());
             return None;
         }
+        // What came before the machine had to be started again.
+        let text = text.rsplit_once(STARTED_AGAIN).map_or(text.as_str(), |(_, after)| after).to_owned();
         let output_text = text + &String::from_utf8_lossy(&output.stderr);
         // Indented, so that no line of it is taken for one of this test program's.
         output_text.lines().for_each(|line| println!("    {line}"));
