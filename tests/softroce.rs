@@ -45,13 +45,13 @@ fn pingpong() -> PathBuf {
 
 /// A machine with the plugin and the example in it.
 fn machine(pairs: u32) -> Vm {
-    Vm::new(pairs, 300).file(&library(), "librailhead.so").file(&pingpong(), "plugin_pingpong")
+    Vm::new(pairs, 400).file(&library(), "librailhead.so").file(&pingpong(), "plugin_pingpong")
 }
 
 /// Each byte of each message between two processes, over RDMA devices that nobody asked for by name.
 #[test]
 fn two_processes_exchange_verified_messages() {
-    let line = "RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 1M --iters 20";
+    let line = "RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 1M --iters 20 --timeout 250";
     let Some(ran) = machine(1).run(line) else { return };
     ran.passes().says("device 0: rxe0").says("fabric verbs").says("no byte wrong").says("bytes sent: nic ");
 }
