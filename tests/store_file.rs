@@ -83,6 +83,11 @@ fn the_last_store_of_a_job_removes_the_file() {
         drop(store);
     }
     assert!(!path.exists());
+    // Between two that come and go there may be a moment without any.
+    drop(FileStore::new(&path, Some(2)).unwrap());
+    assert!(path.exists());
+    drop(FileStore::new(&path, Some(2)).unwrap());
+    assert!(!path.exists());
     // Of a job whose size is not known nobody is the last.
     drop(FileStore::new(&path, None).unwrap());
     let after = unhex("09000000726566636f756e742f010000003108000000636c65616e75702f010000003109000000726566636f756e742f0100000030");
@@ -114,6 +119,18 @@ fn a_record_cut_short_at_any_byte_is_ignored_and_written_over() {
         assert_eq!(fs::read(&path).unwrap(), [&whole[..], &counted, &last].concat(), "cut at {cut}");
         assert_eq!(store.get("new", LONG).unwrap(), b"abc");
     }
+}
+
+/// The record written over it is the shorter one: nothing of the longer may be left behind it.
+#[test]
+fn a_long_record_cut_short_is_written_over_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let whole = unhex(&TORCH.concat());
+    fs::write(&path, [&whole[..], &unhex("060000002f6c6f6e676bff000000"), &[7; 200]].concat()).unwrap();
+    let store = FileStore::new(&path, None).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), [&whole[..], &unhex("09000000726566636f756e742f0100000032")].concat());
+    assert_eq!(store.get("c", LONG).unwrap(), b"x");
 }
 
 #[test]
