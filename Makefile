@@ -24,6 +24,8 @@ PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-lin
 PACKAGES += cmake pkg-config python3 libclang-dev libibverbs-dev
 # Where tests install torch.
 PACKAGES += python3-venv
+# A launcher that ranks are started by; 20 MB.
+PACKAGES += openmpi-bin
 # The virtual machine that has RDMA devices; it fetches the rest itself.
 PACKAGES += qemu-system-x86 apt xz-utils
 LIBRARY := target/release/librailhead.so
