@@ -7,6 +7,7 @@
 #   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
 #   make bench     the table of all speed targets, and docs/perf.svg
 #   make bench-proxy   throughput through the proxy, against the same plugin without it
+#   make bench-store   the store's server beside torch's, one client for both
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
@@ -23,6 +24,8 @@ PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-lin
 PACKAGES += cmake pkg-config python3 libclang-dev libibverbs-dev
 # Where tests install torch.
 PACKAGES += python3-venv
+# A launcher that ranks are started by; 20 MB.
+PACKAGES += openmpi-bin
 # The virtual machine that has RDMA devices; it fetches the rest itself.
 PACKAGES += qemu-system-x86 apt xz-utils
 LIBRARY := target/release/librailhead.so
@@ -35,7 +38,7 @@ THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps build examples demo test soak bench bench-proxy instructions header docs install clean
+.PHONY: deps build examples demo test soak bench bench-proxy bench-store instructions header docs install clean
 
 deps:
 	@if command -v dpkg-query >/dev/null; then \
@@ -93,6 +96,10 @@ bench: build
 
 bench-proxy:
 	$(CARGO) bench --quiet $(STAGED) --bench proxy
+
+# BENCH_ARGS: for `railhead store bench`, such as --rounds 25.
+bench-store: deps build
+	python3 tests/torch/bench.py $(PROGRAM) $(BENCH_ARGS)
 
 instructions: deps build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions

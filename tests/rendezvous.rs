@@ -272,6 +272,17 @@ fn groups_refuse_what_torch_refuses() {
 }
 
 #[test]
+fn a_groups_barrier_holds_each_time() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (first, second) = (group(&store, 0, 2).unwrap(), group(&store, 1, 2).unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| second.barrier(LONG).unwrap());
+        first.barrier(LONG).unwrap();
+    });
+    assert!(matches!(first.barrier(Duration::from_millis(50)), Err(Error::Timeout(_))), "the other has come once");
+}
+
+#[test]
 fn a_barrier_that_runs_out_says_who_came() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let error = store_based_barrier(&*store, "0", 1, 3, Duration::from_millis(50)).unwrap_err();

@@ -54,7 +54,6 @@ contract!(file, || {
     Bed {
         own_keys: 1,
         queues: false,
-        watches: false,
         ..Bed::new(move || {
             // Moved along, so that the folder lives as long as the handles' maker.
             let _ = &folder;

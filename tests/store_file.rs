@@ -1,13 +1,14 @@
 //! The store in a file: torch's bytes, half-written records, files that are no stores, and several processes of which some die.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{BufRead, BufReader};
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use railhead::store::{Error, FileStore, Store};
+use railhead::store::{Change, Error, FileStore, Store};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -82,6 +83,11 @@ fn the_last_store_of_a_job_removes_the_file() {
         drop(store);
     }
     assert!(!path.exists());
+    // Between two that come and go there may be a moment without any.
+    drop(FileStore::new(&path, Some(2)).unwrap());
+    assert!(path.exists());
+    drop(FileStore::new(&path, Some(2)).unwrap());
+    assert!(!path.exists());
     // Of a job whose size is not known nobody is the last.
     drop(FileStore::new(&path, None).unwrap());
     let after = unhex("09000000726566636f756e742f010000003108000000636c65616e75702f010000003109000000726566636f756e742f0100000030");
@@ -115,6 +121,18 @@ fn a_record_cut_short_at_any_byte_is_ignored_and_written_over() {
     }
 }
 
+/// The record written over it is the shorter one: nothing of the longer may be left behind it.
+#[test]
+fn a_long_record_cut_short_is_written_over_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let whole = unhex(&TORCH.concat());
+    fs::write(&path, [&whole[..], &unhex("060000002f6c6f6e676bff000000"), &[7; 200]].concat()).unwrap();
+    let store = FileStore::new(&path, None).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), [&whole[..], &unhex("09000000726566636f756e742f0100000032")].concat());
+    assert_eq!(store.get("c", LONG).unwrap(), b"x");
+}
+
 #[test]
 fn files_that_no_store_wrote_are_left_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,6 +148,48 @@ fn files_that_no_store_wrote_are_left_alone() {
     }
     let error = FileStore::new(folder.path().join("no/such/folder"), None).err().unwrap().to_string();
     assert!(error.contains("no/such/folder") && error.contains("No such file"), "{error}");
+}
+
+/// Whatever becomes of the file, who watches a key hears of each change of that key, and of nothing else.
+#[test]
+fn a_watch_follows_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::new(&path, None).unwrap();
+    store.set("k", b"before").unwrap();
+    let (send, seen) = mpsc::channel();
+    let report = move |change: Change<'_>| {
+        let text = String::from_utf8_lossy;
+        send.send(match change {
+            Change::Created(new) => format!("created {}", text(new)),
+            Change::Updated(old, new) => format!("{} became {}", text(old), text(new)),
+            Change::Deleted(old) => format!("deleted {}", text(old)),
+            Change::Lost(error) => format!("lost: {error}"),
+        })
+        .unwrap();
+    };
+    let _watch = store.watch_key("k", Box::new(report)).unwrap();
+    let heard = || seen.recv_timeout(LONG).unwrap();
+    // Many between two looks.
+    let values: Vec<String> = ["before".to_owned()].into_iter().chain((0..200).map(|i| i.to_string())).collect();
+    values[1..].iter().for_each(|value| store.set("k", value.as_bytes()).unwrap());
+    for pair in values.windows(2) {
+        assert_eq!(heard(), format!("{} became {}", pair[0], pair[1]));
+    }
+    // What a writer that died left is not heard of.
+    OpenOptions::new().append(true).open(&path).unwrap().write_all(&unhex("020000002f6b05000000ab")).unwrap();
+    store.set("k", b"whole").unwrap();
+    assert_eq!(heard(), "199 became whole");
+    fs::remove_file(&path).unwrap();
+    assert_eq!(heard(), "deleted whole");
+    store.set("k", b"again").unwrap();
+    assert_eq!(heard(), "created again");
+    fs::write(&path, b"").unwrap();
+    assert_eq!(heard(), "deleted again");
+    fs::write(&path, b"Dear diary,\nthis is no store.\n").unwrap();
+    let lost = heard();
+    assert!(lost.starts_with("lost: ") && lost.contains("not a store's file"), "{lost}");
+    assert!(seen.recv().is_err(), "nothing comes after that");
 }
 
 /// Runs in a process of its own, started by the test below: adds one, again and again, and reports each sum.

@@ -414,7 +414,7 @@ pub unsafe extern "C" fn railhead_store_barrier(
 }
 
 /// Has `callback` called with `user` and each change of the key's value from now on, on a thread of its own, until railhead_store_unwatch.
-/// RAILHEAD_UNSUPPORTED by a file, and by torch's servers.
+/// RAILHEAD_UNSUPPORTED by torch's servers. In a file a change is noticed within 10 ms.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_watch(
     store: *mut railhead_store_t,

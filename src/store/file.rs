@@ -5,6 +5,7 @@
 //! holds that job's keys and has to be removed by hand. A record that a dying writer left half written is cut off by the next writer.
 
 mod record;
+mod watch;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -17,9 +18,11 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::deadline::Deadline;
 use super::values::{self, Compared, Values};
+use super::watch::{Callback, Watch};
 use super::{Error, Result, Store};
 use crate::base::{clock, fork};
 use record::{CLEANUP, REFCOUNT, REGULAR, Record};
+use watch::Follower;
 
 /// A store in a file.
 pub struct FileStore {
@@ -130,31 +133,12 @@ fn put(records: &mut Vec<u8>, key: &[u8], value: &[u8]) -> Result<()> {
 impl Log {
     /// Reads what was appended since the last time.
     fn catch_up(&mut self, file: &File) -> io::Result<()> {
-        let size = file.metadata()?.len();
-        if size < self.end {
-            // Another file, or one that somebody emptied.
-            *self = Log::default();
-        }
-        if size == self.end {
-            return Ok(());
-        }
-        (&*file).seek(SeekFrom::Start(self.end))?;
-        let mut reader = BufReader::new(file.take(size - self.end));
-        while self.end < size {
-            match record::read(&mut reader, size - self.end)? {
-                (Record::Set(key, value), len) => {
-                    self.values.set(&key, &value);
-                    self.end += len;
-                }
-                (Record::Delete(key), len) => {
-                    self.values.delete(&key);
-                    self.end += len;
-                }
-                (Record::Cut, _) => return Ok(()),
-                (Record::Foreign, _) => return Err(io::Error::new(ErrorKind::InvalidData, "this is not a store's file, or it is damaged")),
-            }
-        }
-        Ok(())
+        let values = &mut self.values;
+        read_on(file, &mut self.end, |entry| match entry {
+            Entry::Restart => *values = Values::default(),
+            Entry::Set(key, value) => values.set(&key, &value),
+            Entry::Delete(key) => drop(values.delete(&key)),
+        })
     }
 
     /// Appends records, in place of what a dead writer left half done. Whole or not at all, as far as the file system lets.
@@ -172,6 +156,42 @@ impl Log {
         }
         Ok(())
     }
+}
+
+/// What a file says next.
+enum Entry {
+    /// It is another file, or somebody emptied it: nothing that was read before holds.
+    Restart,
+    /// A key has this value.
+    Set(Vec<u8>, Vec<u8>),
+    /// A key is gone.
+    Delete(Vec<u8>),
+}
+
+/// Reads what was appended since `end`, and moves that on.
+fn read_on(file: &File, end: &mut u64, mut each: impl FnMut(Entry)) -> io::Result<()> {
+    let size = file.metadata()?.len();
+    if size < *end {
+        *end = 0;
+        each(Entry::Restart);
+    }
+    if size == *end {
+        return Ok(());
+    }
+    let mut file = file;
+    file.seek(SeekFrom::Start(*end))?;
+    let mut reader = BufReader::new(file.take(size - *end));
+    while *end < size {
+        let (record, len) = record::read(&mut reader, size - *end)?;
+        each(match record {
+            Record::Set(key, value) => Entry::Set(key, value),
+            Record::Delete(key) => Entry::Delete(key),
+            Record::Cut => return Ok(()),
+            Record::Foreign => return Err(io::Error::new(ErrorKind::InvalidData, "this is not a store's file, or it is damaged")),
+        });
+        *end += len;
+    }
+    Ok(())
 }
 
 /// The file, open and locked.
@@ -304,5 +324,13 @@ impl Store for FileStore {
 
     fn queue_len(&self, _: &str) -> Result<i64> {
         Err(Error::Unsupported(NO_QUEUES.into()))
+    }
+
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+        let key = regular(key);
+        self.look(|_| ())?;
+        let log = self.log();
+        let value = log.values.get(&key).map(|value| value.bytes().to_vec());
+        Follower { path: self.path.clone(), key, value, end: log.end }.start(callback)
     }
 }

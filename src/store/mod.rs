@@ -84,11 +84,8 @@ pub trait Store: Send + Sync {
 
     /// Has `callback` called with each change of the key's value from now on, until the watch is dropped. Queues are not watched.
     ///
-    /// Errors: [`Error::Unsupported`] by a file, and by torch's servers.
-    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
-        let _ = (key, callback);
-        Err(Error::Unsupported("watch_key is not implemented by this kind of store.".into()))
-    }
+    /// Errors: [`Error::Unsupported`] by torch's servers.
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch>;
 
     /// Waits until `world_size` callers have come. A key serves once: later callers find it open. Errors: [`Error::Timeout`];
     /// [`Error::Usage`] for a world of nobody.

@@ -21,13 +21,11 @@ pub struct Bed {
     pub own_keys: i64,
     /// Whether it has queues.
     pub queues: bool,
-    /// Whether its keys can be watched.
-    pub watches: bool,
 }
 
 impl Bed {
     pub fn new(handle: impl Fn() -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
-        Bed { handle: Box::new(handle), own_keys: 0, queues: true, watches: true }
+        Bed { handle: Box::new(handle), own_keys: 0, queues: true }
     }
 
     pub fn handle(&self) -> Arc<dyn Store> {
@@ -156,8 +154,7 @@ pub fn barriers_hold(bed: &Bed) {
 pub fn watches_see_each_change(bed: &Bed) {
     let (store, other) = (bed.handle(), bed.handle());
     let (send, seen) = mpsc::channel();
-    let watch = store.watch_key("w", Box::new(move |change| send.send(shown(&change)).unwrap()));
-    let Some(watch) = watched(bed, watch) else { return };
+    let watch = store.watch_key("w", Box::new(move |change| send.send(shown(&change)).unwrap())).unwrap();
     type Step<'a> = (&'a str, Box<dyn Fn() + 'a>, &'a [&'a str]);
     let steps: Vec<Step<'_>> = vec![
         ("set", Box::new(|| other.set("w", b"1").unwrap()), &["created 1"]),
@@ -168,7 +165,7 @@ pub fn watches_see_each_change(bed: &Bed) {
         ("compare_set in vain", Box::new(|| drop(other.compare_set("w", b"no", b"z").unwrap())), &[]),
         ("multi_set", Box::new(|| other.multi_set(&[("v", b"a"), ("w", b"b"), ("w", b"c")]).unwrap()), &["updated y b", "updated b c"]),
         ("another key", Box::new(|| other.set("ww", b"").unwrap()), &[]),
-        ("a queue", Box::new(|| other.queue_push("w", b"").unwrap()), &[]),
+        ("a queue", Box::new(|| assert_eq!(other.queue_push("w", b"").is_ok(), bed.queues)), &[]),
         ("a look", Box::new(|| drop(other.get("w", LONG).unwrap())), &[]),
         ("delete", Box::new(|| assert!(other.delete_key("w").unwrap())), &["deleted c"]),
         ("delete in vain", Box::new(|| assert!(!other.delete_key("w").unwrap())), &[]),
@@ -199,8 +196,7 @@ pub fn callbacks_may_use_the_store(bed: &Bed) {
     });
     // Within the callback's lock, so that it finds its watch.
     let mut place = held.lock().unwrap();
-    let Some(watch) = watched(bed, store.watch_key("w", callback)) else { return };
-    *place = Some(watch);
+    *place = Some(store.watch_key("w", callback).unwrap());
     store.set("w", b"1").unwrap();
     drop(place);
     assert_eq!(store.get("seen", LONG).unwrap(), b"created 1");
@@ -215,15 +211,6 @@ fn until_none(held: &Mutex<Option<Watch>>) {
         assert!(Instant::now() < end);
         thread::yield_now();
     }
-}
-
-/// The watch, or `None` for a store that has no such thing and says so.
-fn watched(bed: &Bed, watch: Result<Watch, Error>) -> Option<Watch> {
-    if bed.watches {
-        return Some(watch.expect("watch_key"));
-    }
-    assert!(matches!(watch.err(), Some(Error::Unsupported(_))));
-    None
 }
 
 fn shown(change: &Change<'_>) -> String {

@@ -261,6 +261,21 @@ fn refuses_nonsense_and_serves_the_others() {
 }
 
 #[test]
+fn what_clients_left_unfinished_is_given_back() {
+    let server = serve(|options| options.memory = 4 << 20);
+    for _ in 0..10 {
+        let mut raw = Raw::open(server.port());
+        let half = [&keyed(1, b"/half", &[])[..], &(4u64 << 20).to_le_bytes(), &vec![7; 2 << 20]].concat();
+        raw.0.write_all(&half).unwrap();
+        raw.0.shutdown(std::net::Shutdown::Write).unwrap();
+        raw.expect_end("it has said its last");
+    }
+    let other = join(server.port());
+    other.set("k", &[7; 1 << 20]).unwrap();
+    assert_eq!(other.get("k", LONG).unwrap().len(), 1 << 20);
+}
+
+#[test]
 fn who_does_not_read_is_not_read_from_and_loses_nothing() {
     const REPLIES: usize = 200;
     let server = serve(|options| options.memory = 16 << 20);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use super::owner;
 use client::Client;
 use report::Row;
 
@@ -39,18 +40,28 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut rows = Vec::new();
+    let pids = args.servers.iter().map(|(name, place)| owner::listening(place.1).with_context(|| name.clone()));
+    let pids: Vec<i32> = pids.collect::<anyhow::Result<_>>()?;
     for &connections in &args.connections {
         let mut clients = open(args, connections)?;
-        let figures = rounds(args, &mut clients, |client| client.round_trips(args.size, args.duration))?;
+        let mut costs = vec![Vec::new(); pids.len()];
+        let figures = rounds(args, &mut clients, |server, client| {
+            let (Some(&pid), Some(costs)) = (pids.get(server), costs.get_mut(server)) else { return Ok(f64::NAN) };
+            let before = owner::busy_micros(pid)?;
+            let (count, rate) = client.round_trips(args.size, args.duration)?;
+            costs.push((owner::busy_micros(pid)? - before) / count as f64);
+            Ok(rate)
+        })?;
         rows.push(Row { what: format!("set + get, {connections} connection(s)"), unit: "1/s", more_is_better: true, figures });
+        rows.push(Row { what: "of which the server's processor time".into(), unit: "us", more_is_better: false, figures: costs });
     }
     let (mut clients, mut memory) = (Vec::new(), Vec::new());
-    for (name, place) in &args.servers {
-        let opened = Client::open_measured(place, args.clients).with_context(|| name.clone())?;
+    for ((name, place), &pid) in args.servers.iter().zip(&pids) {
+        let opened = Client::open_measured(place, pid, args.clients).with_context(|| name.clone())?;
         clients.push(opened.0);
         memory.push(vec![opened.1]);
     }
-    let figures = rounds(args, &mut clients, Client::barrier)?;
+    let figures = rounds(args, &mut clients, |_, client| client.barrier())?;
     rows.push(Row { what: format!("{} clients join a barrier", args.clients), unit: "ms", more_is_better: false, figures });
     rows.push(Row {
         what: format!("memory per idle connection, of {}", args.clients),
@@ -71,12 +82,12 @@ fn open(args: &Args, count: u32) -> anyhow::Result<Vec<Client>> {
 fn rounds(
     args: &Args,
     clients: &mut [Client],
-    mut measure: impl FnMut(&mut Client) -> anyhow::Result<f64>,
+    mut measure: impl FnMut(usize, &mut Client) -> anyhow::Result<f64>,
 ) -> anyhow::Result<Vec<Vec<f64>>> {
     let mut figures = vec![Vec::new(); args.servers.len()];
     for _ in 0..args.rounds {
-        for (((name, _), client), figures) in args.servers.iter().zip(&mut *clients).zip(&mut figures) {
-            figures.push(measure(client).with_context(|| name.clone())?);
+        for (index, (((name, _), client), figures)) in args.servers.iter().zip(&mut *clients).zip(&mut figures).enumerate() {
+            figures.push(measure(index, client).with_context(|| name.clone())?);
         }
     }
     Ok(figures)

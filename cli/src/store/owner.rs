@@ -1,4 +1,4 @@
-//! Who listens at a port of this machine, and how much memory it takes. From /proc, for processes of this user.
+//! Who listens at a port of this machine, and how much memory and time it takes. From /proc, for processes of this user.
 
 use std::fs;
 use std::path::Path;
@@ -35,4 +35,12 @@ pub fn private_kib(pid: i32) -> anyhow::Result<u64> {
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
     Ok(field("Private_Clean:").context("Private_Clean")? + field("Private_Dirty:").context("Private_Dirty")?)
+}
+
+/// Processor time of all threads of a process so far, in microseconds.
+pub fn busy_micros(pid: i32) -> anyhow::Result<f64> {
+    let path = format!("/proc/{pid}/task");
+    let threads = fs::read_dir(&path).with_context(|| path.clone())?.flatten();
+    let nanos = |stat: String| stat.split_whitespace().next()?.parse::<f64>().ok();
+    Ok(threads.filter_map(|thread| nanos(fs::read_to_string(thread.path().join("schedstat")).ok()?)).sum::<f64>() / 1e3)
 }

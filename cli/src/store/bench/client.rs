@@ -47,7 +47,12 @@ impl Client {
             connection.stream.read_exact(&mut nonce).context("the reply to a PING")?;
             ensure!(nonce == 7u32.to_le_bytes(), "not a store: it answers a PING with {nonce:?}");
             connection.stream.set_nonblocking(true)?;
-            epoll::add(&epoll, connection.stream.as_fd(), epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
+            epoll::add(
+                &epoll,
+                connection.stream.as_fd(),
+                epoll::EventData::new_u64(index as u64),
+                epoll::EventFlags::IN | epoll::EventFlags::ET,
+            )?;
         }
         Ok(Client { connections, epoll })
     }
@@ -88,8 +93,7 @@ impl Client {
     }
 
     /// As [`Client::open`], and KiB of memory that the server's process takes for each connection.
-    pub fn open_measured(place: &(String, u16), count: u32) -> anyhow::Result<(Client, f64)> {
-        let server = owner::listening(place.1)?;
+    pub fn open_measured(place: &(String, u16), server: i32, count: u32) -> anyhow::Result<(Client, f64)> {
         // What the first connections make it take stays.
         drop(Client::open(place, 10)?);
         let before = owner::private_kib(server)?;
@@ -98,8 +102,8 @@ impl Client {
         Ok((client, after.saturating_sub(before) as f64 / f64::from(count)))
     }
 
-    /// Set-and-get round trips per second: each connection sends SET and GET of a key of its own together, and again when the value is there.
-    pub fn round_trips(&mut self, size: u32, duration: Duration) -> anyhow::Result<f64> {
+    /// Set-and-get round trips, and how many of them per second: each connection sends SET and GET of a key of its own together, and again when the value is there.
+    pub fn round_trips(&mut self, size: u32, duration: Duration) -> anyhow::Result<(u64, f64)> {
         let value = vec![b'v'; size as usize];
         let request = |index| {
             let mut request = Vec::new();
@@ -128,7 +132,7 @@ impl Client {
             }
             Ok(left > 0)
         })?;
-        Ok(counted as f64 / elapsed.unwrap_or_default().as_secs_f64())
+        Ok((count, counted as f64 / elapsed.unwrap_or_default().as_secs_f64()))
     }
 
     /// Milliseconds from the first client's request until all have joined a barrier and been let through.
