@@ -22,13 +22,13 @@ pub enum Refusal {
 /// Runs one call from C, of function `name` of ABI version `version`, and turns its outcome into NCCL's status code.
 ///
 /// A panic becomes `ncclInternalError` and a WARN line with its message; an error becomes its code and one line of log.
-#[inline]
+#[inline(always)]
 pub fn call(name: &'static str, version: u32, operation: impl FnOnce() -> Result<()>) -> ncclResult_t {
     call_with(name, version, Refusal::Unexpected, operation)
 }
 
 /// [`call`], with a word on what a usage error means to the host.
-#[inline]
+#[inline(always)]
 pub fn call_with(name: &'static str, version: u32, refusal: Refusal, operation: impl FnOnce() -> Result<()>) -> ncclResult_t {
     match catch_unwind(AssertUnwindSafe(operation)) {
         Ok(Ok(())) => ncclResult_t::ncclSuccess,

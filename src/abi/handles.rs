@@ -162,7 +162,7 @@ impl Slab {
     ///
     /// # Safety
     /// As for [`Slab::listen`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send(&self, handle: Handle) -> Result<Driving<'_, SendComm>> {
         handle.expect(Kind::Send, self.process)?;
         // SAFETY: the requirement is the caller's own.
@@ -173,7 +173,7 @@ impl Slab {
     ///
     /// # Safety
     /// As for [`Slab::listen`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn recv(&self, handle: Handle) -> Result<Driving<'_, RecvComm>> {
         handle.expect(Kind::Recv, self.process)?;
         // SAFETY: the requirement is the caller's own.
@@ -184,7 +184,7 @@ impl Slab {
     ///
     /// # Safety
     /// As for [`Slab::listen`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send_request(&self, handle: Handle) -> Result<(Driving<'_, SendComm>, RequestId)> {
         let (place, request) = handle.request();
         // SAFETY: the requirement is the caller's own.
@@ -195,7 +195,7 @@ impl Slab {
     ///
     /// # Safety
     /// As for [`Slab::listen`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn recv_request(&self, handle: Handle) -> Result<(Driving<'_, RecvComm>, RequestId)> {
         let (place, request) = handle.request();
         // SAFETY: the requirement is the caller's own.
@@ -243,7 +243,7 @@ impl Slab {
 
     /// # Safety
     /// As for [`Slab::listen`].
-    #[inline]
+    #[inline(always)]
     unsafe fn drive<C>(
         &self,
         place: Place,
@@ -271,7 +271,7 @@ impl Slab {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, place: Place) -> Option<&Entry> {
         self.chunks.get(place.index as usize / CHUNK)?.get()?.get(place.index as usize % CHUNK)
     }
@@ -292,7 +292,7 @@ impl Entry {
         Entry { state: AtomicU32::new(0), busy: AtomicBool::new(false), shared: Mutex::new(None), driven: UnsafeCell::new(Driven::Closed) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_open(&self, place: Place) -> bool {
         // pairs with the Release stores in `insert` and `close`
         let state = self.state.load(Ordering::Acquire);

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -315,17 +316,18 @@ pub struct Buffer {
     pub mr: Handle,
 }
 
-impl Buffer {
-    const NONE: RecvBuffer = RecvBuffer { addr: 0, len: 0, tag: 0, mr: crate::net::MrHandle(0) };
+type Room = [MaybeUninit<RecvBuffer>; MAX_RECVS];
 
-    // In an array of its own, for nothing is allocated here.
-    #[inline]
-    fn of_net<'a>(buffers: &[Buffer], process: u8, room: &'a mut [RecvBuffer; MAX_RECVS]) -> &'a [RecvBuffer] {
-        for (place, buffer) in room.iter_mut().zip(buffers) {
-            *place = RecvBuffer { addr: buffer.addr, len: buffer.len, tag: buffer.tag, mr: buffer.mr.to_mr(process) };
-        }
-        &room[..buffers.len().min(MAX_RECVS)]
+/// `n` buffers as `net` takes them, in `room`: nothing is allocated here, nor filled that is not used.
+#[inline(always)]
+fn of_net(n: usize, buffers: impl Fn(usize) -> Result<Buffer>, process: u8, room: &mut Room) -> Result<&[RecvBuffer]> {
+    let places = &mut room[..n];
+    for (i, place) in places.iter_mut().enumerate() {
+        let Buffer { addr, len, tag, mr } = buffers(i)?;
+        place.write(RecvBuffer { addr, len, tag, mr: mr.to_mr(process) });
     }
+    // SAFETY: every one of the places was just written.
+    Ok(unsafe { std::slice::from_raw_parts(places.as_ptr().cast(), n) })
 }
 
 /// Checks a number of buffers.
@@ -333,24 +335,26 @@ impl Buffer {
 pub fn buffer_count(n: i32) -> Result<usize> {
     match usize::try_from(n) {
         Ok(count @ 1..=MAX_RECVS) => Ok(count),
-        _ => Err(Error::usage(format!("{n} buffers in one receive; accepted: 1 to {MAX_RECVS}"))),
+        _ => Err(bad_count(n)),
     }
 }
 
-/// Checks a message's size.
-#[inline]
-pub fn message_size(size: i128) -> Result<usize> {
-    match usize::try_from(size) {
-        Ok(bytes @ 0..=MAX_MESSAGE) => Ok(bytes),
-        _ => Err(Error::usage(format!("message of {size} bytes; accepted: 0 to {MAX_MESSAGE}"))),
-    }
+#[cold]
+fn bad_count(n: i32) -> Error {
+    Error::usage(format!("{n} buffers in one receive; accepted: 1 to {MAX_RECVS}"))
+}
+
+/// What is wrong with a message of so many bytes.
+#[cold]
+pub fn bad_size(size: i128) -> Error {
+    Error::usage(format!("message of {size} bytes; accepted: 0 to {MAX_MESSAGE}"))
 }
 
 /// Posts a send; None if it must be tried again.
 ///
 /// # Safety
 /// No other thread drives or closes the comm during the call.
-#[inline]
+#[inline(always)]
 pub unsafe fn isend(comm: Handle, addr: usize, len: usize, tag: i32, mr: Handle) -> Result<Option<Handle>> {
     let process = current()?;
     // SAFETY: the requirement is the caller's own.
@@ -363,13 +367,13 @@ pub unsafe fn isend(comm: Handle, addr: usize, len: usize, tag: i32, mr: Handle)
 ///
 /// # Safety
 /// As for [`isend`].
-#[inline]
-pub unsafe fn irecv(comm: Handle, buffers: &[Buffer]) -> Result<Option<Handle>> {
+#[inline(always)]
+pub unsafe fn irecv(comm: Handle, n: usize, buffers: impl Fn(usize) -> Result<Buffer>) -> Result<Option<Handle>> {
     let process = current()?;
     // SAFETY: the requirement is the caller's own.
     let mut comm = unsafe { process.comms.recv(comm) }?;
-    let mut room = [Buffer::NONE; MAX_RECVS];
-    let request = comm.irecv(Buffer::of_net(buffers, process.number, &mut room))?;
+    let mut room = [const { MaybeUninit::uninit() }; MAX_RECVS];
+    let request = comm.irecv(of_net(n, buffers, process.number, &mut room)?)?;
     Ok(name_request(&comm, Kind::RecvRequest, request))
 }
 
@@ -377,13 +381,12 @@ pub unsafe fn irecv(comm: Handle, buffers: &[Buffer]) -> Result<Option<Handle>> 
 ///
 /// # Safety
 /// As for [`isend`].
-#[inline]
-pub unsafe fn iflush(comm: Handle, buffers: &[Buffer]) -> Result<Option<Handle>> {
+pub unsafe fn iflush(comm: Handle, n: usize, buffers: impl Fn(usize) -> Result<Buffer>) -> Result<Option<Handle>> {
     let process = current()?;
     // SAFETY: the requirement is the caller's own.
     let mut comm = unsafe { process.comms.recv(comm) }?;
-    let mut room = [Buffer::NONE; MAX_RECVS];
-    let request = comm.iflush(Buffer::of_net(buffers, process.number, &mut room))?;
+    let mut room = [const { MaybeUninit::uninit() }; MAX_RECVS];
+    let request = comm.iflush(of_net(n, buffers, process.number, &mut room)?)?;
     Ok(name_request(&comm, Kind::RecvRequest, request))
 }
 
@@ -396,7 +399,7 @@ fn name_request<C>(comm: &Driving<'_, C>, kind: Kind, request: Option<RequestId>
 ///
 /// # Safety
 /// No other thread drives or closes the request's comm during the call.
-#[inline]
+#[inline(always)]
 pub unsafe fn test(request: Handle) -> Result<Option<Sizes>> {
     let process = current()?;
     if request.is_send_request()? {

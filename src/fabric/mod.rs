@@ -215,7 +215,7 @@ impl CompletionQueue {
     ///
     /// # Panics
     /// Never for an id of this queue that was not destroyed.
-    #[inline]
+    #[inline(always)]
     pub fn qp(&mut self, id: QpId) -> QueuePair<'_> {
         match self {
             CompletionQueue::Soft(cq) => QueuePair::Soft(cq.qp(id)),
@@ -232,7 +232,7 @@ impl CompletionQueue {
     }
 
     /// Makes progress and takes completions, at most `out.len()`; returns how many. Completions of one queue pair come in order.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         match self {
             CompletionQueue::Soft(cq) => cq.poll(out),
@@ -332,7 +332,7 @@ impl QueuePair<'_> {
     }
 
     /// Posts requests in order: all of them, or none.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_send(requests),
@@ -340,12 +340,30 @@ impl QueuePair<'_> {
         }
     }
 
+    /// [`QueuePair::post_send`] of a number of requests that the caller knows: inlined, they are nowhere built in memory on their way to the
+    /// software fabric.
+    #[inline(always)]
+    pub fn post_some<const N: usize>(&mut self, requests: [SendRequest<'_>; N]) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_send(&requests),
+            QueuePair::Verbs(qp) => {
+                // Copies, so that only they have an address.
+                let requests = requests.each_ref().map(|request| *request);
+                qp.post_send(&requests)
+            }
+        }
+    }
+
     /// Posts one receive request. Legal from INIT on.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_recv(request),
-            QueuePair::Verbs(qp) => qp.post_recv(request),
+            QueuePair::Verbs(qp) => {
+                // As in `post_some`.
+                let request = *request;
+                qp.post_recv(&request)
+            }
         }
     }
 

@@ -94,7 +94,7 @@ impl Core {
 
     /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`. True, rarely: the
     /// caller is to call [`Core::watch`].
-    #[inline]
+    #[inline(always)]
     pub fn progress(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
         if self.poll(on) {
             return false;
@@ -123,7 +123,7 @@ impl Core {
     }
 
     /// Hands each good completion to `on`; whether there was any.
-    #[inline]
+    #[inline(always)]
     fn poll(&mut self, mut on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
         let mut found = 0;
         for rail in 0..self.rails.rails() {
@@ -137,7 +137,7 @@ impl Core {
                             on(self, &wr, &completion);
                         }
                         Some(wr) => self.fault(&wr, completion.status),
-                        None => self.fail(Failure::internal(format!("unknown work request {:#x} completed", completion.wr_id))),
+                        None => self.unknown(completion.wr_id),
                     }
                 }
                 found += n;
@@ -259,7 +259,7 @@ impl Core {
             SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: true };
         let id = self.watch.ask();
         // A lane that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.rails.post_send(LANE, &mut [nothing], WrKind::Cts, id, true);
+        let _ = self.rails.post_send_all(LANE, &mut [nothing], WrKind::Cts, id, true);
     }
 
     /// An announcement was accepted, or a question.
@@ -268,8 +268,15 @@ impl Core {
         self.watch.answer(id);
     }
 
+    #[cold]
+    #[inline(never)]
+    fn unknown(&mut self, wr_id: u64) {
+        self.fail(Failure::internal(format!("unknown work request {wr_id:#x} completed")));
+    }
+
     /// A completion that failed.
     #[cold]
+    #[inline(never)]
     fn fault(&mut self, wr: &WrId, status: WcStatus) {
         if self.failed.is_some() {
             return;
@@ -369,11 +376,6 @@ impl Core {
     #[inline]
     pub fn posted(&mut self) {
         self.stats.add(CommCounter::Ops, 1);
-    }
-
-    /// Counts a record that was sent: it is moved as messages are, and is none.
-    pub fn record_sent(&self) {
-        self.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
     }
 
     /// Counts a record that was received, if its bytes were counted too: the peer wrote them without telling.

@@ -9,7 +9,7 @@
 //!  8 u64 size                         52 u32 tag
 //! ```
 //!
-//! **The ready flag is written by [`Slot::encode`] and read by [`CtsFifo::read`].** It is the last field, and a fabric makes the
+//! **The ready flag is written by [`Slot::encode_to`] and read by [`CtsFifo::read`].** It is the last field, and a fabric makes the
 //! last 8 bytes of a small WRITE visible after the rest, so whoever sees it (acquire) sees the slot. It is never cleared: a number
 //! from the last lap is simply another number. This is the seed's `ncclIbSendFifo` without its two faults, an element that straddles
 //! cache lines and a clear that races with the next lap.
@@ -47,17 +47,25 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The 64 bytes that announce it as number `sequence`: the ready flag is written here.
-    #[inline]
-    pub fn encode(&self, sequence: u64) -> [u8; SLOT_SIZE] {
+    /// Puts the 64 bytes into `out` that announce it as number `sequence`: the ready flag is written here.
+    #[inline(always)]
+    pub fn encode_to(&self, sequence: u64, out: &mut [u8; SLOT_SIZE]) {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let [k0, k1, k2, k3, k4, k5, k6, k7] = self.rkeys;
         let (counts, ready) = (pair(self.nreqs, self.tag), sequence + 1);
         let words = [self.addr, self.size, pair(k0, k1), pair(k2, k3), pair(k4, k5), pair(k6, k7), counts, ready];
-        let mut out = [0u8; SLOT_SIZE];
         for (out, word) in out.chunks_exact_mut(8).zip(words) {
             out.copy_from_slice(&word.to_le_bytes());
         }
+    }
+}
+
+#[cfg(test)]
+impl Slot {
+    /// [`Slot::encode_to`], as a value.
+    pub fn encode(&self, sequence: u64) -> [u8; SLOT_SIZE] {
+        let mut out = [0; SLOT_SIZE];
+        self.encode_to(sequence, &mut out);
         out
     }
 }
@@ -90,16 +98,18 @@ impl CtsFifo {
     }
 
     /// Looks whether announcement number `sequence` has come: the ready flag is read here.
-    #[inline]
+    #[inline(always)]
     pub fn read(&self, sequence: u64) -> Ready {
         let at = (sequence % SLOTS as u64) as usize * SLOT_SIZE;
         // Pairs with the ordered publish of the receiver's WRITE.
-        let ready = u64::from_le(self.pages.load_u64(at + AT_READY, Ordering::Acquire));
-        if ready != sequence + 1 {
-            let last_lap = (sequence + 1).saturating_sub(SLOTS as u64);
-            return if ready == last_lap { Ready::NotYet } else { Ready::Nonsense(ready) };
-        }
-        let words = self.pages.load_line(at, Ordering::Relaxed).map(u64::from_le);
+        let words = match self.pages.load_line(at, (sequence + 1).to_le(), Ordering::Acquire) {
+            Ok(words) => words.map(u64::from_le),
+            Err(ready) => {
+                let last_lap = (sequence + 1).saturating_sub(SLOTS as u64);
+                let ready = u64::from_le(ready);
+                return if ready == last_lap { Ready::NotYet } else { Ready::Nonsense(ready) };
+            }
+        };
         let low = |word: u64| word as u32;
         let high = |word: u64| (word >> 32) as u32;
         let [addr, size, k0, k2, k4, k6, counts, _] = words;

@@ -7,7 +7,7 @@
 //! A handle is an index and a generation, never a pointer, so an unknown or stale one is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::base::error::{Error, Result};
@@ -38,7 +38,8 @@ pub struct Registration {
     len: AtomicUsize,
     device_memory: AtomicU32,
     lkeys: [AtomicU32; MAX_RAILS],
-    rkeys: [AtomicU32; MAX_RAILS],
+    /// Two to a word, as they are announced.
+    rkeys: [AtomicU64; MAX_RAILS / 2],
 }
 
 impl Registration {
@@ -51,7 +52,8 @@ impl Registration {
     /// Keys for the peer, rail by rail.
     #[inline]
     pub fn rkeys(&self) -> [u32; MAX_RAILS] {
-        std::array::from_fn(|rail| self.rkeys.get(rail).map_or(0, |key| key.load(Ordering::Relaxed)))
+        let words = self.rkeys.each_ref().map(|pair| pair.load(Ordering::Relaxed));
+        std::array::from_fn(|rail| words.get(rail / 2).map_or(0, |pair| (pair >> (rail % 2 * 32)) as u32))
     }
 
     /// What kind of memory it is.
@@ -137,11 +139,12 @@ impl MrTable {
         entry.addr.store(memory.addr(), Ordering::Relaxed);
         entry.len.store(memory.len(), Ordering::Relaxed);
         entry.device_memory.store(u32::from(kind == MemoryKind::Device), Ordering::Relaxed);
-        for (rail, (lkey, rkey)) in keys.into_iter().enumerate() {
-            if let (Some(l), Some(r)) = (entry.lkeys.get(rail), entry.rkeys.get(rail)) {
-                l.store(lkey, Ordering::Relaxed);
-                r.store(rkey, Ordering::Relaxed);
-            }
+        for (place, (lkey, _)) in entry.lkeys.iter().zip(&keys) {
+            place.store(*lkey, Ordering::Relaxed);
+        }
+        for (place, pair) in entry.rkeys.iter().zip(keys.chunks(2)) {
+            let word = pair.iter().rev().fold(0, |word, (_, rkey)| word << 32 | u64::from(*rkey));
+            place.store(word, Ordering::Relaxed);
         }
         match owners.regions.get_mut(index) {
             Some(place) => *place = regions,
@@ -190,7 +193,7 @@ impl MrTable {
     /// The registration that `mr` names, for `len` bytes at `addr` on device `dev`. No lock, no wait.
     ///
     /// Errors: an unknown handle, one of another device, a range that is not inside.
-    #[inline]
+    #[inline(always)]
     pub fn lookup(&self, what: &str, dev: usize, mr: MrHandle, addr: usize, len: usize) -> Result<&Registration> {
         let Some(entry) = self.find(mr) else { return Err(unknown(what, mr)) };
         if entry.dev.load(Ordering::Relaxed) != dev {

@@ -99,6 +99,41 @@ struct Lane {
     max_with_imm: u32,
 }
 
+impl Lane {
+    /// Names `requests` and says which of them are signaled; returns how many unsignaled ones there will be behind the last signaled.
+    #[inline(always)]
+    fn prepare(
+        &self,
+        lane: usize,
+        requests: &mut [SendRequest<'_>],
+        kind: WrKind,
+        id: RequestId,
+        signal: bool,
+    ) -> std::result::Result<u16, PostError> {
+        let count = requests.len() as u16;
+        if u32::from(count) > self.room {
+            return Err(PostError::Full);
+        }
+        let retires = self.unsignaled + count;
+        let signaled = signal || retires >= SIGNAL_EVERY;
+        if let Some((last, others)) = requests.split_last_mut() {
+            for other in others {
+                other.wr_id = WrId { kind, lane: lane as u8, retires: 0, id }.encode();
+                other.signaled = false;
+            }
+            last.wr_id = WrId { kind, lane: lane as u8, retires, id }.encode();
+            last.signaled = signaled;
+        }
+        Ok(if signaled { 0 } else { retires })
+    }
+
+    #[inline(always)]
+    fn posted(&mut self, count: usize, unsignaled: u16) {
+        self.room -= count as u32;
+        self.unsignaled = unsignaled;
+    }
+}
+
 /// A physical device of a comm.
 pub struct RailDevice {
     /// Its domain.
@@ -252,7 +287,7 @@ impl Rails {
         Ok(())
     }
 
-    /// The rail of a lane, and the peer's key there.
+    /// The rail of a lane.
     #[inline]
     pub fn rail_of(&self, lane: usize) -> usize {
         self.lanes.get(lane).map_or(0, |lane| usize::from(lane.rail))
@@ -281,14 +316,18 @@ impl Rails {
 
     /// Undoes the last `plan`: nothing of it was posted.
     #[inline]
-    pub fn unplan(&mut self, plan: &Plan) {
+    pub fn unplan(&mut self, plan: Plan) {
         self.next = plan.first;
     }
 
-    /// Whether a lane's send queue takes whatever a message may need there.
+    /// The lanes that a message takes, a bit each; `None` if the send queue of one does not take whatever the message may need there.
     #[inline]
-    pub fn has_room_for_message(&self, lane: usize) -> bool {
-        self.lanes.get(lane).is_some_and(|lane| lane.room >= message_entries(lane.max_with_imm))
+    pub fn lanes_for_message(&self, plan: Plan) -> Option<u64> {
+        (0..plan.stripes).try_fold(0u64, |taken, i| {
+            let lane = plan.stripe(i).0;
+            let roomy = self.lanes.get(lane).is_some_and(|lane| lane.room >= message_entries(lane.max_with_imm));
+            roomy.then_some(taken | 1 << lane)
+        })
     }
 
     /// Longest data that goes with its immediate on a lane.
@@ -299,8 +338,27 @@ impl Rails {
 
     /// Posts `requests` on a lane, all or none. Whoever calls has checked the room. `signal` for the last one to be signaled in any case;
     /// the others never are. Their wr_ids are filled in here.
-    #[inline]
-    pub fn post_send(
+    #[inline(always)]
+    pub fn post_send<const N: usize>(
+        &mut self,
+        lane: usize,
+        mut requests: [SendRequest<'_>; N],
+        kind: WrKind,
+        id: RequestId,
+        signal: bool,
+    ) -> std::result::Result<(), PostError> {
+        let Rails { queues, lanes, .. } = self;
+        let Some(it) = lanes.get_mut(lane) else { return Err(PostError::Invalid("no such lane")) };
+        let Some(cq) = queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let after = it.prepare(lane, &mut requests, kind, id, signal)?;
+        cq.qp(it.qp).post_some(requests)?;
+        it.posted(N, after);
+        Ok(())
+    }
+
+    /// [`Rails::post_send`], for a caller who does not know their number before.
+    #[inline(never)]
+    pub fn post_send_all(
         &mut self,
         lane: usize,
         requests: &mut [SendRequest<'_>],
@@ -308,30 +366,17 @@ impl Rails {
         id: RequestId,
         signal: bool,
     ) -> std::result::Result<(), PostError> {
-        let Some(it) = self.lanes.get_mut(lane) else { return Err(PostError::Invalid("no such lane")) };
-        let count = requests.len() as u16;
-        if u32::from(count) > it.room {
-            return Err(PostError::Full);
-        }
-        let retires = it.unsignaled + count;
-        let signaled = signal || retires >= SIGNAL_EVERY;
-        if let Some((last, others)) = requests.split_last_mut() {
-            for other in others {
-                other.wr_id = WrId { kind, lane: lane as u8, retires: 0, id }.encode();
-                other.signaled = false;
-            }
-            last.wr_id = WrId { kind, lane: lane as u8, retires, id }.encode();
-            last.signaled = signaled;
-        }
-        let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let Rails { queues, lanes, .. } = self;
+        let Some(it) = lanes.get_mut(lane) else { return Err(PostError::Invalid("no such lane")) };
+        let Some(cq) = queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let after = it.prepare(lane, requests, kind, id, signal)?;
         cq.qp(it.qp).post_send(requests)?;
-        it.room -= u32::from(count);
-        it.unsignaled = if signaled { 0 } else { retires };
+        it.posted(requests.len(), after);
         Ok(())
     }
 
     /// Pre-posts one receive on a lane. It takes immediates only, so it has no memory.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(&mut self, lane: usize) -> std::result::Result<(), PostError> {
         let Some(it) = self.lanes.get(lane) else { return Err(PostError::Invalid("no such lane")) };
         let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
@@ -340,9 +385,12 @@ impl Rails {
     }
 
     /// Takes completions of a rail.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> usize {
-        self.queues.get_mut(rail).map_or(0, |cq| cq.poll(out))
+        match self.queues.get_mut(rail) {
+            Some(cq) => cq.poll(out),
+            None => 0,
+        }
     }
 
     /// Frees the send queue entries that a completion retires.
@@ -436,13 +484,13 @@ impl Plan {
 
     /// Bytes of the message.
     #[inline]
-    pub fn len(&self) -> usize {
+    pub fn len(self) -> usize {
         self.len
     }
 
     /// Lane, offset and length of stripe `i`.
     #[inline]
-    pub fn stripe(&self, i: usize) -> (usize, usize, usize) {
+    pub fn stripe(self, i: usize) -> (usize, usize, usize) {
         let offset = (i * self.chunk).min(self.len);
         (wrapped(self.first + i, self.lanes), offset, self.chunk.min(self.len - offset))
     }

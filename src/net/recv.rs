@@ -8,7 +8,7 @@ use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{CommCounter, WaitCause};
 use crate::engine::Progress;
-use crate::fabric::{Completion, Opcode, Payload, SendRequest};
+use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest};
 
 use super::background::{Guarded, Member, Watch};
 use super::comm::{Core, too_long};
@@ -16,7 +16,7 @@ use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
 use super::flush::Flusher;
 use super::handshake::Established;
 use super::mr_cache::{MemoryKind, MrHandle, MrTable};
-use super::rails::{Side, WrId, WrKind};
+use super::rails::{Rails, Side, WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -50,6 +50,8 @@ pub(super) struct Receiver {
     dev: usize,
     /// Until the peer can take announcements.
     early: Option<Box<Early>>,
+    /// The group that is being announced: here, so that no call begins with clearing room for the longest.
+    announcements: [[u8; SLOT_SIZE]; MAX_RECVS],
 }
 
 /// One of the memory ranges of a group of receives.
@@ -102,7 +104,8 @@ impl RecvComm {
             }
         }
         let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
-        let receiver = Receiver { core, early, records, slots: Box::new([FREE; SLOTS]), tail: 0, flusher: None, dev };
+        let (slots, announcements) = (Box::new([FREE; SLOTS]), [[0; SLOT_SIZE]; MAX_RECVS]);
+        let receiver = Receiver { core, early, records, slots, tail: 0, flusher: None, dev, announcements };
         let device = net.device(dev)?;
         let receiver = match device.background(&net.config)? {
             None => Held::Own(receiver),
@@ -120,11 +123,11 @@ impl RecvComm {
     /// the request is done.
     ///
     /// Errors: memory that its `mr` does not cover; more than 1 GiB; a group of no or too many; a peer that is gone or misbehaves.
-    #[inline]
+    #[inline(always)]
     pub fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         match &mut self.receiver {
             Held::Own(receiver) => receiver.irecv(&self.net.mrs, buffers),
-            Held::Shared(shared) => shared.with(|receiver| receiver.irecv(&self.net.mrs, buffers)),
+            Held::Shared(shared) => irecv_shared(shared, &self.net.mrs, buffers),
         }
     }
 
@@ -148,6 +151,11 @@ impl RecvComm {
             Held::Shared(shared) => shared.with(|receiver| receiver.iflush(&self.net, buffers)),
         }
     }
+}
+
+#[inline(never)]
+fn irecv_shared(shared: &Guarded<Receiver>, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+    shared.with(|receiver| receiver.irecv(mrs, buffers))
 }
 
 impl Drop for RecvComm {
@@ -175,23 +183,24 @@ impl Drop for Receiver {
 }
 
 impl Receiver {
+    #[inline(never)]
     fn irecv(&mut self, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         self.core.check()?;
         let n = buffers.len();
-        if !cts_fifo::valid_group(u32::try_from(n).unwrap_or(u32::MAX)) {
-            return Err(Error::internal(format!("irecv: a group of {n}; 1..={MAX_RECVS} are possible (maxRecvs)")));
+        if !(1..=MAX_RECVS).contains(&n) {
+            return Err(bad_group(n));
         }
-        let mut announcements = [[0u8; SLOT_SIZE]; MAX_RECVS];
-        for ((i, buffer), announcement) in buffers.iter().enumerate().zip(&mut announcements) {
-            *announcement = self.announcement(mrs, buffer, n, self.tail + i as u64)?;
+        let mut free = true;
+        for (i, buffer) in buffers.iter().enumerate() {
+            let sequence = self.tail + i as u64;
+            let Some(place) = self.announcements.get_mut(i) else { break };
+            announcement(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
+            free &= self.slots.get((sequence % SLOTS as u64) as usize).is_some_and(|slot| !slot.busy);
         }
-        let free = (0..n as u64).all(|i| self.slot(self.tail + i).is_some_and(|slot| !slot.busy));
         // The first lane of the first rail. A lane holds as many receives as slots can be announced, so those need no look.
         let lane = 0;
         if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
-            self.core.stats.add(CommCounter::NullPosts, 1);
-            self.progress(WaitCause::PeerNoSend);
-            return self.core.check().map(|()| None);
+            return self.null_post();
         }
         let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
         let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
@@ -201,59 +210,22 @@ impl Receiver {
                 *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, ..FREE };
             }
         }
-        let announcements = announcements.get(..n).unwrap_or_default();
-        if let Some(early) = &mut self.early {
-            early.0.extend((self.tail..).zip(announcements).map(|(sequence, announcement)| (sequence, *announcement, id)));
-        } else if let Err(error) = self.announce(lane, self.tail, announcements, id) {
+        let posted = match (&mut self.early, &self.announcements) {
+            (Some(early), all) => {
+                early.0.extend((self.tail..).zip(all.iter().take(n)).map(|(sequence, announcement)| (sequence, *announcement, id)));
+                Ok(())
+            }
+            (None, [one, ..]) if n == 1 => announce(&mut self.core, lane, self.tail, one, id),
+            (None, all) => announce_group(&mut self.core, lane, self.tail, all.get(..n).unwrap_or_default(), id),
+        };
+        if let Err(error) = posted {
             self.core.post_failed(lane, "an announcement", error);
             return self.core.check().map(|()| None);
         }
-        self.tail += n as u64;
         self.core.posted();
+        self.tail += n as u64;
         stage::reach(Stage::RecvPosted);
         Ok(Some(id))
-    }
-
-    /// The 64 bytes that announce a buffer as number `sequence`.
-    #[inline]
-    fn announcement(&self, mrs: &MrTable, buffer: &RecvBuffer, n: usize, sequence: u64) -> Result<[u8; SLOT_SIZE]> {
-        if buffer.len > MAX_MESSAGE {
-            return Err(too_long("irecv", buffer.len));
-        }
-        let rkeys = match buffer.len {
-            0 => [0; _],
-            len => mrs.lookup("irecv", self.dev, buffer.mr, buffer.addr, len)?.rkeys(),
-        };
-        let slot = Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 };
-        Ok(slot.encode(sequence))
-    }
-
-    /// Writes announcements into the sender's FIFO, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
-    #[inline]
-    fn announce(
-        &mut self,
-        lane: usize,
-        sequence: u64,
-        announcements: &[[u8; SLOT_SIZE]],
-        id: RequestId,
-    ) -> std::result::Result<(), crate::fabric::PostError> {
-        let nothing = SendRequest {
-            wr_id: 0,
-            opcode: Opcode::Write,
-            payload: Payload::Inline(&[]),
-            remote_addr: 0,
-            rkey: 0,
-            imm: 0,
-            signaled: false,
-        };
-        let mut requests = [nothing; MAX_RECVS];
-        for (i, (request, announcement)) in requests.iter_mut().zip(announcements).enumerate() {
-            let index = ((sequence + i as u64) % SLOTS as u64) as usize;
-            let (remote_addr, rkey) = self.core.rails.remote(lane, index * SLOT_SIZE);
-            *request = SendRequest { payload: Payload::Inline(announcement), remote_addr, rkey, ..nothing };
-        }
-        let requests = requests.get_mut(..announcements.len()).unwrap_or_default();
-        self.core.rails.post_send(lane, requests, WrKind::Cts, id, false)
     }
 
     /// Lets go of held announcements once the peer can take them, as many as there is room for.
@@ -265,7 +237,7 @@ impl Receiver {
                 self.early = None;
                 return;
             };
-            if let Err(error) = self.announce(lane, sequence, &[announcement], id) {
+            if let Err(error) = announce(&mut self.core, lane, sequence, &announcement, id) {
                 self.core.post_failed(lane, "an announcement", error);
                 self.early = None;
                 return;
@@ -309,12 +281,20 @@ impl Receiver {
         posted
     }
 
+    /// Nothing can be announced now.
+    #[inline(never)]
+    fn null_post(&mut self) -> Result<Option<RequestId>> {
+        self.core.stats.add(CommCounter::NullPosts, 1);
+        self.progress(WaitCause::PeerNoSend);
+        self.core.check().map(|()| None)
+    }
+
     #[inline]
     fn slot(&mut self, sequence: u64) -> Option<&mut RecvSlot> {
         self.slots.get_mut((sequence % SLOTS as u64) as usize)
     }
 
-    #[inline]
+    #[inline(never)]
     fn progress(&mut self, cause: WaitCause) {
         let Receiver { core, records, slots, .. } = self;
         let watch = core.progress(cause, |core, wr, done| completed(core, records, slots, wr, done));
@@ -355,23 +335,79 @@ impl RecvComm {
     }
 }
 
+#[cold]
+fn bad_group(n: usize) -> Error {
+    Error::internal(format!("irecv: a group of {n}; 1..={MAX_RECVS} are possible (maxRecvs)"))
+}
+
+/// What announces a buffer of device `dev`, one of `n`.
+#[inline(always)]
+fn announcement(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Slot> {
+    if buffer.len > MAX_MESSAGE {
+        return Err(too_long("irecv", buffer.len));
+    }
+    let rkeys = match buffer.len {
+        0 => [0; _],
+        len => mrs.lookup("irecv", dev, buffer.mr, buffer.addr, len)?.rkeys(),
+    };
+    Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 })
+}
+
+/// Writes an announcement into the sender's FIFO.
+#[inline(always)]
+fn announce(
+    core: &mut Core,
+    lane: usize,
+    sequence: u64,
+    announcement: &[u8; SLOT_SIZE],
+    id: RequestId,
+) -> std::result::Result<(), PostError> {
+    let request = write_of(&core.rails, lane, sequence, announcement);
+    core.rails.post_send(lane, [request], WrKind::Cts, id, false)
+}
+
+/// The same for a group, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
+#[inline(never)]
+fn announce_group(
+    core: &mut Core,
+    lane: usize,
+    sequence: u64,
+    announcements: &[[u8; SLOT_SIZE]],
+    id: RequestId,
+) -> std::result::Result<(), PostError> {
+    let mut requests = [write_of(&core.rails, lane, sequence, &[0; SLOT_SIZE]); MAX_RECVS];
+    for ((sequence, announcement), request) in (sequence..).zip(announcements).zip(&mut requests) {
+        *request = write_of(&core.rails, lane, sequence, announcement);
+    }
+    let requests = requests.get_mut(..announcements.len()).unwrap_or_default();
+    core.rails.post_send_all(lane, requests, WrKind::Cts, id, false)
+}
+
+#[inline(always)]
+fn write_of<'a>(rails: &Rails, lane: usize, sequence: u64, announcement: &'a [u8; SLOT_SIZE]) -> SendRequest<'a> {
+    let (remote_addr, rkey) = rails.remote(lane, (sequence % SLOTS as u64) as usize * SLOT_SIZE);
+    SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(announcement), remote_addr, rkey, imm: 0, signaled: false }
+}
+
 /// A posting has completed.
-#[inline]
+#[inline(always)]
 fn completed(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], wr: &WrId, completion: &Completion) {
+    if wr.kind == WrKind::Recv {
+        return received(core, records, slots, wr, completion);
+    }
     match wr.kind {
-        WrKind::Recv => received(core, records, slots, wr, completion),
         WrKind::Flush => {
             if let Some(request) = core.requests.get_mut(wr.id) {
                 request.left = request.left.saturating_sub(1);
             }
         }
         WrKind::Cts => core.accepted(wr.id),
-        WrKind::Data => {}
+        WrKind::Data | WrKind::Recv => {}
     }
 }
 
 /// A stripe has landed: says so to its slot, and replaces the receive that it consumed.
-#[inline]
+#[inline(always)]
 fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], wr: &WrId, completion: &Completion) {
     let lane = usize::from(wr.lane);
     if let Err(error) = core.rails.post_recv(lane) {
@@ -379,40 +415,68 @@ fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], w
     }
     let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
     let (number, meaning) = Imm::decode(imm);
-    let lanes = core.rails.lanes() as u32;
     let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.busy && !slot.landed) else {
-        return core.nonsense(format_args!("a message for slot {number}, where none is expected"));
+        return unexpected(core, number);
     };
     match meaning {
         Imm::Whole(size) if slot.seen == 0 => {
             slot.size = u64::from(size);
             slot.landed = true;
         }
-        Imm::Whole(_) => return core.nonsense(format_args!("a whole message for slot {number} after stripes of it")),
+        Imm::Whole(_) => return whole_after_stripes(core, number),
         Imm::Stripe(index) => {
-            let record = records.read(number);
-            if record.epoch != cts_fifo::epoch(slot.sequence) || !(1..=lanes).contains(&record.stripes) || index >= record.stripes {
-                return core.nonsense(format_args!("stripe {index} for slot {number} with {record:?}"));
+            if !stripe_landed(core, records, slot, number, index) {
+                return;
             }
-            if slot.stripes == 0 {
-                slot.size = record.size;
-                slot.stripes = record.stripes;
-            }
-            if (slot.size, slot.stripes) != (record.size, record.stripes) || slot.seen & 1 << index != 0 {
-                return core.nonsense(format_args!("stripe {index} for slot {number} twice, or two records of it"));
-            }
-            core.record_received();
-            slot.seen |= 1 << index;
-            slot.landed = slot.seen.count_ones() == slot.stripes;
         }
     }
     if slot.size > slot.room {
-        let (size, room) = (slot.size, slot.room);
-        return core.nonsense(format_args!("{size} bytes for slot {number}, which has room for {room}"));
+        return too_much(core, slot.size, slot.room, number);
     }
     if slot.landed {
         landed(core, slots, number);
     }
+}
+
+/// A stripe of a message has landed, whose record says of how many; whether they agree.
+#[inline(never)]
+fn stripe_landed(core: &mut Core, records: &Records, slot: &mut RecvSlot, number: u8, index: u32) -> bool {
+    let lanes = core.rails.lanes() as u32;
+    let record = records.read(number);
+    if record.epoch != cts_fifo::epoch(slot.sequence) || !(1..=lanes).contains(&record.stripes) || index >= record.stripes {
+        core.nonsense(format_args!("stripe {index} for slot {number} with {record:?}"));
+        return false;
+    }
+    if slot.stripes == 0 {
+        slot.size = record.size;
+        slot.stripes = record.stripes;
+    }
+    if (slot.size, slot.stripes) != (record.size, record.stripes) || slot.seen & 1 << index != 0 {
+        core.nonsense(format_args!("stripe {index} for slot {number} twice, or two records of it"));
+        return false;
+    }
+    core.record_received();
+    slot.seen |= 1 << index;
+    slot.landed = slot.seen.count_ones() == slot.stripes;
+    true
+}
+
+#[cold]
+#[inline(never)]
+fn unexpected(core: &mut Core, number: u8) {
+    core.nonsense(format_args!("a message for slot {number}, where none is expected"));
+}
+
+#[cold]
+#[inline(never)]
+fn whole_after_stripes(core: &mut Core, number: u8) {
+    core.nonsense(format_args!("a whole message for slot {number} after stripes of it"));
+}
+
+#[cold]
+#[inline(never)]
+fn too_much(core: &mut Core, size: u64, room: u64, number: u8) {
+    core.nonsense(format_args!("{size} bytes for slot {number}, which has room for {room}"));
 }
 
 /// A message is whole. Its slot stays taken until its group is done: the sender looks at all of them until then.
@@ -421,7 +485,7 @@ fn landed(core: &mut Core, slots: &mut [RecvSlot; SLOTS], number: u8) {
     let Some(slot) = slots.get(usize::from(number)) else { return };
     let Some(request) = core.requests.get_mut(slot.request) else { return };
     if let Some(size) = request.bytes.get_mut(usize::from(slot.index)) {
-        *size = slot.size as usize;
+        *size = slot.size as u32;
     }
     request.left = request.left.saturating_sub(1);
     if request.left == 0 {

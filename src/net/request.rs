@@ -20,7 +20,7 @@ pub struct Sizes {
     /// How many messages: 1 for a send, the group's n for a receive, 0 for a flush.
     pub n: usize,
     /// Their sizes.
-    pub bytes: [usize; MAX_RECVS],
+    pub bytes: [u32; MAX_RECVS],
 }
 
 /// A request in flight.
@@ -35,8 +35,10 @@ pub struct Request {
     /// Sequence number of its first slot.
     pub sequence: u64,
     /// Sizes, as far as known.
-    pub bytes: [usize; MAX_RECVS],
+    pub bytes: [u32; MAX_RECVS],
 }
+
+const _: () = assert!(super::MAX_MESSAGE <= u32::MAX as usize);
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -80,7 +82,7 @@ impl RequestTable {
     }
 
     /// Takes a slot. `None` when all are in use.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&mut self, request: Request) -> Option<RequestId> {
         let top = self.free_count.checked_sub(1)?;
         let slot = *self.free.get(top)?;
@@ -111,7 +113,7 @@ impl RequestTable {
     /// Its sizes if it is done, in which case it is freed.
     ///
     /// Errors: a request that is not outstanding: finished before, or never made here.
-    #[inline]
+    #[inline(always)]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
         let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize).filter(|e| e.used && e.generation == id.0 >> 8) else {
             return Err(stale(id));

@@ -15,8 +15,8 @@ use super::connect::Connector;
 use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
 use super::handshake::Established;
 use super::liveness::Failure;
-use super::mr_cache::{MrHandle, MrTable};
-use super::rails::{Plan, Side, WrId, WrKind};
+use super::mr_cache::{MrHandle, MrTable, Registration};
+use super::rails::{Plan, Rails, Side, WrId, WrKind};
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -217,93 +217,120 @@ impl Sender {
             return Err(too_long("isend", len));
         }
         let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
-        let index = match self.find(tag) {
-            Some(index) => index,
-            // Announcements arrive only while somebody polls.
-            None => {
-                self.progress(WaitCause::PeerNoReceive);
-                self.core.check()?;
-                let Some(index) = self.find(tag) else { return self.null_post() };
-                index
-            }
-        };
-        let Some(&slot) = self.group.get(index) else { return Ok(None) };
+        let Some(index) = self.find(tag).or_else(|| self.find_later(tag)) else { return self.null_post() };
+        let Some(slot) = self.group.get(index) else { return Ok(None) };
         let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
         if slot.addr.checked_add(len as u64).is_none() {
             self.core.nonsense(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
             return self.core.check().map(|()| None);
         }
         let plan = self.core.rails.plan(len, self.split_min);
-        let roomy = (0..plan.stripes).all(|i| self.core.rails.has_room_for_message(plan.stripe(i).0));
-        if !roomy || !self.core.requests.has_room() {
-            self.core.rails.unplan(&plan);
+        let lanes = self.core.rails.lanes_for_message(plan).filter(|_| self.core.requests.has_room());
+        let Some(lanes) = lanes else {
+            self.core.rails.unplan(plan);
             self.progress(WaitCause::Fabric);
             return self.null_post();
-        }
+        };
         let sequence = self.head + index as u64;
-        let lanes = (0..plan.stripes).fold(0u64, |lanes, i| lanes | 1 << plan.stripe(i).0);
         let mut bytes = [0; MAX_RECVS];
-        bytes[0] = len;
+        bytes[0] = len as u32;
         let request = Request { n: 1, left: 1, stripes: lanes, sequence, bytes };
         let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
-        for stripe in 0..plan.stripes {
-            let lkey = registration.map_or(0, |r| r.lkey(self.core.rails.rail_of(plan.stripe(stripe).0)));
-            if let Err((lane, error)) = self.post(&plan, stripe, &slot, sequence, addr, lkey, id) {
-                self.core.post_failed(lane, "a message", error);
-                return self.core.check().map(|()| None);
-            }
+        let message = Message { slot, sequence, addr, registration, id };
+        let lane = plan.first;
+        let posted = if plan.stripes == 1 && len < IMM_LIMIT && len <= self.core.rails.max_with_imm(lane) as usize {
+            let write = message.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
+            self.core.rails.post_send(lane, [write], WrKind::Data, id, true).map_err(|error| (lane, error))
+        } else {
+            message.post_long(&mut self.core, plan)
+        };
+        if let Err((lane, error)) = posted {
+            self.core.post_failed(lane, "a message", error);
+            return self.core.check().map(|()| None);
         }
-        self.use_slot(index);
         self.core.posted();
+        self.use_slot(index);
         stage::reach(Stage::SendPosted);
         Ok(Some(id))
     }
 
     /// Which of the head group's slots is unused and has this tag.
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, tag: i32) -> Option<usize> {
         if self.group_len == 0 {
             self.load_group();
         }
-        let slots = self.group.iter().take(self.group_len).enumerate();
-        slots.filter(|(i, slot)| self.used & 1 << i == 0 && slot.tag == tag as u32).map(|(i, _)| i).next()
+        let tag = tag as u32;
+        let mut i = 0;
+        while i < self.group_len && (self.used >> i & 1 != 0 || self.group.get(i).is_none_or(|slot| slot.tag != tag)) {
+            i += 1;
+        }
+        (i < self.group_len).then_some(i)
+    }
+
+    /// The same after a poll: announcements arrive only while somebody polls.
+    #[inline(never)]
+    fn find_later(&mut self, tag: i32) -> Option<usize> {
+        self.progress(WaitCause::PeerNoReceive);
+        if self.core.has_failed() { None } else { self.find(tag) }
     }
 
     /// Copies the group at the head out of the FIFO, if all of it has come.
-    #[inline]
+    #[inline(always)]
     fn load_group(&mut self) {
         let first = match self.fifo.read(self.head) {
             cts_fifo::Ready::NotYet => return,
             cts_fifo::Ready::Yes(slot) => slot,
-            cts_fifo::Ready::Nonsense(value) => {
-                return self.core.nonsense(format_args!("ready flag {value} where {} belongs", self.head + 1));
-            }
+            cts_fifo::Ready::Nonsense(value) => return self.bad_flag(value, self.head),
         };
         if !cts_fifo::valid_group(first.nreqs) {
-            return self.core.nonsense(format_args!("a group of {} receives", first.nreqs));
+            return self.bad_group(first.nreqs);
         }
         let len = first.nreqs as usize;
         self.group[0] = first;
+        if len > 1 && !self.load_others(len) {
+            return;
+        }
+        self.group_len = len;
+    }
+
+    /// Copies the rest of a group; whether it has come.
+    #[inline(never)]
+    fn load_others(&mut self, len: usize) -> bool {
         for (i, place) in self.group.iter_mut().enumerate().take(len).skip(1) {
             let sequence = self.head + i as u64;
             match self.fifo.read(sequence) {
-                cts_fifo::Ready::Yes(slot) if slot.nreqs == first.nreqs => *place = slot,
+                cts_fifo::Ready::Yes(slot) if slot.nreqs as usize == len => *place = slot,
                 cts_fifo::Ready::Yes(slot) => {
-                    return self.core.nonsense(format_args!("groups of {} and {} in one", first.nreqs, slot.nreqs));
+                    self.core.nonsense(format_args!("groups of {len} and {} in one", slot.nreqs));
+                    return false;
                 }
-                cts_fifo::Ready::NotYet => return,
+                cts_fifo::Ready::NotYet => return false,
                 cts_fifo::Ready::Nonsense(value) => {
-                    return self.core.nonsense(format_args!("ready flag {value} where {} belongs", sequence + 1));
+                    self.bad_flag(value, sequence);
+                    return false;
                 }
             }
         }
-        self.group_len = len;
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bad_flag(&mut self, value: u64, sequence: u64) {
+        self.core.nonsense(format_args!("ready flag {value} where {} belongs", sequence + 1));
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bad_group(&mut self, nreqs: u32) {
+        self.core.nonsense(format_args!("a group of {nreqs} receives"));
     }
 
     #[inline]
     fn use_slot(&mut self, index: usize) {
         self.used |= 1 << index;
-        if self.used.count_ones() as usize == self.group_len {
+        if usize::from(self.used) == (1 << self.group_len) - 1 {
             self.head += self.group_len as u64;
             self.group_len = 0;
             self.used = 0;
@@ -311,63 +338,14 @@ impl Sender {
     }
 
     /// Nothing can be sent now.
+    #[inline(never)]
     fn null_post(&mut self) -> Result<Option<RequestId>> {
+        self.core.check()?;
         self.core.stats.add(CommCounter::NullPosts, 1);
-        self.core.check().map(|()| None)
+        Ok(None)
     }
 
-    /// Posts one stripe.
-    #[inline]
-    #[allow(clippy::too_many_arguments)]
-    fn post(
-        &mut self,
-        plan: &Plan,
-        stripe: usize,
-        slot: &Slot,
-        sequence: u64,
-        addr: usize,
-        lkey: u32,
-        id: RequestId,
-    ) -> std::result::Result<(), (usize, PostError)> {
-        let (lane, offset, len) = plan.stripe(stripe);
-        let rails = &mut self.core.rails;
-        let rail = rails.rail_of(lane);
-        let index = (sequence % SLOTS as u64) as u8;
-        let total = plan.len();
-        let whole = plan.stripes == 1 && total < IMM_LIMIT;
-        let imm = if whole { Imm::Whole(total as u32) } else { Imm::Stripe(stripe as u32) };
-        let data = SendRequest {
-            wr_id: 0,
-            opcode: Opcode::WriteWithImm,
-            payload: Payload::Sge(Sge { addr: (addr + offset) as u64, len: len as u32, lkey }),
-            remote_addr: slot.addr.wrapping_add(offset as u64),
-            rkey: slot.rkeys.get(rail).copied().unwrap_or(0),
-            imm: imm.encode(index),
-            signaled: true,
-        };
-        let apart = len > rails.max_with_imm(lane) as usize;
-        let posted = if whole && !apart {
-            rails.post_send(lane, &mut [data], WrKind::Data, id, true)
-        } else {
-            let record = Record { size: total as u64, stripes: plan.stripes as u32, epoch: cts_fifo::epoch(sequence) }.encode();
-            let (remote_addr, rkey) = rails.remote(lane, usize::from(index) * RECORD_SIZE);
-            let first = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&record), remote_addr, rkey, imm: 0, ..data };
-            let body = SendRequest { opcode: Opcode::Write, imm: 0, ..data };
-            let word = SendRequest { payload: Payload::Sge(Sge { len: 0, ..Sge::default() }), ..data };
-            let posted = match (whole, apart) {
-                (true, _) => rails.post_send(lane, &mut [body, word], WrKind::Data, id, true),
-                (false, false) => rails.post_send(lane, &mut [first, data], WrKind::Data, id, true),
-                (false, true) => rails.post_send(lane, &mut [first, body, word], WrKind::Data, id, true),
-            };
-            if !whole {
-                self.core.record_sent();
-            }
-            posted
-        };
-        posted.map_err(|error| (lane, error))
-    }
-
-    #[inline]
+    #[inline(never)]
     fn progress(&mut self, cause: WaitCause) {
         if self.core.progress(cause, sent) {
             self.watch(cause);
@@ -405,6 +383,64 @@ impl Sender {
             return Ok(Some(sizes));
         }
         self.core.check().map(|()| None)
+    }
+}
+
+/// A message that is being posted.
+#[derive(Clone, Copy)]
+struct Message<'a> {
+    slot: &'a Slot,
+    sequence: u64,
+    addr: usize,
+    /// None for a message without bytes.
+    registration: Option<&'a Registration>,
+    id: RequestId,
+}
+
+impl Message<'_> {
+    /// The WRITE of `len` bytes of it, with an immediate.
+    #[inline(always)]
+    fn write(&self, rails: &Rails, lane: usize, offset: usize, len: usize, imm: Imm) -> SendRequest<'static> {
+        let rail = rails.rail_of(lane);
+        let lkey = self.registration.map_or(0, |registration| registration.lkey(rail));
+        SendRequest {
+            wr_id: 0,
+            opcode: Opcode::WriteWithImm,
+            payload: Payload::Sge(Sge { addr: (self.addr + offset) as u64, len: len as u32, lkey }),
+            remote_addr: self.slot.addr.wrapping_add(offset as u64),
+            rkey: self.slot.rkeys.get(rail).copied().unwrap_or(0),
+            imm: imm.encode((self.sequence % SLOTS as u64) as u8),
+            signaled: true,
+        }
+    }
+
+    /// Posts it in more than one request: several stripes, or one whose immediate does not tell all, or goes apart.
+    #[inline(never)]
+    fn post_long(self, core: &mut Core, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
+        let rails = &mut core.rails;
+        let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
+        let record = Record { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: cts_fifo::epoch(self.sequence) }.encode();
+        for stripe in 0..plan.stripes {
+            let (lane, offset, len) = plan.stripe(stripe);
+            let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
+            let data = self.write(rails, lane, offset, len, imm);
+            let apart = len > rails.max_with_imm(lane) as usize;
+            let (remote_addr, rkey) = rails.remote(lane, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
+            let first = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&record), remote_addr, rkey, imm: 0, ..data };
+            let body = SendRequest { opcode: Opcode::Write, imm: 0, ..data };
+            let word = SendRequest { payload: Payload::Sge(Sge::default()), ..data };
+            let posted = match (whole, apart) {
+                (true, _) => rails.post_send_all(lane, &mut [body, word], WrKind::Data, self.id, true),
+                (false, false) => rails.post_send_all(lane, &mut [first, data], WrKind::Data, self.id, true),
+                (false, true) => rails.post_send_all(lane, &mut [first, body, word], WrKind::Data, self.id, true),
+            };
+            if !whole {
+                // A record is moved as messages are, and is none.
+                core.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
+            }
+            posted.map_err(|error| (lane, error))?;
+        }
+        Ok(())
     }
 }
 

@@ -16,16 +16,22 @@ use crate::abi::handle::{Handle, Kind};
 use crate::abi::plugin::{self, Buffer, Description};
 use crate::base::error::{Error, Result};
 use crate::fabric::UserMemory;
-use crate::net::{MAX_RECVS, Ready};
+use crate::net::{MAX_MESSAGE, Ready};
 
 /// A length in C: int up to ABI version 7 or 8, size_t after.
 pub(super) trait Length: Copy {
-    /// The value, whatever it is.
+    /// As a number of bytes; `None` if it is negative.
+    fn bytes(self) -> Option<usize>;
+    /// The value, whatever it is, for a message.
     fn value(self) -> i128;
 }
 
 impl Length for c_int {
     #[inline]
+    fn bytes(self) -> Option<usize> {
+        usize::try_from(self).ok()
+    }
+
     fn value(self) -> i128 {
         self.into()
     }
@@ -33,6 +39,10 @@ impl Length for c_int {
 
 impl Length for usize {
     #[inline]
+    fn bytes(self) -> Option<usize> {
+        Some(self)
+    }
+
     fn value(self) -> i128 {
         self as i128
     }
@@ -179,8 +189,7 @@ pub(super) unsafe fn reg_mr<L: Length>(
         // SAFETY: this module's common requirement.
         let mhandle = unsafe { Out::new(mhandle, "mhandle") }?;
         let kind = plugin::memory_kind(kind)?;
-        let len =
-            usize::try_from(size.value()).map_err(|_| Error::usage(format!("memory of {} bytes; accepted: 1 or more", size.value())))?;
+        let len = size.bytes().ok_or_else(|| Error::usage(format!("memory of {} bytes; accepted: 1 or more", size.value())))?;
         if data.is_null() {
             return Err(boundary::bad_pointer(0, "data", 1));
         }
@@ -226,7 +235,8 @@ pub(super) unsafe fn dereg_mr(v: u32, comm: *mut c_void, mhandle: *mut c_void) -
     })
 }
 
-#[inline]
+// Into each version's own function, as what it calls here: a message takes the path once, and a call costs more than most of its steps.
+#[inline(always)]
 pub(super) unsafe fn isend<L: Length>(
     v: u32,
     comm: *mut c_void,
@@ -236,7 +246,7 @@ pub(super) unsafe fn isend<L: Length>(
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> ncclResult_t {
-    call("isend", v, || {
+    call("isend", v, move || {
         // SAFETY: this module's common requirement.
         let request = unsafe { emptied(request) }?;
         let (addr, len) = buffer(data, size)?;
@@ -262,9 +272,9 @@ unsafe fn emptied(request: *mut *mut c_void) -> Result<Out<*mut c_void>> {
     Ok(request)
 }
 
-#[inline]
+#[inline(always)]
 fn buffer<L: Length>(data: *mut c_void, size: L) -> Result<(usize, usize)> {
-    let len = plugin::message_size(size.value())?;
+    let Some(len) = size.bytes().filter(|bytes| *bytes <= MAX_MESSAGE) else { return Err(plugin::bad_size(size.value())) };
     if data.is_null() && len > 0 {
         return Err(boundary::bad_pointer(0, "data", 1));
     }
@@ -282,12 +292,15 @@ pub(super) struct Arrays<L> {
 }
 
 impl<L: Length> Arrays<L> {
-    /// Checks and copies them.
+    /// Checks them, and gives the number of buffers and what the arrays say of each.
     ///
     /// # Safety
-    /// Unless NULL or misaligned, the arrays must be readable for `n` elements if `n` is at most `MAX_RECVS`.
-    #[inline]
-    unsafe fn read<'a>(&self, room: &'a mut [Buffer; MAX_RECVS]) -> Result<&'a [Buffer]> {
+    /// Unless NULL or misaligned, the arrays must be readable for `n` elements if `n` is at most `MAX_RECVS`, as long as the result lives.
+    #[inline(always)]
+    unsafe fn buffers<'a>(&self) -> Result<(usize, impl Fn(usize) -> Result<Buffer> + 'a)>
+    where
+        L: 'a,
+    {
         let n = plugin::buffer_count(self.n)?;
         // SAFETY: the requirement is the caller's own; `n` was just checked against MAX_RECVS.
         let (data, sizes, mhandles) = unsafe {
@@ -299,60 +312,57 @@ impl<L: Length> Arrays<L> {
         };
         // SAFETY: as above.
         let tags = self.tags.map(|tags| unsafe { boundary::slice(tags, n, "tags") }).transpose()?;
-        for (i, (((place, data), size), mhandle)) in room.iter_mut().zip(data).zip(sizes).zip(mhandles).enumerate() {
-            let (addr, len) = buffer(*data, *size)?;
-            let tag = tags.and_then(|tags| tags.get(i)).copied().unwrap_or(0);
-            *place = Buffer { addr, len, tag, mr: Handle::from_pointer(*mhandle) };
-        }
-        Ok(&room[..n])
+        let at = move |i: usize| {
+            let (addr, len) = buffer(data[i], sizes[i])?;
+            Ok(Buffer { addr, len, tag: tags.map_or(0, |tags| tags[i]), mr: Handle::from_pointer(mhandles[i]) })
+        };
+        Ok((n, at))
     }
 }
 
-const NO_BUFFERS: [Buffer; MAX_RECVS] = [Buffer { addr: 0, len: 0, tag: 0, mr: Handle::NULL }; MAX_RECVS];
-
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn irecv<L: Length>(v: u32, comm: *mut c_void, arrays: Arrays<L>, request: *mut *mut c_void) -> ncclResult_t {
-    call("irecv", v, || {
+    call("irecv", v, move || {
         // SAFETY: this module's common requirement.
         let request = unsafe { emptied(request) }?;
-        let mut room = NO_BUFFERS;
         // SAFETY: as above.
-        let buffers = unsafe { arrays.read(&mut room) }?;
+        let (n, buffers) = unsafe { arrays.buffers() }?;
         // SAFETY: as above: the comm is this thread's.
-        if let Some(posted) = unsafe { plugin::irecv(Handle::from_pointer(comm), buffers) }? {
+        if let Some(posted) = unsafe { plugin::irecv(Handle::from_pointer(comm), n, buffers) }? {
             request.set(posted.to_pointer());
         }
         Ok(())
     })
 }
 
-#[inline]
 pub(super) unsafe fn iflush(v: u32, comm: *mut c_void, arrays: Arrays<c_int>, request: *mut *mut c_void) -> ncclResult_t {
     call("iflush", v, || {
         // SAFETY: this module's common requirement.
         let request = unsafe { emptied(request) }?;
-        let mut room = NO_BUFFERS;
         // SAFETY: as above.
-        let buffers = unsafe { arrays.read(&mut room) }?;
+        let (n, buffers) = unsafe { arrays.buffers() }?;
         // SAFETY: as above: the comm is this thread's.
-        if let Some(posted) = unsafe { plugin::iflush(Handle::from_pointer(comm), buffers) }? {
+        if let Some(posted) = unsafe { plugin::iflush(Handle::from_pointer(comm), n, buffers) }? {
             request.set(posted.to_pointer());
         }
         Ok(())
     })
 }
 
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn test(v: u32, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
-    call("test", v, || {
+    call("test", v, move || {
         // SAFETY: this module's common requirement.
         let (done, first) = unsafe { (Out::new(done, "done")?, Out::optional(sizes, "sizes")?) };
         // SAFETY: as above: the request's comm is this thread's.
         let complete = unsafe { plugin::test(Handle::from_pointer(request)) }?;
-        if let (Some(complete), Some(_)) = (&complete, first) {
-            for (i, bytes) in complete.bytes.iter().take(complete.n).enumerate() {
+        if let (Some(complete), Some(first)) = (&complete, first)
+            && let Some((size, others)) = complete.bytes.get(..complete.n).and_then(<[u32]>::split_first)
+        {
+            first.set(*size as c_int);
+            for (i, size) in others.iter().enumerate() {
                 // SAFETY: `sizes` is not NULL and aligned; the caller gave it room for as many sizes as the request has buffers.
-                unsafe { sizes.add(i).write(c_int::try_from(*bytes).unwrap_or(c_int::MAX)) };
+                unsafe { sizes.add(1 + i).write(*size as c_int) };
             }
         }
         done.set(complete.is_some().into());

@@ -68,12 +68,28 @@ struct View {
     len: usize,
 }
 
+// Apart, so that an access that is in order does not prepare their messages.
+
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, len: usize, of: usize) -> ! {
+    panic!("{len} bytes at {offset} of {of}")
+}
+
+#[cold]
+#[inline(never)]
+fn misaligned(offset: usize) -> ! {
+    panic!("word at {offset} is misaligned")
+}
+
 impl View {
     /// # Panics
     /// A range that is not inside: a mistake of our own, since an offset that a peer named must be checked before.
     #[inline]
     fn ptr(self, offset: usize, len: usize) -> *mut u8 {
-        assert!(len <= self.len && offset <= self.len - len, "{len} bytes at {offset} of {}", self.len);
+        if len > self.len || offset > self.len - len {
+            outside(offset, len, self.len);
+        }
         // SAFETY: the offset is inside the mapping, or one past its end if `len` is 0.
         unsafe { self.base.add(offset) }
     }
@@ -81,7 +97,9 @@ impl View {
     #[inline]
     fn word<T>(self, offset: usize) -> *mut T {
         let ptr = self.ptr(offset, size_of::<T>()).cast::<T>();
-        assert!(ptr.is_aligned(), "word at {offset} is misaligned");
+        if !ptr.is_aligned() {
+            misaligned(offset);
+        }
         ptr
     }
 
@@ -163,10 +181,16 @@ macro_rules! accessors {
                 self.view().u64(offset).load(order)
             }
 
-            /// Loads the 8 words from `offset` on, each by itself.
+            /// Loads the 8 words from `offset` on, each by itself: the last one first, in the given order, and the others only if it is as
+            /// wanted. Otherwise the last one.
             #[inline]
-            pub fn load_line(&self, offset: usize, order: Ordering) -> [u64; 8] {
-                self.view().line(offset).each_ref().map(|word| word.load(order))
+            pub fn load_line(&self, offset: usize, last: u64, order: Ordering) -> Result<[u64; 8], u64> {
+                let view = self.view();
+                let line = view.line(offset);
+                match line[7].load(order) {
+                    found if found == last => Ok(line.each_ref().map(|word| word.load(Ordering::Relaxed))),
+                    found => Err(found),
+                }
             }
 
             /// Stores the word at `offset`.

@@ -89,7 +89,9 @@ mod tests {
         assert_eq!(pages.compare_exchange_u64(8, 3, 9), Err(9));
         pages.store_u32(0, 1, Relaxed);
         assert_eq!(pages.load_u64(0, Relaxed), 1);
-        assert_eq!(pages.load_line(4032, Relaxed), [0, 0, 0, 0, 0, 0, 0, 0x0102_0304_0506_0708 & 0xffff_ffff | 5 << 32]);
+        let last = 0x0102_0304_0506_0708 & 0xffff_ffff | 5 << 32;
+        assert_eq!(pages.load_line(4032, last, Relaxed), Ok([0, 0, 0, 0, 0, 0, 0, last]));
+        assert_eq!(pages.load_line(4032, 1, Relaxed), Err(last));
     }
 
     #[test]
@@ -103,7 +105,7 @@ mod tests {
             assert!(panics(|| pages.load_u32(offset, Relaxed)), "{offset}");
         }
         for offset in [4040, 4, usize::MAX] {
-            assert!(panics(|| pages.load_line(offset, Relaxed)), "{offset}");
+            assert!(panics(|| pages.load_line(offset, 0, Relaxed)), "{offset}");
         }
         assert!(panics(|| pages.read(4090, &mut [0; 7])) && panics(|| pages.write(usize::MAX, &[0; 2])));
         assert!(panics(|| pages.ptr(4097, 0)) && panics(|| pages.ptr(1, usize::MAX)));

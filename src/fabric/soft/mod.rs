@@ -208,7 +208,7 @@ impl CompletionQueue {
     }
 
     /// The queue pair of that id.
-    #[inline]
+    #[inline(always)]
     pub fn qp(&mut self, id: QpId) -> &mut QueuePair {
         match self.qps.get_mut(id.0 as usize) {
             Some(Some(qp)) => qp,
@@ -224,13 +224,22 @@ impl CompletionQueue {
     }
 
     /// Steps every queue pair and takes completions.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
+        if self.armed {
+            return self.poll_armed(out);
+        }
+        self.turn(out).0
+    }
+
+    /// [`CompletionQueue::poll`] of a caller who is about to sleep.
+    #[inline(never)]
+    fn poll_armed(&mut self, out: &mut [Completion]) -> usize {
         for _ in 0..ARMED_TURNS {
             let (n, moved) = self.turn(out);
-            // A caller that is about to sleep takes 0 for "nothing to be done here", not for "nothing done yet".
-            if n > 0 || !moved || !self.armed || out.is_empty() {
-                self.armed &= n == 0;
+            // The caller takes 0 for "nothing to be done here", not for "nothing done yet".
+            if n > 0 || !moved || out.is_empty() {
+                self.armed = n == 0;
                 return n;
             }
         }
@@ -240,23 +249,24 @@ impl CompletionQueue {
     }
 
     /// Steps every queue pair once: completions taken, and whether anything moved.
-    #[inline]
+    #[inline(always)]
     fn turn(&mut self, out: &mut [Completion]) -> (usize, bool) {
         let count = self.qps.len();
         let (mut n, mut moved) = (0, false);
-        for i in 0..count {
-            let at = if self.next + i < count { self.next + i } else { self.next + i - count };
+        let mut at = self.next;
+        self.next = if self.next + 1 < count { self.next + 1 } else { 0 };
+        for _ in 0..count {
             if let Some(Some(qp)) = self.qps.get_mut(at) {
                 moved |= qp.progress(self.armed);
                 if qp.settled() {
-                    n += qp.core.harvest(&mut out[n..]);
+                    n += qp.core.harvest(out.get_mut(n..).unwrap_or_default());
                 }
             }
             if n == out.len() {
                 break;
             }
+            at = if at + 1 < count { at + 1 } else { 0 };
         }
-        self.next = if self.next + 1 < count { self.next + 1 } else { 0 };
         (n, moved)
     }
 

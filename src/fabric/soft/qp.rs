@@ -145,7 +145,7 @@ impl QueuePair {
     }
 
     /// Posts requests, and sends what can go at once.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         self.core.post_send(requests)?;
         let sent = match &mut self.link {
@@ -160,7 +160,7 @@ impl QueuePair {
     }
 
     /// Posts a receive request.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
         self.core.post_recv(request)
     }
@@ -171,19 +171,27 @@ impl QueuePair {
     }
 
     /// Moves what can be moved; true if anything was. `armed`: the caller sleeps if nothing was.
-    #[inline]
+    #[inline(always)]
     pub fn progress(&mut self, armed: bool) -> bool {
         let moved = match &mut self.link {
             Link::Shm(wire) => wire.progress(&mut self.core),
             Link::Tcp(wire) => wire.progress(&mut self.core),
-            Link::Own => loopback::progress(&mut self.core),
-            Link::Unconnected | Link::Down => Ok(false),
-            Link::Meeting(_) => self.meet(armed),
+            _ => self.progress_without(armed),
         };
         moved.unwrap_or_else(|fault| {
             self.fail(fault);
             true
         })
+    }
+
+    /// Without a wire.
+    #[inline(never)]
+    fn progress_without(&mut self, armed: bool) -> std::result::Result<bool, Fault> {
+        match &self.link {
+            Link::Own => loopback::progress(&mut self.core),
+            Link::Meeting(_) => self.meet(armed),
+            _ => Ok(false),
+        }
     }
 
     /// Whether completions may be given out: every acknowledgement owed is out of our hands.
@@ -196,6 +204,7 @@ impl QueuePair {
     }
 
     #[cold]
+    #[inline(never)]
     fn meet(&mut self, armed: bool) -> std::result::Result<bool, Fault> {
         let Link::Meeting(meeting) = &mut self.link else { return Ok(false) };
         // A meeting costs system calls at every step; a peer that takes long is not met sooner by asking every time.

@@ -144,9 +144,13 @@ impl RecvQueue {
     }
 }
 
-/// The end of a queue pair: what the request that met it reports, and why, for a log.
-#[derive(Debug)]
-pub struct Fault {
+/// The end of a queue pair. In a box, as what may end in one is on every path, and hardly ever does.
+#[derive(Debug, Clone)]
+pub struct Fault(Box<Cause>);
+
+/// What the request that met a [`Fault`] reports, and why, for a log.
+#[derive(Debug, Clone)]
+pub struct Cause {
     /// Status of the request named by `at`; every other outstanding request is flushed.
     pub status: WcStatus,
     /// Which request it is.
@@ -168,13 +172,21 @@ impl Fault {
     /// A fault of the oldest outstanding request.
     #[cold]
     pub fn oldest(status: WcStatus, why: impl Into<String>) -> Self {
-        Fault { status, at: FaultAt::Oldest, why: why.into() }
+        Fault(Box::new(Cause { status, at: FaultAt::Oldest, why: why.into() }))
     }
 
     /// A fault of the request being sent.
     #[cold]
     pub fn sending(status: WcStatus, why: impl Into<String>) -> Self {
-        Fault { status, at: FaultAt::Sending, why: why.into() }
+        Fault(Box::new(Cause { status, at: FaultAt::Sending, why: why.into() }))
+    }
+}
+
+impl std::ops::Deref for Fault {
+    type Target = Cause;
+
+    fn deref(&self) -> &Cause {
+        &self.0
     }
 }
 
@@ -239,12 +251,13 @@ impl Core {
             return;
         }
         self.state = QpState::Error;
-        let at = match fault.at {
+        let Cause { status, at, why } = *fault.0;
+        let at = match at {
             FaultAt::Oldest => self.sq.acked,
             FaultAt::Sending => self.sq.sent,
         };
         self.stats.add(RailCounter::Errors, 1);
-        self.fault = Some((at, fault.status, fault.why));
+        self.fault = Some((at, status, why));
     }
 
     /// Why the queue pair is in ERROR.
@@ -253,7 +266,7 @@ impl Core {
     }
 
     /// Takes all of `requests`, or none.
-    #[inline]
+    #[inline(always)]
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         if self.state == QpState::Init {
             return Err(PostError::State(self.state));
@@ -302,7 +315,7 @@ impl Core {
     }
 
     /// Takes one receive request.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv(&mut self, request: &RecvRequest) -> Result<(), PostError> {
         if self.rq.posted - self.rq.reported >= self.rq.depth {
             return Err(PostError::Full);
@@ -323,13 +336,17 @@ impl Core {
     #[inline]
     pub fn acknowledge(&mut self, upto: u64) -> Result<(), Fault> {
         if upto < self.sq.acked || upto > self.sq.sent {
-            return Err(Fault::oldest(
-                WcStatus::GeneralErr,
-                format!("peer acknowledged request {upto}, outside {}..={}", self.sq.acked, self.sq.sent),
-            ));
+            return Err(self.bad_acknowledgement(upto));
         }
         self.sq.acked = upto;
         Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bad_acknowledgement(&self, upto: u64) -> Fault {
+        let (acked, sent) = (self.sq.acked, self.sq.sent);
+        Fault::oldest(WcStatus::GeneralErr, format!("peer acknowledged request {upto}, outside {acked}..={sent}"))
     }
 
     /// Whether a SEND or WRITE_WITH_IMM would find a receive request.
@@ -411,7 +428,7 @@ impl Core {
     }
 
     /// Moves completions to `out`; returns how many. In ERROR everything outstanding comes out, sends first.
-    #[inline]
+    #[inline(always)]
     pub fn harvest(&mut self, out: &mut [Completion]) -> usize {
         let mut n = 0;
         while n < out.len() && self.sq.reported != self.sq.acked {
@@ -450,6 +467,7 @@ impl Core {
     }
 
     #[cold]
+    #[inline(never)]
     fn flush(&mut self, out: &mut [Completion]) -> usize {
         let mut n = 0;
         while n < out.len() && self.sq.reported != self.sq.posted {

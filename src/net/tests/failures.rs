@@ -221,13 +221,11 @@ fn nonsense_in_immediates_and_records_fails_the_receiver() {
             SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: false };
         if let Some(record) = record {
             let bytes: [u8; RECORD_SIZE] = record.encode();
-            rails
-                .post_send(0, &mut [SendRequest { payload: Payload::Inline(&bytes), ..nothing }], WrKind::Data, RequestId(0), true)
-                .unwrap();
+            rails.post_send(0, [SendRequest { payload: Payload::Inline(&bytes), ..nothing }], WrKind::Data, RequestId(0), true).unwrap();
         }
         for (slot, imm) in imms {
             let message = SendRequest { opcode: Opcode::WriteWithImm, imm: imm.encode(*slot), ..nothing };
-            rails.post_send(0, &mut [message], WrKind::Data, RequestId(0), true).unwrap();
+            rails.post_send(0, [message], WrKind::Data, RequestId(0), true).unwrap();
         }
         let Pair { mut send, mut recv, .. } = pair;
         let error = within(expect, || {

@@ -139,7 +139,7 @@ impl Pair {
             self.send.test(id).unwrap()
         });
         assert_eq!(sizes.n, 1);
-        sizes.bytes[0]
+        sizes.bytes[0] as usize
     }
 
     fn received(&mut self, id: RequestId) -> Vec<usize> {
@@ -147,6 +147,6 @@ impl Pair {
             self.send.poll_for_test();
             self.recv.test(id).unwrap()
         });
-        sizes.bytes[..sizes.n].to_vec()
+        sizes.bytes[..sizes.n].iter().map(|bytes| *bytes as usize).collect()
     }
 }

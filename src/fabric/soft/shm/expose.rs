@@ -59,7 +59,15 @@ impl Exposed {
     }
 
     /// Requests `from..upto` are over.
+    #[inline(always)]
     pub fn remove(&self, from: u64, upto: u64) {
+        if self.count.load(Ordering::Relaxed) != 0 {
+            self.remove_some(from, upto);
+        }
+    }
+
+    #[inline(never)]
+    fn remove_some(&self, from: u64, upto: u64) {
         let mut count = self.count.load(Ordering::Relaxed);
         let mut request = from;
         while request != upto && count != 0 {

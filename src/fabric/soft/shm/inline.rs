@@ -3,66 +3,69 @@
 
 use super::layout::{DESC_INLINE, PAYLOAD_WORDS};
 
-/// `len` bytes as words, the rest of them zero.
+/// Of a payload of `len` bytes the words that are not zero, and which they are: a bit each. None if they are too many for a descriptor.
 ///
 /// # Safety
 /// `from` must be valid for `len` bytes, at most [`DESC_INLINE`].
-#[inline]
-pub unsafe fn gather(from: *const u8, len: usize) -> [u64; DESC_INLINE / 8] {
-    let mut words = [0u64; DESC_INLINE / 8];
+#[inline(always)]
+pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
     if len == 8 {
         // SAFETY: the first word is all there is.
-        words[0] = unsafe { from.cast::<u64>().read_unaligned() };
-        return words;
+        let word = unsafe { from.cast::<u64>().read_unaligned() };
+        return Some((u8::from(word != 0), [word, 0, 0, 0, 0]));
     }
-    let whole = len / 8;
-    for (i, word) in words.iter_mut().enumerate() {
-        if i < whole {
-            // SAFETY: word `i` ends within `len`.
-            *word = unsafe { from.add(8 * i).cast::<u64>().read_unaligned() };
-        }
+    // SAFETY: the requirement is the caller's own.
+    unsafe {
+        if len == DESC_INLINE { pack_words(from, DESC_INLINE / 8, 0) } else { pack_words(from, (len / 8).min(DESC_INLINE / 8), len % 8) }
     }
-    if let (Some(word), 1..) = (words.get_mut(whole), len % 8) {
-        // SAFETY: the bytes behind the whole words are fewer than a word, and within `len`.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(8 * whole), std::ptr::from_mut(word).cast::<u8>(), len % 8) };
-    }
-    words
 }
 
-/// Of a payload of `len` bytes the words that are not zero, and which they are: a bit each. None if they are too many for a descriptor.
-#[inline]
-pub fn compact(words: &[u64; DESC_INLINE / 8], len: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
-    if len <= 8 {
-        return Some((u8::from(words[0] != 0), [words[0], 0, 0, 0, 0]));
-    }
+/// Of `whole` words and `rest` bytes behind them.
+///
+/// # Safety
+/// `from` must be valid for so many bytes, at most [`DESC_INLINE`].
+#[inline(always)]
+unsafe fn pack_words(from: *const u8, whole: usize, rest: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
     let mut packed = [0; DESC_INLINE / 8];
     let (mut mask, mut n) = (0, 0usize);
-    for (i, &word) in words.iter().enumerate() {
-        // Without branches: what stands behind the last one that counts is overwritten, or zero.
+    // Without branches: what stands behind the last one that counts is overwritten, or zero.
+    let mut put = |i: usize, word: u64| {
         packed[n & 7] = word;
         let some = word != 0;
         mask |= u8::from(some) << i;
         n += usize::from(some);
+    };
+    for i in 0..whole {
+        // SAFETY: word `i` is one of the whole ones.
+        put(i, unsafe { from.add(8 * i).cast::<u64>().read_unaligned() });
+    }
+    if rest > 0 {
+        let mut word = 0u64;
+        // SAFETY: the bytes behind the whole words are fewer than a word, and the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(8 * whole), std::ptr::from_mut(&mut word).cast::<u8>(), rest) };
+        put(whole, word);
     }
     let (payload, _) = packed.split_first_chunk()?;
     (n <= PAYLOAD_WORDS).then_some((mask, *payload))
 }
 
-/// The words of a payload of `len` bytes, from what [`compact`] made of them, or a peer says it did.
-#[inline]
-pub fn expand(mask: u8, payload: &[u64; PAYLOAD_WORDS], len: usize) -> [u64; DESC_INLINE / 8] {
+/// The words of a payload of `len` bytes, from what [`pack`] made of them, or a peer says it did.
+#[inline(always)]
+pub fn unpack(mask: u8, payload: &[u64; PAYLOAD_WORDS], len: usize) -> [u64; DESC_INLINE / 8] {
+    let mut words = [0; DESC_INLINE / 8];
     if len <= 8 {
-        return [payload[0], 0, 0, 0, 0, 0, 0, 0];
+        words[0] = payload[0];
+        return words;
     }
-    let mut packed = [0; DESC_INLINE / 8];
-    packed[..PAYLOAD_WORDS].copy_from_slice(payload);
-    let mut n = 0usize;
-    std::array::from_fn(|i| {
-        let some = mask >> i & 1;
-        let word = packed[n & 7];
-        n += usize::from(some);
-        if some == 1 { word } else { 0 }
-    })
+    let mut left = mask;
+    for word in payload {
+        if left == 0 {
+            break;
+        }
+        words[left.trailing_zeros() as usize & 7] = *word;
+        left &= left - 1;
+    }
+    words
 }
 
 #[cfg(test)]
@@ -75,12 +78,13 @@ mod tests {
             for zeros in 0..=255u8 {
                 let bytes: Vec<u8> = (0..len).map(|i| if zeros >> (i / 8) & 1 == 0 { i as u8 + 1 } else { 0 }).collect();
                 // SAFETY: a vector is valid for its length.
-                let words = unsafe { gather(bytes.as_ptr(), len) };
-                let all: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-                assert!(all[..len] == bytes && all[len..].iter().all(|b| *b == 0));
-                match compact(&words, len) {
-                    Some((mask, payload)) => assert_eq!(expand(mask, &payload, len), words, "{len} bytes, {zeros:#b}"),
-                    None => assert!(words.iter().filter(|word| **word != 0).count() > PAYLOAD_WORDS),
+                match unsafe { pack(bytes.as_ptr(), len) } {
+                    Some((mask, payload)) => {
+                        let words = unpack(mask, &payload, len);
+                        let all: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                        assert!(all[..len] == bytes && all[len..].iter().all(|b| *b == 0), "{len} bytes, {zeros:#b}");
+                    }
+                    None => assert!(bytes.chunks(8).filter(|word| word.iter().any(|b| *b != 0)).count() > PAYLOAD_WORDS),
                 }
             }
         }

@@ -154,16 +154,21 @@ pub struct Head {
 }
 
 impl Head {
-    /// The word, for descriptor `number`.
-    #[inline]
-    pub fn encode(self, number: u64) -> u64 {
+    /// The word, but for the descriptor's number.
+    #[inline(always)]
+    pub fn bits(self) -> u64 {
         u64::from(self.op & 3)
             | u64::from(self.place & 3) << 2
             | u64::from(self.flags & 15) << 4
             | u64::from(self.inline) << 8
             | u64::from(self.words) << 16
             | u64::from(self.accepted) << 24
-            | Head::tag(number)
+    }
+
+    /// The word of descriptor `number`.
+    #[inline(always)]
+    pub fn word(bits: u64, number: u64) -> u64 {
+        bits | Head::tag(number)
     }
 
     /// What `word` says; none if it is not of descriptor `number`.
@@ -294,7 +299,7 @@ mod tests {
     fn a_head_tells_all_its_parts_and_only_of_its_own_descriptor() {
         let head = Head { op: 3, place: 2, flags: 3, inline: 64, words: 0xa5, accepted: 0xfedc };
         for number in [0, 1, 1023, (1 << 24) - 2, (1 << 24) - 1, 1 << 24, u64::MAX >> 1] {
-            let word = head.encode(number);
+            let word = Head::word(head.bits(), number);
             assert_eq!(Head::decode(word, number), Some(head), "{number}");
             // What stood in its place a lap ago, or an hour.
             assert!(!Head::is(word, number + DESCS) && !Head::is(word, number + (1 << 23)));

@@ -329,18 +329,21 @@ impl ShmWire {
     }
 
     /// Moves what can be moved, both ways; true if anything was.
-    #[inline]
+    #[inline(never)]
     pub fn progress(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
         if self.armed {
             self.listen(core)?;
         }
         // What the peer publishes tells most of what it has accepted, without a look at the line that it writes for that.
-        let mut moved = self.rx.pending(&self.segment) && self.receive(core)?;
+        let mut moved = self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?;
+        if self.rx.lacks_memory {
+            moved |= self.receive_mapped(core)?;
+        }
         if self.tx.awaits(core) {
             moved |= self.tx.take_acceptance(core, &self.segment)?;
         }
         if core.sq.pending() {
-            moved |= self.tx.transmit(core, &self.segment, &self.control)?;
+            moved |= self.transmit(core)?;
         }
         if self.tx.may_share() {
             moved |= self.tx.share(core, &self.segment);
@@ -359,7 +362,7 @@ impl ShmWire {
     }
 
     /// Sends what was just posted.
-    #[inline]
+    #[inline(never)]
     pub fn kick(&mut self, core: &mut Core) -> std::result::Result<(), Fault> {
         if self.tx.transmit(core, &self.segment, &self.control)? {
             self.wake_peer();
@@ -367,16 +370,26 @@ impl ShmWire {
         Ok(())
     }
 
-    fn receive(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
-        // Memory that a descriptor names was passed before the descriptor was published.
-        if self.control.passes_descriptors() && self.rx.wants_memory(&self.segment, &self.maps) {
+    /// Goes on where [`Rx::receive`] stopped for want of memory, which the peer has passed unless it never will.
+    #[inline(never)]
+    fn receive_mapped(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
+        if self.control.passes_descriptors() {
             self.listen(core)?;
         }
-        self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)
+        let moved = self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?;
+        self.rx.lacks_memory = false;
+        Ok(moved)
+    }
+
+    /// Sends what could not go when it was posted.
+    #[inline(never)]
+    fn transmit(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
+        self.tx.transmit(core, &self.segment, &self.control)
     }
 
     /// Takes what the control socket holds.
     #[cold]
+    #[inline(never)]
     fn listen(&mut self, core: &Core) -> std::result::Result<(), Fault> {
         while self.ended.is_none() {
             core.stats.add(RailCounter::Syscalls, 1);
@@ -400,6 +413,7 @@ impl ShmWire {
 
     /// Once the peer is gone and everything that it left was handled, the queue pair ends.
     #[cold]
+    #[inline(never)]
     fn look_for_the_end(&mut self, core: &mut Core) -> std::result::Result<(), Fault> {
         self.listen(core)?;
         if self.ended.is_none() && !self.segment.peer_closed() {
@@ -408,7 +422,8 @@ impl ShmWire {
         // What the peer did before it went is in the segment by now.
         fence(Ordering::SeqCst);
         if self.tx.take_acceptance(core, &self.segment)?
-            || (self.rx.pending(&self.segment) && self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?)
+            || self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?
+            || (self.rx.lacks_memory && self.receive_mapped(core)?)
         {
             return Ok(());
         }

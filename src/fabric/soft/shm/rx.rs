@@ -10,7 +10,7 @@ use super::super::mr::Pin;
 use super::super::publish::{publish, publish_words};
 use super::super::queue::{Core, Fault};
 use super::grant::Offers;
-use super::inline::expand;
+use super::inline::unpack;
 use super::layout::{DESC_INLINE, DESCS, GRANTS, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
 use super::tx::{Tx, round};
 use super::{Maps, Segment, stream};
@@ -42,6 +42,8 @@ pub struct Rx {
     write_at: u32,
     /// Whether the rest of the descriptor at the head comes through the fill stream.
     filling: bool,
+    /// Whether the descriptor at the head waits for memory to be mapped.
+    pub lacks_memory: bool,
     /// Copies that the requester shares, and the descriptors that they are of.
     offers: Offers,
     offered: [Request; GRANTS],
@@ -106,6 +108,7 @@ impl Rx {
             send_at: 0,
             write_at: 0,
             filling: false,
+            lacks_memory: false,
             offers: Offers::new(segment.shm.clone(), lane, segment.peer_pid),
             offered: [Request::default(); GRANTS],
             read: [0; GRANTS],
@@ -120,31 +123,31 @@ impl Rx {
         self.offers.refuse().then_some(self.offers)
     }
 
-    /// Handles what the peer has published, and tells `tx` what it says of our requests; true if anything moved.
-    #[inline]
+    /// Handles what the peer has published, and tells `tx` what it says of our requests; true if anything moved. Stops before a
+    /// descriptor that names memory which `maps` lacks, and sets `lacks_memory`. If that is set, the one at the head is handled in any case.
+    #[inline(always)]
     pub fn receive(&mut self, core: &mut Core, tx: &mut Tx, segment: &Segment, maps: &mut Maps) -> Result<bool, Fault> {
         let mut moved = false;
         let mut copied = 0;
-        for turn in 0..DESC_BUDGET {
+        for _ in 0..DESC_BUDGET {
             let Some(request) = self.look(segment, self.head) else {
                 tx.heard_out(core);
                 break;
             };
             tx.hear(core, request.accepted)?;
-            if request.place == place::MAPPED && turn > 0 && maps.find(request.payload[1], 0, 0).is_none() {
-                // The memory came with a record that is looked for before the next turn.
-                break;
+            if request.place == place::MAPPED {
+                // Memory is passed before a descriptor that names it is published: the caller looks for it, once.
+                self.lacks_memory = !self.lacks_memory && maps.find(request.payload[1], 0, 0).is_none();
+                if self.lacks_memory {
+                    break;
+                }
             }
             let before = self.at;
-            let outcome = match request.op {
-                op::WRITE if request.place == place::PRIVATE && self.shares(&request) => self.share(&request, core, segment),
-                op::WRITE => self.write(&request, core, segment, maps),
-                op::SEND => self.send(&request, core, segment, maps),
-                op::READ => self.read(&request, core, segment),
-                other => {
-                    Err(self.refuse(segment, WcStatus::RemInvReqErr, format!("the peer published a descriptor of unknown kind {other}")))
-                }
-            }?;
+            let outcome = if request.op == op::WRITE && request.place == place::INLINE {
+                self.write(&request, core, segment, maps)?
+            } else {
+                self.handle(request, core, segment, maps)?
+            };
             match outcome {
                 Outcome::Done => {
                     copied += (request.len as usize).saturating_sub(before);
@@ -164,8 +167,20 @@ impl Rx {
         Ok(moved)
     }
 
+    /// Does what can be done for the descriptor at the head.
+    #[inline(never)]
+    fn handle(&mut self, request: Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
+        match request.op {
+            op::WRITE if request.place == place::PRIVATE && self.shares(&request) => self.share(&request, core, segment),
+            op::WRITE => self.write(&request, core, segment, maps),
+            op::SEND => self.send(&request, core, segment, maps),
+            op::READ => self.read(&request, core, segment),
+            other => Err(self.refuse(segment, WcStatus::RemInvReqErr, format!("the peer published a descriptor of unknown kind {other}"))),
+        }
+    }
+
     /// Copies descriptor `number` out of the segment, if it was published.
-    #[inline]
+    #[inline(always)]
     fn look(&self, segment: &Segment, number: u64) -> Option<Request> {
         let [addr, key, payload @ .., head] = &segment.desc(self.lane, number).words;
         // Pairs with the Release in `Tx::publish`.
@@ -187,7 +202,7 @@ impl Rx {
     }
 
     /// Accepts the descriptor at the head.
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, request: &Request, segment: &Segment) {
         let lane = segment.lane(self.lane);
         self.head += 1;
@@ -206,7 +221,7 @@ impl Rx {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
         if request.completes() && !core.recv_available() {
             return self.not_ready(core, segment);
@@ -216,13 +231,7 @@ impl Rx {
             let addr = request.addr.wrapping_add(self.at as u64);
             let pin = match core.pin_remote(request.rkey, addr, left, Access::REMOTE_WRITE) {
                 Ok(pin) => pin,
-                Err(status) => {
-                    return Err(self.refuse(
-                        segment,
-                        status,
-                        format!("the peer may not write {left} bytes at {addr:#x} with key {:#x}", request.rkey),
-                    ));
-                }
+                Err(status) => return Err(self.refuse_write(segment, status, left, addr, request.rkey)),
             };
             match self.fetch(request, segment, maps, &pin)? {
                 Outcome::Done => {}
@@ -231,6 +240,12 @@ impl Rx {
         }
         self.written(request, core);
         Ok(Outcome::Done)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refuse_write(&self, segment: &Segment, status: WcStatus, len: usize, addr: u64, rkey: u32) -> Fault {
+        self.refuse(segment, status, format!("the peer may not write {len} bytes at {addr:#x} with key {rkey:#x}"))
     }
 
     /// A WRITE's bytes are in place.
@@ -313,16 +328,25 @@ impl Rx {
     }
 
     /// Moves the bytes of the descriptor that are still missing to the beginning of `to`, which is at least as long.
-    #[inline]
+    #[inline(always)]
     fn fetch(&mut self, request: &Request, segment: &Segment, maps: &mut Maps, to: &Pin) -> Result<Outcome, Fault> {
-        let left = (request.len as usize).saturating_sub(self.at).min(to.len());
+        // Of a bounced piece it covers more: the rest of the request.
+        let left = if request.place == place::INLINE { to.len() } else { (request.len as usize).saturating_sub(self.at).min(to.len()) };
+        if request.place == place::INLINE && left <= DESC_INLINE {
+            let words = unpack(request.words, &request.payload, left);
+            // SAFETY: the pin covers at least `left` bytes, which the words hold.
+            unsafe { publish_words(to.as_ptr(), &words, left) };
+            self.stats.add(RailCounter::RxInline, left as u64);
+            return Ok(Outcome::Done);
+        }
+        self.fetch_bulk(*request, segment, maps, to, left)
+    }
+
+    /// What is not in the descriptor.
+    #[inline(never)]
+    fn fetch_bulk(&mut self, request: Request, segment: &Segment, maps: &mut Maps, to: &Pin, left: usize) -> Result<Outcome, Fault> {
+        let request = &request;
         match request.place {
-            place::INLINE if left <= DESC_INLINE => {
-                let words = expand(request.words, &request.payload, left);
-                // SAFETY: the pin covers at least `left` bytes, which the words hold.
-                unsafe { publish_words(to.as_ptr(), &words, left) };
-                self.stats.add(RailCounter::RxInline, left as u64);
-            }
             place::BOUNCE if left as u64 <= self.geometry.bounce - (request.payload[0] & (self.geometry.bounce - 1)) => {
                 let from = segment.ring(self.lane, request.payload[0], left);
                 if left <= ORDERED_MAX {
@@ -438,6 +462,7 @@ impl Rx {
     }
 
     #[cold]
+    #[inline(never)]
     fn not_ready(&mut self, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
         match core.receiver_not_ready() {
             Ok(()) => Ok(Outcome::Waits),
@@ -451,22 +476,6 @@ impl Rx {
         // Pairs with the Acquire in `Tx::take_acceptance`.
         segment.lane(self.lane).nak.store(super::status_code(status), Ordering::Release);
         Fault::oldest(WcStatus::WrFlushErr, why)
-    }
-
-    /// Whether the descriptor at the head names memory that is not mapped yet.
-    #[inline]
-    pub fn wants_memory(&self, segment: &Segment, maps: &Maps) -> bool {
-        let [_, _, _, id, .., head] = &segment.desc(self.lane, self.head).words;
-        Head::decode(head.load(Ordering::Relaxed), self.head).is_some_and(|head| head.place == place::MAPPED)
-            && maps.find(id.load(Ordering::Relaxed), 0, 0).is_none()
-    }
-
-    /// Whether a descriptor waits at the head.
-    #[inline]
-    pub fn pending(&self, segment: &Segment) -> bool {
-        let [.., head] = &segment.desc(self.lane, self.head).words;
-        // Pairs with the Release in `Tx::publish`.
-        Head::is(head.load(Ordering::Acquire), self.head)
     }
 }
 

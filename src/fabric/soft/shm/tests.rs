@@ -75,7 +75,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
                 if whence == 0 { rng.next() } else { len },
                 rng.next(),
                 rng.next(),
-                if rng.below(16) == 0 { rng.next() } else { tell.encode(head) },
+                if rng.below(16) == 0 { rng.next() } else { Head::word(tell.bits(), head) },
             ];
             for (to, from) in desc.words.iter().zip(words) {
                 to.store(from, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use super::super::queue::{Core, Fault, Wqe};
 use super::control::ControlSocket;
 use super::expose::Exposed;
 use super::grant::{self, Taken};
-use super::inline::{compact, gather};
+use super::inline::pack;
 use super::layout::{DESC_INLINE, DESCS, Desc, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
 use super::route::{Route, Way};
 use super::{Segment, stream};
@@ -112,7 +112,7 @@ impl Tx {
     }
 
     /// Publishes what fits; true if anything was.
-    #[inline]
+    #[inline(always)]
     pub fn transmit(&mut self, core: &mut Core, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
         let mut moved = false;
         let mut budget = COPY_BUDGET;
@@ -124,28 +124,33 @@ impl Tx {
                     break;
                 }
             }
-            let request = core.sq.sent;
-            let wqe = *core.sq.get(request);
-            let published = if wqe.opcode == Opcode::Read {
-                self.publish_read(core, &wqe, request, segment)
-            } else if wqe.len as usize <= DESC_INLINE && self.publish_inline(core, &wqe, request, segment)? {
-                true
-            } else if wqe.inline || wqe.len <= BOUNCE_MAX {
-                self.publish_bounce(core, &wqe, request, segment)?
-            } else if self.at == 0 && self.peer_reads(&wqe, core, segment, control)? {
-                self.publish_in_place(core, &wqe, request, segment)?
-            } else if budget == 0 {
-                break;
-            } else {
-                budget = budget.saturating_sub(u64::from(BOUNCE_CHUNK));
-                self.publish_bounce(core, &wqe, request, segment)?
-            };
-            if !published {
+            if !self.publish_inline(core, segment)? && !self.publish_apart(core, segment, control, &mut budget)? {
                 break;
             }
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Publishes what of the next request fits; false if nothing does.
+    #[inline(never)]
+    fn publish_apart(&mut self, core: &mut Core, segment: &Segment, control: &ControlSocket, budget: &mut u64) -> Result<bool, Fault> {
+        let request = core.sq.sent;
+        let wqe = *core.sq.get(request);
+        if wqe.opcode == Opcode::Read {
+            return Ok(self.publish_read(core, &wqe, request, segment));
+        }
+        if wqe.inline || wqe.len <= BOUNCE_MAX {
+            return self.publish_bounce(core, &wqe, request, segment);
+        }
+        if self.at == 0 && self.peer_reads(&wqe, core, segment, control)? {
+            return self.publish_in_place(core, &wqe, request, segment);
+        }
+        if *budget == 0 {
+            return Ok(false);
+        }
+        *budget = budget.saturating_sub(u64::from(BOUNCE_CHUNK));
+        self.publish_bounce(core, &wqe, request, segment)
     }
 
     /// Whether something is outstanding, so that the responder's line has to be looked at.
@@ -155,7 +160,7 @@ impl Tx {
     }
 
     /// Takes over what a descriptor of the responder said on its way: the low bits of how many requests it has accepted.
-    #[inline]
+    #[inline(always)]
     pub fn hear(&mut self, core: &mut Core, accepted: u16) -> Result<(), Fault> {
         let more = accepted.wrapping_sub(core.sq.acked as u16);
         // READs need a look at their bytes. An older descriptor may tell less than the line did; one that has waited for very long, as
@@ -176,17 +181,18 @@ impl Tx {
     }
 
     /// Takes over what the responder has accepted, refused, answered or asked for.
-    #[inline]
+    #[inline(always)]
     pub fn take_acceptance(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
         let lane = segment.lane(self.lane);
         // Pairs with the Release in `Rx`: what was written for the accepted requests, responses included, is visible.
         let accepted = lane.accepted.load(Ordering::Acquire);
         let mut moved = false;
+        let mut upto = accepted;
         if !self.reads.is_empty() {
             moved |= self.take_response(core, segment)?;
+            // A READ is complete only when its bytes are here.
+            upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
         }
-        // A READ is complete only when its bytes are here.
-        let upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
         if upto != core.sq.acked {
             let from = core.sq.acked;
             core.acknowledge(upto)?;
@@ -201,12 +207,7 @@ impl Tx {
         }
         let nak = lane.nak.load(Ordering::Acquire);
         if nak != 0 {
-            // What was accepted before the refusal stays accepted.
-            let accepted = lane.accepted.load(Ordering::Acquire);
-            let upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
-            core.acknowledge(upto)?;
-            let status = super::status_from(nak);
-            return Err(Fault::oldest(status, format!("the peer refused a request: {status}")));
+            return Err(self.refused(core, lane, nak));
         }
         if lane.revoked.load(Ordering::Relaxed) != 0 {
             return Err(Fault::oldest(WcStatus::LocProtErr, "memory was deregistered while the peer was reading it"));
@@ -214,30 +215,49 @@ impl Tx {
         Ok(moved)
     }
 
+    /// The responder has refused a request. What it had accepted before stays accepted.
+    #[cold]
+    #[inline(never)]
+    fn refused(&self, core: &mut Core, lane: &Lane, nak: u64) -> Fault {
+        let accepted = lane.accepted.load(Ordering::Acquire);
+        let upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
+        if let Err(nonsense) = core.acknowledge(upto) {
+            return nonsense;
+        }
+        let status = super::status_from(nak);
+        Fault::oldest(status, format!("the peer refused a request: {status}"))
+    }
+
     /// Requests `from..upto` were accepted.
-    #[inline]
+    #[inline(always)]
     fn over(&mut self, from: u64, upto: u64) {
         self.exposed.remove(from, upto);
         self.route.accepted(upto);
     }
 
-    /// False if the payload has too many words for a descriptor.
-    #[inline]
-    fn publish_inline(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
-        let mut words = [0; DESC_INLINE / 8];
-        if wqe.inline {
+    /// Publishes the next request with its bytes in the descriptor; false if they are too many, or not this side's.
+    #[inline(always)]
+    fn publish_inline(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+        let request = core.sq.sent;
+        let wqe = core.sq.get(request);
+        if wqe.len as usize > DESC_INLINE || wqe.opcode == Opcode::Read {
+            return Ok(false);
+        }
+        let packed = if wqe.inline {
             let from = core.sq.inline_bytes(request);
             // SAFETY: the slice is valid for its length, at most DESC_INLINE.
-            words = unsafe { gather(from.as_ptr(), from.len()) };
+            unsafe { pack(from.as_ptr(), from.len()) }
         } else if wqe.len > 0 {
             let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
-            // SAFETY: the pin vouches for `len` bytes, at most DESC_INLINE by the caller's test.
-            words = unsafe { gather(pin.as_ptr(), pin.len()) };
-        }
-        let Some((mask, payload)) = compact(&words, wqe.len as usize) else { return Ok(false) };
+            // SAFETY: the pin vouches for `len` bytes, at most DESC_INLINE.
+            unsafe { pack(pin.as_ptr(), pin.len()) }
+        } else {
+            Some((0, [0; PAYLOAD_WORDS]))
+        };
+        let Some((mask, payload)) = packed else { return Ok(false) };
         core.stats.add(RailCounter::TxInline, u64::from(wqe.len));
-        let head = Head { place: place::INLINE, inline: wqe.len as u8, words: mask, ..Head::default() };
-        self.publish(segment, wqe, request, head, 0, wqe.len, payload);
+        let head = Head { inline: wqe.len as u8, words: mask, ..Head::default() };
+        self.publish(segment, wqe, request, place::INLINE, head.bits(), 0, wqe.len, payload);
         core.sq.sent += 1;
         Ok(true)
     }
@@ -259,15 +279,7 @@ impl Tx {
         }
         self.bounce_tail = position + round(u64::from(len));
         core.stats.add(RailCounter::TxBounce, u64::from(len));
-        self.publish(
-            segment,
-            wqe,
-            request,
-            at(place::BOUNCE),
-            self.at,
-            len,
-            [position, u64::from(wqe.len - self.at), u64::from(len), 0, 0],
-        );
+        self.publish(segment, wqe, request, place::BOUNCE, 0, self.at, len, [position, u64::from(wqe.len - self.at), u64::from(len), 0, 0]);
         self.at += len;
         if self.at == wqe.len {
             self.at = 0;
@@ -315,11 +327,11 @@ impl Tx {
         match pin.allocation() {
             Some((id, offset)) if self.passed.contains(&id) => {
                 core.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
-                self.publish(segment, wqe, request, at(place::MAPPED), 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
+                self.publish(segment, wqe, request, place::MAPPED, 0, 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
             }
             _ => {
                 core.stats.add(RailCounter::TxCma, u64::from(wqe.len));
-                self.publish(segment, wqe, request, at(place::PRIVATE), 0, wqe.len, [wqe.addr, 0, u64::from(wqe.len), 0, 0]);
+                self.publish(segment, wqe, request, place::PRIVATE, 0, 0, wqe.len, [wqe.addr, 0, u64::from(wqe.len), 0, 0]);
                 self.share_end = self.tail;
             }
         }
@@ -377,27 +389,33 @@ impl Tx {
             return false;
         }
         self.reads.push_back(request);
-        self.publish(segment, wqe, request, at(place::PRIVATE), 0, wqe.len, [0, 0, u64::from(wqe.len), 0, 0]);
+        self.publish(segment, wqe, request, place::PRIVATE, 0, 0, wqe.len, [0, 0, u64::from(wqe.len), 0, 0]);
         core.sq.sent += 1;
         true
     }
 
-    /// Writes a descriptor for `len` bytes of the request from `at` on.
+    /// Writes a descriptor for `len` bytes of the request from `at` on. `more` are the bits of its head that are of an inline payload.
     #[allow(clippy::too_many_arguments)] // They are the descriptor.
-    #[inline]
-    fn publish(&mut self, segment: &Segment, wqe: &Wqe, request: u64, head: Head, at: u32, len: u32, payload: [u64; PAYLOAD_WORDS]) {
-        let op = match wqe.opcode {
-            Opcode::Send | Opcode::SendWithImm => op::SEND,
-            Opcode::Write | Opcode::WriteWithImm => op::WRITE,
-            Opcode::Read => op::READ,
+    #[inline(always)]
+    fn publish(
+        &mut self,
+        segment: &Segment,
+        wqe: &Wqe,
+        request: u64,
+        place: u8,
+        more: u64,
+        at: u32,
+        len: u32,
+        payload: [u64; PAYLOAD_WORDS],
+    ) {
+        let (op, imm) = match wqe.opcode {
+            Opcode::Send => (op::SEND, 0),
+            Opcode::SendWithImm => (op::SEND, flag::IMM),
+            Opcode::Write => (op::WRITE, 0),
+            Opcode::WriteWithImm => (op::WRITE, flag::IMM),
+            Opcode::Read => (op::READ, 0),
         };
-        let mut flags = 0;
-        if at + len == wqe.len {
-            flags |= flag::LAST;
-        }
-        if matches!(wqe.opcode, Opcode::SendWithImm | Opcode::WriteWithImm) {
-            flags |= flag::IMM;
-        }
+        let last = if at + len == wqe.len { flag::LAST } else { 0 };
         let desc: &Desc = segment.desc(self.lane, self.tail);
         let [addr, key, places @ .., word] = &desc.words;
         addr.store(wqe.remote_addr.wrapping_add(u64::from(at)), Ordering::Relaxed);
@@ -407,12 +425,17 @@ impl Tx {
         }
         // Written by this side alone; what it was when the request was posted would do as well.
         let accepted = segment.lane(1 - self.lane).accepted.load(Ordering::Relaxed) as u16;
+        let bits = Head { op, place, flags: imm | last, accepted, ..Head::default() }.bits() | more;
         // Pairs with the Acquire in `Rx::look`: the descriptor and its bounced bytes are visible before its number.
-        word.store(Head { op, flags, accepted, ..head }.encode(self.tail), Ordering::Release);
-        let owner = Owner { request, at, private: head.place == place::PRIVATE && op != op::READ };
+        word.store(Head::word(bits, self.tail), Ordering::Release);
+        let private = place == place::PRIVATE && op != op::READ;
         match self.owner.get_mut((self.tail % DESCS) as usize) {
-            Some(place) => *place = owner,
-            None => self.first_lap(owner),
+            Some(owner) => {
+                owner.request = request;
+                owner.at = at;
+                owner.private = private;
+            }
+            None => self.first_lap(request, at, private),
         }
         self.tail += 1;
     }
@@ -420,8 +443,8 @@ impl Tx {
     /// The next descriptor is one that was never used before.
     #[cold]
     #[inline(never)]
-    fn first_lap(&mut self, owner: Owner) {
-        self.owner.push(owner);
+    fn first_lap(&mut self, request: u64, at: u32, private: bool) {
+        self.owner.push(Owner { request, at, private });
     }
 
     /// Room for `len` contiguous bytes in the bounce ring, or none yet. Nothing is taken until `bounce_tail` moves.
@@ -521,16 +544,12 @@ impl Tx {
     }
 }
 
-/// A descriptor whose bytes are in that place.
-fn at(place: u8) -> Head {
-    Head { place, ..Head::default() }
-}
-
 /// What a bounced piece takes of the ring: whole lines.
 pub fn round(len: u64) -> u64 {
     len.next_multiple_of(64)
 }
 
+#[cold]
 fn local_fault(status: WcStatus) -> Fault {
     Fault::sending(status, "a send request names local memory that is not registered")
 }

@@ -183,7 +183,7 @@ pub fn faults(a: &mut Side, b: &mut Side) -> (Fault, Fault) {
             if fault.is_none()
                 && let Err(found) = side.step()
             {
-                side.core.fail(Fault { status: found.status, at: found.at, why: found.why.clone() });
+                side.core.fail(found.clone());
                 side.harvest();
                 *fault = Some(found);
             }
