@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -98,7 +99,9 @@ static char log_text[LOG];
 static size_t log_len;
 
 static inline void lock(void) {
-    while (atomic_flag_test_and_set_explicit(&busy, memory_order_acquire)) __builtin_ia32_pause();
+    for (unsigned spins = 1; atomic_flag_test_and_set_explicit(&busy, memory_order_acquire); spins++) {
+        if (spins % 64 == 0) sched_yield();
+    }
 }
 
 static inline void unlock(void) { atomic_flag_clear_explicit(&busy, memory_order_release); }
@@ -243,7 +246,7 @@ static inline void complete(struct qp *qp, struct cq *cq, struct ibv_wc wc, uint
 static void break_qp(struct qp *qp);
 
 static void end_send(struct qp *qp, enum ibv_wc_status status) {
-    struct request *it = &qp->sq[qp->performed % DEPTH];
+    struct request *it = &qp->sq[qp->performed % qp->cap.max_send_wr];
     qp->performed++;
     if (status == IBV_WC_SUCCESS && !(it->wr.send_flags & IBV_SEND_SIGNALED)) return;
     static const enum ibv_wc_opcode OPCODES[] = {
@@ -256,7 +259,7 @@ static void end_send(struct qp *qp, enum ibv_wc_status status) {
 }
 
 static void end_receive(struct qp *qp, struct ibv_wc wc) {
-    wc.wr_id = qp->rq[qp->rtaken++ % DEPTH].wr_id;
+    wc.wr_id = qp->rq[qp->rtaken++ % qp->cap.max_recv_wr].wr_id;
     complete(qp, (struct cq *)qp->ibv.recv_cq, wc, 0);
     if (wc.status != IBV_WC_SUCCESS && wc.status != IBV_WC_WR_FLUSH_ERR) break_qp(qp);
 }
@@ -273,7 +276,7 @@ static inline struct qp *peer(const struct qp *qp) { return qps[qp->attr.dest_qp
 /* Performs what a queue pair was asked for, as far as its peer lets it. */
 static void perform(struct qp *qp) {
     while (qp->ibv.state == IBV_QPS_RTS && qp->performed < qp->posted && !n_deaf) {
-        struct request *it = &qp->sq[qp->performed % DEPTH];
+        struct request *it = &qp->sq[qp->performed % qp->cap.max_send_wr];
         struct qp *to = peer(qp);
         bool stranger = to && to->ibv.state != IBV_QPS_INIT && to->attr.dest_qp_num != qp->ibv.qp_num;
         if (!to || stranger || to->ibv.state == IBV_QPS_ERR || to->ibv.state == IBV_QPS_RESET) {
@@ -291,7 +294,8 @@ static void perform(struct qp *qp) {
         }
         bool sends = op == IBV_WR_SEND || op == IBV_WR_SEND_WITH_IMM, imm = op == IBV_WR_SEND_WITH_IMM || op == IBV_WR_RDMA_WRITE_WITH_IMM;
         if ((sends || imm) && to->rtaken == to->rposted) {
-            if (qp->attr.rnr_retry == 7) return;
+            /* Seven times are for ever, and so, here, are pauses of 10 ms and more (code 20); shorter ones are over at once. */
+            if (qp->attr.rnr_retry == 7 || to->attr.min_rnr_timer >= 20 || !to->attr.min_rnr_timer) return;
             end_send(qp, IBV_WC_RNR_RETRY_EXC_ERR);
             return;
         }
@@ -305,7 +309,7 @@ static void perform(struct qp *qp) {
                 return;
             }
         } else if (len) {
-            struct receive *into = &to->rq[to->rtaken % DEPTH];
+            struct receive *into = &to->rq[to->rtaken % to->cap.max_recv_wr];
             if (into->sge.length < len) {
                 end_send(qp, IBV_WC_REM_INV_REQ_ERR);
                 end_receive(to, (struct ibv_wc){ .status = IBV_WC_LOC_LEN_ERR });
@@ -354,7 +358,7 @@ static int post_send(struct ibv_qp *raw, struct ibv_send_wr *wr, struct ibv_send
         if (qp->posted - qp->known >= qp->cap.max_send_wr) error = ENOMEM;
         if (wr->num_sge > (int)qp->cap.max_send_sge) error = EINVAL;
         if (error) break;
-        struct request *it = &qp->sq[qp->posted % DEPTH];
+        struct request *it = &qp->sq[qp->posted % qp->cap.max_send_wr];
         it->wr = *wr;
         it->inlined = wr->send_flags & IBV_SEND_INLINE;
         if (wr->num_sge) it->sge = *wr->sg_list;
@@ -389,7 +393,7 @@ static int post_recv(struct ibv_qp *raw, struct ibv_recv_wr *wr, struct ibv_recv
         if (qp->ibv.state == IBV_QPS_RESET) error = EINVAL;
         if (qp->rposted - qp->rknown >= qp->cap.max_recv_wr) error = ENOMEM;
         if (error) break;
-        struct receive *it = &qp->rq[qp->rposted++ % DEPTH];
+        struct receive *it = &qp->rq[qp->rposted++ % qp->cap.max_recv_wr];
         it->wr_id = wr->wr_id;
         it->sge = wr->num_sge ? *wr->sg_list : (struct ibv_sge){ 0 };
         n_receives++;
@@ -752,8 +756,8 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
     }
     if (init->cap.max_inline_data) init->cap.max_inline_data = (uint32_t)n_max_inline;
     struct qp *qp = calloc(1, sizeof *qp);
-    qp->sq = calloc(DEPTH, sizeof *qp->sq);
-    qp->rq = calloc(DEPTH, sizeof *qp->rq);
+    qp->sq = calloc(init->cap.max_send_wr, sizeof *qp->sq);
+    qp->rq = calloc(init->cap.max_recv_wr, sizeof *qp->rq);
     qp->cap = init->cap;
     lock();
     while (!(next_qp % QPS) || qps[next_qp % QPS]) next_qp++;
@@ -791,6 +795,7 @@ int ibv_modify_qp(struct ibv_qp *raw, struct ibv_qp_attr *attr, int mask) {
         say(" pkey_index=%d port=%d access=%#x", attr->pkey_index, attr->port_num, attr->qp_access_flags);
     } else if (attr->qp_state == IBV_QPS_RTR) {
         qp->attr.dest_qp_num = attr->dest_qp_num;
+        qp->attr.min_rnr_timer = attr->min_rnr_timer;
         say(" mtu=%d dest=%u rq_psn=%u rnr_timer=%d reads=%d sl=%d tc=%d dlid=%d sgid=%d global=%d hops=%d dgid=%d", attr->path_mtu, attr->dest_qp_num,
             attr->rq_psn, attr->min_rnr_timer, attr->max_dest_rd_atomic, attr->ah_attr.sl, attr->ah_attr.grh.traffic_class,
             attr->ah_attr.dlid, attr->ah_attr.grh.sgid_index, attr->ah_attr.is_global, attr->ah_attr.grh.hop_limit, attr->ah_attr.grh.dgid.raw[15]);
