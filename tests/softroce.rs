@@ -339,7 +339,8 @@ mod inside {
     fn long_data_goes_apart() {
         // Data, data and word, and with two queue pairs a record as well, on each.
         for (adaptive, qps, requests) in [("0", "1", "1 1 1 2"), ("1", "1", "1 2 2 3"), ("1", "2", "1 2 6 6"), ("-1", "1", "1 1 1 2")] {
-            let world = world("parts").env("NCCL_IB_AR_THRESHOLD", "1000").env("NCCL_IB_FIFO_TC", "96");
+            let world =
+                world("parts").env("NCCL_IB_AR_THRESHOLD", "1000").env("NCCL_IB_FIFO_TC", "96").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
             let mut ranks = world.env("NCCL_IB_ADAPTIVE_ROUTING", adaptive).env("NCCL_IB_QPS_PER_CONNECTION", qps).spawn();
             (0..2).for_each(|rank| ranks.expect(rank, requests));
             ranks.finish();

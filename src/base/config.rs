@@ -249,6 +249,14 @@ table! {
         "Whether the network takes several paths for one connection. -1: on InfiniBand.";
     ib_ar_threshold: u32, "RAILHEAD_IB_AR_THRESHOLD" or "NCCL_IB_AR_THRESHOLD", 8192, 0..=1 << 30,
         "With adaptive routing: bytes above which a message's data is one WRITE and the word that it has come another, as only plain WRITEs are routed freely.";
+    ib_split_data: bool, "RAILHEAD_IB_SPLIT_DATA" or "NCCL_IB_SPLIT_DATA_ON_QPS", false, (),
+        "Whether a message is striped over all queue pairs of a NIC's connection. Else it takes one per rail, the next message the next one.";
+    ib_merge_vfs: bool, "RAILHEAD_IB_MERGE_VFS" or "NCCL_IB_MERGE_VFS", true, (),
+        "Whether virtual functions of a NIC count as one PCI device with it, as its ports do.";
+    ib_ece: bool, "RAILHEAD_IB_ECE" or "NCCL_IB_ECE_ENABLE", true, (),
+        "Whether the two NICs of a connection agree on enhancements (enhanced connection establishment), where both have some.";
+    ib_query_speed: bool, "RAILHEAD_IB_QUERY_SPEED" or "NCCL_IB_QUERY_PORT_SPEED", true, (),
+        "Whether a port's speed is asked for by ibv_query_port_speed, where libibverbs and the driver have it, rather than computed from its width and its lanes' speed.";
     ib_fifo_tc: i32, "RAILHEAD_IB_FIFO_TC" or "NCCL_IB_FIFO_TC", -1, -1..=255,
         "Traffic class of a receiver's announcements. -1: as the data.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,

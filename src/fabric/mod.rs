@@ -145,6 +145,14 @@ impl Domain {
         }
     }
 
+    /// Whether a message is to be striped over all queue pairs between two devices, rather than to take one of them.
+    pub fn splits_data(&self) -> bool {
+        match self {
+            Domain::Soft(_) => true,
+            Domain::Verbs(domain) => domain.splits_data(),
+        }
+    }
+
     /// The device's one descriptor to block on: readable when an armed queue has something, until that queue is polled.
     pub fn notification_fd(&self) -> Result<RawFd> {
         match self {

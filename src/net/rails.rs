@@ -154,6 +154,8 @@ pub struct Rails {
     remote_memory: u64,
     /// Where the next message's first stripe goes.
     next: usize,
+    /// Whether a message takes all lanes, rather than one per rail.
+    splits_data: bool,
     /// Whether the fabric counts what the peer writes without telling.
     counts_silent_writes: bool,
 }
@@ -183,6 +185,7 @@ impl Rails {
             remote_keys: [0; MAX_RAILS],
             remote_memory: 0,
             next: 0,
+            splits_data: devices.iter().all(|device| device.domain.splits_data()),
         };
         for device in devices {
             rails.queues.push(device.domain.create_cq(false)?);
@@ -309,7 +312,8 @@ impl Rails {
     #[inline]
     pub fn plan(&mut self, len: usize, split_min: usize) -> Plan {
         let lanes = self.lanes.len();
-        let plan = Plan::new(len, lanes, split_min, self.next);
+        let most = if self.splits_data { lanes } else { self.queues.len() };
+        let plan = Plan::new(len, lanes, most, split_min, self.next);
         self.next = wrapped(self.next + plan.stripes, lanes);
         plan
     }
@@ -474,11 +478,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn new(len: usize, lanes: usize, split_min: usize, first: usize) -> Plan {
-        if lanes <= 1 || len < split_min {
+    fn new(len: usize, lanes: usize, most: usize, split_min: usize, first: usize) -> Plan {
+        if most <= 1 || len < split_min {
             return Plan { stripes: 1, chunk: len, first, lanes: lanes.max(1), len };
         }
-        let chunk = len.div_ceil(lanes).next_multiple_of(STRIPE_ALIGN);
+        let chunk = len.div_ceil(most).next_multiple_of(STRIPE_ALIGN);
         Plan { stripes: len.div_ceil(chunk).max(1), chunk, first, lanes, len }
     }
 
@@ -523,9 +527,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stripes_cover_a_message_once(len in 0usize..3_000_000, lanes in 1usize..=64, split_min in 128usize..100_000, first in 0usize..64) {
-            let plan = Plan::new(len, lanes, split_min, first % lanes);
-            prop_assert!(plan.stripes >= 1 && plan.stripes <= lanes);
+        fn stripes_cover_a_message_once(len in 0usize..3_000_000, lanes in 1usize..=64, most in 1usize..=64, split_min in 128usize..100_000, first in 0usize..64) {
+            let most = most.min(lanes);
+            let plan = Plan::new(len, lanes, most, split_min, first % lanes);
+            prop_assert!(plan.stripes >= 1 && plan.stripes <= most);
             prop_assert!(len >= split_min || plan.stripes == 1);
             let (mut at, mut used) = (0, 0u64);
             for i in 0..plan.stripes {

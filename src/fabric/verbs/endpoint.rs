@@ -7,11 +7,34 @@ use crate::base::mac;
 use crate::fabric::types::{ENDPOINT_SIZE, Endpoint};
 
 /// First bytes, with the version of the layout.
-const MAGIC: [u8; 4] = *b"RHV1";
+const MAGIC: [u8; 4] = *b"RHV2";
 /// Bytes before the check sum, and of it.
-const BODY: usize = 44;
+const BODY: usize = 56;
 const CHECK: usize = 8;
 const _: () = assert!(BODY + CHECK <= ENDPOINT_SIZE);
+
+/// Enhancements of a queue pair (enhanced connection establishment), in words of the NIC's vendor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Enhancements {
+    /// Whose words.
+    pub vendor: u32,
+    /// Which.
+    pub options: u32,
+    /// Fields that `struct ibv_ece` has beyond these; none yet.
+    pub mask: u32,
+}
+
+/// What a queue pair says of its enhancements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ece {
+    /// It has none, or shall not use them.
+    #[default]
+    None,
+    /// What it could do.
+    Offered(Enhancements),
+    /// What it does: those of the peer's offer that it could.
+    Agreed(Enhancements),
+}
 
 /// Where a queue pair can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +53,8 @@ pub struct Address {
     pub link_layer: u8,
     /// READs that it answers at once.
     pub reads: u8,
+    /// Enhancements.
+    pub ece: Ece,
 }
 
 impl Address {
@@ -44,6 +69,15 @@ impl Address {
         out[15] = self.link_layer;
         out[16] = self.reads;
         out[24..40].copy_from_slice(&self.gid.0);
+        let (kind, ece) = match self.ece {
+            Ece::None => (0, Enhancements::default()),
+            Ece::Offered(ece) => (1, ece),
+            Ece::Agreed(ece) => (2, ece),
+        };
+        out[17] = kind;
+        out[40..44].copy_from_slice(&ece.vendor.to_le_bytes());
+        out[44..48].copy_from_slice(&ece.options.to_le_bytes());
+        out[48..52].copy_from_slice(&ece.mask.to_le_bytes());
         let check = sum(&out[..BODY]);
         out[BODY..BODY + CHECK].copy_from_slice(&check);
         Endpoint(out)
@@ -60,6 +94,7 @@ impl Address {
         let word = |at: usize| u32::from_le_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
         let mut gid = Gid::default();
         gid.0.copy_from_slice(&body[24..40]);
+        let ece = Enhancements { vendor: word(40), options: word(44), mask: word(48) };
         let address = Address {
             qpn: word(4),
             psn: word(8),
@@ -68,6 +103,11 @@ impl Address {
             mtu: body[14],
             link_layer: body[15],
             reads: body[16],
+            ece: match body[17] {
+                1 => Ece::Offered(ece),
+                2 => Ece::Agreed(ece),
+                _ => Ece::None,
+            },
         };
         if address.qpn >> 24 != 0 || address.psn >> 24 != 0 || !(1..=5).contains(&address.mtu) {
             return Err(Error::remote(format!("the peer's endpoint makes no sense: {address:?}")));
@@ -88,12 +128,16 @@ mod tests {
     use super::*;
 
     fn address() -> Address {
-        Address { qpn: 0xab_cdef, psn: 0xff_ffff, lid: 0x1234, gid: Gid([7; 16]), mtu: 5, link_layer: 2, reads: 16 }
+        Address { qpn: 0xab_cdef, psn: 0xff_ffff, lid: 0x1234, gid: Gid([7; 16]), mtu: 5, link_layer: 2, reads: 16, ece: Ece::None }
     }
 
     #[test]
     fn round_trip() {
-        assert_eq!(Address::decode(&address().encode()).unwrap(), address());
+        let ece = Enhancements { vendor: 0x15b3, options: 0xffff_0001, mask: 0 };
+        for ece in [Ece::None, Ece::Offered(ece), Ece::Agreed(ece)] {
+            let address = Address { ece, ..address() };
+            assert_eq!(Address::decode(&address.encode()).unwrap(), address);
+        }
     }
 
     #[test]

@@ -76,7 +76,10 @@ functions! {
     optional {
         // Access flags beyond the first ones, which reg_mr refuses.
         reg_mr_iova2 "IBVERBS_1.8": fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        query_ece "IBVERBS_1.10": fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
+        set_ece "IBVERBS_1.10": fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
         reg_dmabuf_mr "IBVERBS_1.12": fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        query_port_speed "IBVERBS_1.16": fn(*mut ibv_context, u32, *mut u64) -> c_int;
     }
 }
 

@@ -14,9 +14,11 @@ mod endpoint;
 mod events;
 mod filter;
 pub mod gid;
+mod handle;
 mod library;
 pub mod port;
 mod qp;
+mod ring;
 mod status;
 
 use std::os::fd::RawFd;
@@ -134,6 +136,11 @@ impl Domain {
             set => set != 0,
         };
         if adaptive { config.ib_ar_threshold } else { u32::MAX }
+    }
+
+    /// Whether a message is to be striped over all queue pairs of a rail.
+    pub fn splits_data(&self) -> bool {
+        self.shared.port.config.ib_split_data
     }
 
     /// The descriptor to sleep on.

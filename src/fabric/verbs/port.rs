@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ibverbs_sys::*;
@@ -19,7 +19,6 @@ use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::fabric::types::DeviceInfo;
 
-const SYSFS: &str = "/sys/class/infiniband";
 /// Ports at most: NCCL's MAX_IB_DEVS (nccl 2.28 src/transport/net_ib).
 const MAX_PORTS: usize = 32;
 /// GIDs that are looked at; a ConnectX has 256.
@@ -37,6 +36,8 @@ pub struct Context {
     pub raw: *mut ibv_context,
     /// Name.
     pub name: String,
+    /// Its folder in sysfs.
+    sysfs: PathBuf,
     /// Entries of a completion queue at most.
     pub max_cqe: u64,
     /// READs that it answers, and asks, at once per queue pair.
@@ -145,6 +146,7 @@ pub fn list(library: &'static Library, config: &Arc<Config>, addr: SocketAddr) -
     // SAFETY: made by get_device_list, freed once. Open devices stay valid.
     unsafe { (library.free_device_list)(devices) };
     listing.ports.sort_by_key(|port| (port.info.pci_path.is_none(), port.info.pci_path.clone(), port.info.name.clone(), port.number));
+    tell_ports_apart(&mut listing.ports);
     for extra in listing.ports.drain(MAX_PORTS.min(listing.ports.len())..) {
         let why = format!("more than {MAX_PORTS} ports");
         listing.rejected.push(Rejected { label: extra.label.clone(), why, gids: Vec::new() });
@@ -152,13 +154,27 @@ pub fn list(library: &'static Library, config: &Arc<Config>, addr: SocketAddr) -
     Ok(listing)
 }
 
+/// Functions of one card all call their port 1: as NCCL does, a port is counted behind those of the functions before it.
+fn tell_ports_apart(ports: &mut [Arc<Port>]) {
+    for at in 1..ports.len() {
+        let (before, rest) = ports.split_at_mut(at);
+        let Some(port) = rest.first_mut().and_then(Arc::get_mut) else { continue };
+        let path = &port.info.pci_path;
+        let others = before.iter().filter(|it| path.is_some() && it.info.pci_path == *path && it.context.name != port.context.name);
+        port.info.port += others.count() as u16;
+    }
+}
+
 fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Result<(Context, ibv_device_attr)> {
     // SAFETY: a device of a list that is alive.
     let raw = made(unsafe { (library.open_device)(device) }).map_err(|e| Error::system("ibv_open_device", e))?;
+    // SAFETY: the same; its folder is a string inside it.
+    let sysfs = unsafe { CStr::from_ptr((*device).ibdev_path.as_ptr()) };
     let mut context = Context {
         library,
         raw,
         name: name.to_owned(),
+        sysfs: sysfs.to_string_lossy().into_owned().into(),
         max_cqe: 0,
         reads_answered: 0,
         reads_asked: 0,
@@ -209,7 +225,7 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
         let why = if filter.admits(&context.name, u32::from(number)) {
             match judge(context, number, config, &mut gids) {
                 Ok((port, chosen)) => {
-                    let info = describe(context, attr, number, many, &port, addr);
+                    let info = describe(context, attr, number, many, &port, config, addr);
                     listing.ports.push(Arc::new(Port {
                         context: context.clone(),
                         number,
@@ -279,7 +295,7 @@ fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
     if gid == Gid::default() {
         return None;
     }
-    let attrs = Path::new(SYSFS).join(&context.name).join("ports").join(number.to_string()).join("gid_attrs");
+    let attrs = context.sysfs.join("ports").join(number.to_string()).join("gid_attrs");
     let read = |what: &str| fs::read_to_string(attrs.join(what).join(index.to_string())).ok().map(|text| text.trim().to_owned());
     let kind = read("types").and_then(|kind| match kind.as_str() {
         "RoCE v2" => Some(GidKind::V2),
@@ -289,15 +305,23 @@ fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
     Some(Entry { index, gid, kind, netdev: read("ndevs") })
 }
 
-fn describe(context: &Context, attr: &ibv_device_attr, number: u8, many: bool, port: &ibv_port_attr, addr: SocketAddr) -> DeviceInfo {
+fn describe(
+    context: &Context,
+    attr: &ibv_device_attr,
+    number: u8,
+    many: bool,
+    port: &ibv_port_attr,
+    config: &Config,
+    addr: SocketAddr,
+) -> DeviceInfo {
     let name = if many { format!("{}:{number}", context.name) } else { context.name.clone() };
     DeviceInfo {
         name,
         fabric: "verbs",
-        pci_path: pci_path(&context.name),
+        pci_path: pci_path(&context.sysfs, config.ib_merge_vfs),
         guid: u64::from_be(if attr.sys_image_guid == 0 { attr.node_guid } else { attr.sys_image_guid }),
         port: u16::from(number),
-        speed_mbps: speed(port.active_speed, port.active_width),
+        speed_mbps: told_speed(context, number, config).unwrap_or_else(|| speed(port.active_speed, port.active_width)),
         latency_us: LATENCY_US,
         // 256 << 0 is code 1.
         mtu: 128u32 << port.active_mtu.min(5),
@@ -308,17 +332,28 @@ fn describe(context: &Context, attr: &ibv_device_attr, number: u8, many: bool, p
     }
 }
 
-/// Real path of the PCI device, as NCCL writes it: ports of one card, which are its functions, and virtual functions of it count as one.
-fn pci_path(device: &str) -> Option<String> {
-    let path = fs::canonicalize(Path::new(SYSFS).join(device).join("device")).ok()?;
-    merged(path.to_str()?)
+/// Real path of the PCI device, as NCCL writes it: ports of one card, which are its functions, count as one, and with `merge_vfs` virtual
+/// functions of it too.
+fn pci_path(sysfs: &Path, merge_vfs: bool) -> Option<String> {
+    let path = fs::canonicalize(sysfs.join("device")).ok()?;
+    merged(path.to_str()?, merge_vfs)
 }
 
-/// "0000:3b:02.5" is a virtual function of "0000:3b:00.0", or a port of it.
-fn merged(path: &str) -> Option<String> {
+/// "0000:3b:00.1" is a port of "0000:3b:00.0", and "0000:3b:02.5" a virtual function.
+fn merged(path: &str, merge_vfs: bool) -> Option<String> {
     let (bus, function) = path.rsplit_once(':')?;
-    let shaped = matches!(function.as_bytes(), [_, _, b'.', _]) && path.contains("/devices/pci");
-    shaped.then(|| format!("{bus}:00.0"))
+    let (device, _) = function.split_once('.').filter(|(device, number)| (device.len(), number.len()) == (2, 1))?;
+    let device = if merge_vfs { "00" } else { device };
+    path.contains("/devices/pci").then(|| format!("{bus}:{device}.0"))
+}
+
+/// Mbit/s in the driver's own words, if it has any: there are speeds that the codes have no number for.
+fn told_speed(context: &Context, number: u8, config: &Config) -> Option<u32> {
+    let ask = context.library.query_port_speed.filter(|_| config.ib_query_speed)?;
+    let mut hundreds = 0u64;
+    // SAFETY: the device is open; the place outlives the call.
+    check(unsafe { ask(context.raw, u32::from(number), &mut hundreds) }).ok()?;
+    u32::try_from(hundreds.checked_mul(100)?).ok().filter(|&speed| speed > 0)
 }
 
 /// Mbit/s from the codes of InfiniBand (specification 1.4 and later, PortInfo; as NCCL has them).
@@ -363,10 +398,12 @@ mod tests {
     fn functions_of_a_card_are_one() {
         let path = |end: &str| format!("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:{end}");
         for end in ["00.0", "00.1", "02.5"] {
-            assert_eq!(merged(&path(end)), Some(path("00.0")), "{end}");
+            assert_eq!(merged(&path(end), true), Some(path("00.0")), "{end}");
         }
-        assert_eq!(merged("/sys/devices/virtual/net/v0"), None);
-        assert_eq!(merged(""), None);
+        assert_eq!(merged(&path("00.1"), false), Some(path("00.0")));
+        assert_eq!(merged(&path("02.5"), false), Some(path("02.0")));
+        assert_eq!(merged("/sys/devices/virtual/net/v0", true), None);
+        assert_eq!(merged("", true), None);
     }
 
     #[test]

@@ -3,19 +3,21 @@
 //! A work request's id on the device is the place of the queue pair in its completion queue, a generation, and the request's running number;
 //! the caller's id, and what a completion may not be trusted to tell (the opcode of a failed one), are kept in a ring beside it.
 
+use std::cell::Cell;
 use std::ptr;
 use std::sync::Arc;
 
 use ibverbs_sys::*;
 
 use super::Shared;
-use super::endpoint::Address;
+use super::endpoint::{Address, Ece};
 use super::events::{self, Fate};
-use super::library::{check, made};
+use super::handle::{Handle, MAX_READS};
+use super::ring::{NUMBER, Ring};
 use super::status;
 use crate::base::clock;
 use crate::base::error::{Error, Result};
-use crate::base::log::{self, log_warn};
+use crate::base::log::{self, log_info, log_warn};
 use crate::base::mem::UserMemory;
 use crate::base::rand;
 use crate::base::stats::{RailCounter, RailStats};
@@ -30,62 +32,10 @@ const MAX_DEPTH: u32 = 4096;
 const MAX_LEN: u32 = 1 << 30;
 /// Requests handed to the device at once.
 const CHAIN: usize = 8;
-/// READs answered at once at most; more of a device's is of no use to anybody here.
-const MAX_READS: i32 = 16;
-/// Hops of a packet, and its time to live.
-const HOP_LIMIT: u8 = 255;
-/// Number of a request in its id on the device, beside `RECEIVE`.
-const NUMBER: u64 = (1 << 31) - 1;
-/// The request is a receive.
+/// In an id on the device, beside the number: the request is a receive.
 const RECEIVE: u64 = 1 << 31;
 /// Nanoseconds between questions to the device whether a queue pair with nothing outstanding is still well.
 const ASK_NS: u64 = 250_000_000;
-/// NCCL_IB_MQP_RETRY_CNT and NCCL_IB_MQP_RETRY_SLEEP_MSEC of NCCL 2.28: a neighbour may take a while to be found.
-const MODIFY_TRIES: u32 = 34;
-const MODIFY_PAUSE_MS: u64 = 100;
-
-/// Requests by free-running numbers: `done <= posted`, `posted - done <= depth`.
-struct Ring<T> {
-    slots: Box<[T]>,
-    mask: u64,
-    depth: u64,
-    posted: u64,
-    done: u64,
-}
-
-impl<T: Copy> Ring<T> {
-    fn new(depth: u32, empty: T) -> Ring<T> {
-        let slots = (depth as usize).next_power_of_two();
-        Ring { slots: vec![empty; slots].into_boxed_slice(), mask: slots as u64 - 1, depth: u64::from(depth), posted: 0, done: 0 }
-    }
-
-    #[inline]
-    fn room(&self) -> u64 {
-        self.depth - (self.posted - self.done)
-    }
-
-    #[inline]
-    fn push(&mut self, item: T) {
-        self.slots[(self.posted & self.mask) as usize] = item;
-        self.posted += 1;
-    }
-
-    /// Takes the request whose number ends in `number`, and with it all before it. `None` if none of that number is outstanding.
-    #[inline]
-    fn take(&mut self, number: u64) -> Option<T> {
-        let ahead = number.wrapping_sub(self.done) & NUMBER;
-        if ahead >= self.posted - self.done {
-            return None;
-        }
-        let at = self.done + ahead;
-        self.done = at + 1;
-        Some(self.slots[(at & self.mask) as usize])
-    }
-
-    fn idle(&self) -> bool {
-        self.done == self.posted
-    }
-}
 
 /// What is remembered of a send request.
 #[derive(Clone, Copy)]
@@ -111,6 +61,9 @@ struct Bounce {
 
 /// A queue pair.
 pub struct QueuePair {
+    /// Dropped before the memory that the device uses for it: `bounce`, `chain`.
+    device: Handle,
+    /// The same, for the device's functions.
     raw: *mut ibv_qp,
     post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
     post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
@@ -129,11 +82,13 @@ pub struct QueuePair {
     stats: RailStats,
     caps: QpCaps,
     local: Address,
+    /// Whether somebody was told of it: what it says of its enhancements then stands.
+    told: Cell<bool>,
     remote: Option<Address>,
     error: Option<String>,
     /// Given up on by us, so that the device's word for its requests is only that they were flushed.
     expired: bool,
-    /// `sends.done` when last looked at, and since when it is that; 0 while nothing is outstanding.
+    /// `sends.done()` when last looked at, and since when it is that; 0 while nothing is outstanding.
     seen: (u64, u64),
     ask_at: u64,
     shared: Arc<Shared>,
@@ -159,22 +114,25 @@ impl QueuePair {
         let (Some(post_send), Some(post_recv)) = (post_send, post_recv) else {
             return Err(Error::internal(format!("{}: its driver has no post_send or post_recv", context.name)));
         };
-        let (raw, inline) = create(&shared, cq, caps)?;
+        let wanted = if shared.port.config.ib_use_inline { MAX_INLINE as u32 } else { 0 };
+        let (device, inline) = Handle::create(shared.clone(), cq, caps, wanted)?;
+        let raw = device.raw();
         let local = Address {
-            // SAFETY: a queue pair just made.
-            qpn: unsafe { (*raw).qp_num },
+            qpn: device.number(),
             psn: (rand::u64().unwrap_or_else(|_| clock::now()) & 0xff_ffff) as u32,
             lid: shared.port.lid,
             gid: shared.port.gid,
             mtu: shared.port.mtu as u8,
             link_layer: shared.port.link_layer,
             reads: context.reads_answered.clamp(0, MAX_READS) as u8,
+            ece: Ece::None,
         };
         let fate = shared.events().watch(raw, cq, shared.port.number);
         let empty = Sent { wr_id: 0, len: 0, opcode: Opcode::Send, signaled: false };
         let link = |_| Link { wr: ibv_send_wr::default(), sge: ibv_sge::default() };
         // From here on dropping it destroys the queue pair.
         let mut qp = QueuePair {
+            device,
             raw,
             post_send,
             post_recv,
@@ -190,6 +148,7 @@ impl QueuePair {
             stats,
             caps: *caps,
             local,
+            told: Cell::new(false),
             remote: None,
             error: None,
             expired: false,
@@ -198,38 +157,25 @@ impl QueuePair {
             shared,
         };
         if inline < MAX_INLINE {
-            let mut bytes = vec![[0; MAX_INLINE]; qp.sends.slots.len()].into_boxed_slice();
+            let mut bytes = vec![[0; MAX_INLINE]; qp.sends.places()].into_boxed_slice();
             // SAFETY: the box's memory stays where it is until the region, which is dropped with it, after the queue pair is destroyed.
             let memory = unsafe { UserMemory::new(bytes.as_mut_ptr().cast(), size_of_val(&*bytes)) };
             let region = qp.shared.register(memory, Access::LOCAL_WRITE)?;
             qp.bounce = Some(Bounce { bytes, region });
         }
-        qp.init()?;
+        qp.device.init().map_err(|refused| refused.at(&qp.path()))?;
+        if qp.shared.port.config.ib_ece {
+            // A driver without any has none to say.
+            let some = qp.device.enhancements().filter(|ece| ece.options != 0);
+            qp.local.ece = some.map_or(Ece::None, Ece::Offered);
+        }
         Ok(qp)
     }
 
     /// Where this queue pair can be reached.
     pub fn endpoint(&self) -> Endpoint {
+        self.told.set(true);
         self.local.encode()
-    }
-
-    fn init(&mut self) -> Result<()> {
-        let mut attr = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_INIT,
-            pkey_index: self.shared.port.config.ib_pkey as u16,
-            port_num: self.shared.port.number,
-            // Only what a region allows can be done to it.
-            qp_access_flags: (ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
-                | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
-                | ibv_access_flags::IBV_ACCESS_REMOTE_READ)
-                .0,
-            ..Default::default()
-        };
-        let mask = ibv_qp_attr_mask::IBV_QP_STATE
-            | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
-            | ibv_qp_attr_mask::IBV_QP_PORT
-            | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS;
-        self.modify("INIT", &mut attr, mask)
     }
 
     /// Takes the queue pair through RTR to RTS.
@@ -244,76 +190,39 @@ impl QueuePair {
             let (ours, theirs) = (kind(port.link_layer), kind(remote.link_layer));
             return Err(Error::usage(format!("{}: its link is {ours}, the peer's is {theirs}: no path between them", port.label)));
         }
-        let config = port.config.clone();
-        let ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
-        // The subnet prefix is the first half of a GID.
-        let routed = ethernet || remote.lid == 0 || remote.gid.0[..8] != port.gid.0[..8];
-        let mut ah = ibv_ah_attr {
-            dlid: remote.lid,
-            sl: u8::try_from(config.ib_sl).unwrap_or(0),
-            is_global: u8::from(routed),
-            port_num: port.number,
-            ..Default::default()
-        };
-        if routed {
-            ah.grh.dgid = ibv_gid { raw: remote.gid.0 };
-            ah.grh.sgid_index = port.gid_index as u8;
-            ah.grh.hop_limit = HOP_LIMIT;
-            ah.grh.traffic_class = self.caps.traffic_class.unwrap_or(0);
-        }
-        let mut attr = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_RTR,
-            path_mtu: u32::from(self.local.mtu.min(remote.mtu)),
-            dest_qp_num: remote.qpn,
-            rq_psn: remote.psn,
-            max_dest_rd_atomic: self.local.reads,
-            min_rnr_timer: rnr_timer(self.caps.min_rnr_timer_us),
-            ah_attr: ah,
-            ..Default::default()
-        };
-        let mask = ibv_qp_attr_mask::IBV_QP_STATE
-            | ibv_qp_attr_mask::IBV_QP_AV
-            | ibv_qp_attr_mask::IBV_QP_PATH_MTU
-            | ibv_qp_attr_mask::IBV_QP_DEST_QPN
-            | ibv_qp_attr_mask::IBV_QP_RQ_PSN
-            | ibv_qp_attr_mask::IBV_QP_MAX_DEST_RD_ATOMIC
-            | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
         self.remote = Some(remote);
-        self.modify("RTR", &mut attr, mask)?;
-        let mut attr = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_RTS,
-            timeout: config.ib_timeout as u8,
-            retry_cnt: config.ib_retry_cnt as u8,
-            rnr_retry: self.caps.rnr_retry,
-            sq_psn: self.local.psn,
-            max_rd_atomic: (self.shared.port.context.reads_asked.clamp(0, MAX_READS) as u8).min(remote.reads),
-            ..Default::default()
-        };
-        let mask = ibv_qp_attr_mask::IBV_QP_STATE
-            | ibv_qp_attr_mask::IBV_QP_TIMEOUT
-            | ibv_qp_attr_mask::IBV_QP_RETRY_CNT
-            | ibv_qp_attr_mask::IBV_QP_RNR_RETRY
-            | ibv_qp_attr_mask::IBV_QP_SQ_PSN
-            | ibv_qp_attr_mask::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify("RTS", &mut attr, mask)?;
+        let agreed = self.enhance(&remote)?;
+        // What it reads at once is bounded by what the peer answers.
+        self.device.connect(&self.local, &remote, &self.caps).map_err(|refused| refused.at(&self.path()))?;
+        if agreed {
+            self.local.ece = self.device.enhancements().map_or(Ece::None, Ece::Agreed);
+        }
         self.state = QpState::Rts;
         Ok(())
     }
 
-    /// Changes the queue pair. ETIMEDOUT is said of a neighbour that did not answer yet, and is tried again.
-    fn modify(&self, to: &str, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
-        let mut tries = 0;
-        loop {
-            // SAFETY: the queue pair is live, the attributes outlive the call and are those that the mask names.
-            let result = check(unsafe { (self.shared.library().modify_qp)(self.raw, attr, mask.0 as i32) });
-            let Err(error) = result else { return Ok(()) };
-            tries += 1;
-            if error.raw_os_error() == Some(libc::ETIMEDOUT) && tries < MODIFY_TRIES {
-                clock::sleep(std::time::Duration::from_millis(MODIFY_PAUSE_MS));
-                continue;
-            }
-            return Err(Error::system(format!("{}: queue pair to {to}{}", self.path(), modify_hint(&error)), error));
+    /// Enhanced connection establishment, as rdma-core's manual has it: who connects first takes of the peer's offer what it can, says so in its
+    /// endpoint, and the peer takes that. Whether this side is the one that has yet to say so.
+    fn enhance(&mut self, remote: &Address) -> Result<bool> {
+        match (self.local.ece, remote.ece) {
+            (Ece::Offered(_), Ece::Offered(offer)) if !self.told.get() => match self.device.enhance(offer) {
+                Ok(()) => return Ok(true),
+                Err(why) => {
+                    log_info!(log::NET, "{}: enhancements {:#x} of the peer's NIC are not used: {why}", self.path(), offer.options);
+                    self.local.ece = Ece::None;
+                }
+            },
+            (Ece::Offered(_), Ece::Agreed(choice)) => self.device.enhance(choice).map_err(|e| {
+                let (path, options) = (self.path(), choice.options);
+                Error::system(
+                    format!("{path}: enhancements {options:#x}, which the peer's NIC chose of ours; NCCL_IB_ECE_ENABLE=0 does without"),
+                    e,
+                )
+            })?,
+            // Both were told of offers: whose choice would count?
+            _ => {}
         }
+        Ok(false)
     }
 
     /// State.
@@ -352,8 +261,8 @@ impl QueuePair {
     #[inline]
     fn hand_over(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         // At least one report in half a lap, or the places of requests that nobody asks about would never be free again.
-        let quiet_at_most = (self.sends.depth as u32).div_ceil(2);
-        let first = self.sends.posted;
+        let quiet_at_most = (self.sends.depth() as u32).div_ceil(2);
+        let first = self.sends.posted();
         let base = self.chain.as_mut_ptr();
         for (i, request) in requests.iter().enumerate() {
             // SAFETY: `i` is below CHAIN, as is the next one's index where it is used; nobody else refers into the chain.
@@ -380,7 +289,7 @@ impl QueuePair {
                         }
                         Some(bounce) => {
                             // Its place is free: its last request is done, or it would still count against the depth.
-                            let place = &mut bounce.bytes[(self.sends.posted & self.sends.mask) as usize];
+                            let place = &mut bounce.bytes[self.sends.place()];
                             place[..bytes.len()].copy_from_slice(bytes);
                             link.sge = ibv_sge { addr: place.as_ptr() as u64, length: len, lkey: bounce.region.lkey() };
                         }
@@ -388,7 +297,7 @@ impl QueuePair {
                     len
                 }
             };
-            link.wr.wr_id = self.name | self.sends.posted & NUMBER;
+            link.wr.wr_id = self.name | self.sends.posted() & NUMBER;
             link.wr.next = next;
             link.wr.sg_list = &raw mut link.sge;
             link.wr.num_sge = i32::from(len > 0);
@@ -417,11 +326,11 @@ impl QueuePair {
     fn not_taken(&mut self, first: u64, base: *const Link, bad: *mut ibv_send_wr, code: i32) -> PostError {
         // Which of them: `bad` points into the chain, or is NULL.
         let offset = (bad as usize).wrapping_sub(base as usize) / size_of::<Link>();
-        let taken = if bad.is_null() { 0 } else { (offset as u64).min(self.sends.posted - first) };
-        self.sends.posted = first + taken;
+        let taken = if bad.is_null() { 0 } else { (offset as u64).min(self.sends.posted() - first) };
+        self.sends.take_back(first + taken);
         let error = std::io::Error::from_raw_os_error(code.saturating_abs());
         self.fail(format!("{}: the device took {taken} requests of a batch and then said: {error}", self.path()));
-        self.to_error();
+        self.device.break_off();
         PostError::State(QpState::Error)
     }
 
@@ -440,7 +349,7 @@ impl QueuePair {
         }
         let mut sge = ibv_sge { addr: request.sge.addr, length: request.sge.len, lkey: request.sge.lkey };
         let mut wr = ibv_recv_wr {
-            wr_id: self.name | RECEIVE | self.recvs.posted & NUMBER,
+            wr_id: self.name | RECEIVE | self.recvs.posted() & NUMBER,
             next: ptr::null_mut(),
             sg_list: &raw mut sge,
             num_sge: i32::from(request.sge.len > 0),
@@ -459,7 +368,7 @@ impl QueuePair {
     fn recv_not_taken(&mut self, code: i32) -> PostError {
         let error = std::io::Error::from_raw_os_error(code.saturating_abs());
         self.fail(format!("{}: the device did not take a receive request: {error}", self.path()));
-        self.to_error();
+        self.device.break_off();
         PostError::State(QpState::Error)
     }
 
@@ -535,14 +444,7 @@ impl QueuePair {
             return;
         }
         self.fail(format!("{}: given up by this side", self.path()));
-        self.to_error();
-    }
-
-    #[cold]
-    fn to_error(&self) {
-        let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
-        // Refused only by a device that is gone, whose queue pairs are in ERROR anyway.
-        let _ = self.modify("ERROR", &mut attr, ibv_qp_attr_mask::IBV_QP_STATE);
+        self.device.break_off();
     }
 
     /// Why the queue pair is in ERROR.
@@ -560,35 +462,31 @@ impl QueuePair {
             return;
         }
         if self.sends.idle() {
-            self.seen = (self.sends.done, 0);
+            self.seen = (self.sends.done(), 0);
             if self.recvs.idle() && now >= self.ask_at {
                 self.ask_at = now + ASK_NS;
                 self.ask();
             }
             return;
         }
-        if self.seen.1 == 0 || self.seen.0 != self.sends.done {
-            self.seen = (self.sends.done, now.max(1));
+        if self.seen.1 == 0 || self.seen.0 != self.sends.done() {
+            self.seen = (self.sends.done(), now.max(1));
             return;
         }
         let patience = u64::from(self.shared.port.config.fabric_timeout_s);
         if now.saturating_sub(self.seen.1) >= patience * 1_000_000_000 {
-            let n = self.sends.posted - self.sends.done;
+            let n = self.sends.posted() - self.sends.done();
             let hint = status::hint(WcStatus::RetryExcErr);
             let text = format!("{}: {n} requests without completion for {patience} s (RAILHEAD_FABRIC_TIMEOUT_S): {hint}", self.path());
             log_warn!(log::NET, "{text}");
             self.expired = true;
             self.fail(text);
-            self.to_error();
+            self.device.break_off();
         }
     }
 
     fn ask(&mut self) {
-        let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
-        let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
-        // SAFETY: the queue pair is live, both places outlive the call.
-        let answer = check(unsafe { (self.shared.library().query_qp)(self.raw, &mut attr, mask, &mut init) });
-        if answer.is_ok() && attr.qp_state == ibv_qp_state::IBV_QPS_ERR {
+        if self.device.is_broken() {
             self.fail(format!(
                 "{}: the device took the queue pair to ERROR: the peer did what it may not, or the device failed",
                 self.path()
@@ -607,12 +505,12 @@ impl QueuePair {
 
     /// Requests whose completions may still lie in the completion queue.
     pub(super) fn outstanding(&self) -> u64 {
-        self.sends.posted - self.sends.done + self.recvs.posted - self.recvs.done
+        self.sends.posted() - self.sends.done() + self.recvs.posted() - self.recvs.done()
     }
 
     /// Completions that it may have at once.
     pub(super) fn depth(&self) -> u64 {
-        self.sends.depth + self.recvs.depth
+        self.sends.depth() + self.recvs.depth()
     }
 }
 
@@ -621,61 +519,9 @@ impl Drop for QueuePair {
         if !self.shared.owned() {
             return;
         }
+        // Then the device's queue pair may go.
         self.shared.events().forget(self.raw);
-        // SAFETY: made by create_qp, destroyed once. The device touches no memory for it afterwards, so what it used (chain, bounce) may go.
-        unsafe { (self.shared.library().destroy_qp)(self.raw) };
     }
-}
-
-/// Makes a queue pair; how many bytes it takes inline.
-fn create(shared: &Shared, cq: *mut ibv_cq, caps: &QpCaps) -> Result<(*mut ibv_qp, usize)> {
-    let wanted = if shared.port.config.ib_use_inline { MAX_INLINE as u32 } else { 0 };
-    let mut refused = None;
-    for inline in [wanted, 0] {
-        let mut attr = ibv_qp_init_attr {
-            send_cq: cq,
-            recv_cq: cq,
-            cap: ibv_qp_cap {
-                max_send_wr: caps.send_depth,
-                max_recv_wr: caps.recv_depth,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: inline,
-            },
-            qp_type: ibv_qp_type::IBV_QPT_RC,
-            ..Default::default()
-        };
-        // SAFETY: domain and queue are live, the attributes outlive the call.
-        match made(unsafe { (shared.library().create_qp)(shared.pd, &mut attr) }) {
-            Ok(raw) => return Ok((raw, if inline == 0 { 0 } else { attr.cap.max_inline_data as usize })),
-            Err(error) => refused = Some(error),
-        }
-    }
-    let error = refused.unwrap_or_else(std::io::Error::last_os_error);
-    let hint = if error.raw_os_error() == Some(libc::ENOMEM) { super::memlock_hint() } else { String::new() };
-    Err(Error::system(
-        format!("{}: creating a queue pair of depth {} and {}{hint}", shared.port.label, caps.send_depth, caps.recv_depth),
-        error,
-    ))
-}
-
-fn modify_hint(error: &std::io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::ETIMEDOUT) => " (the peer's address does not answer: is there a route between the two GIDs?)",
-        Some(libc::EINVAL | libc::ENODEV | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
-            " (the GID is gone, or has no route to the peer's; see NCCL_IB_GID_INDEX, NCCL_IB_ROCE_VERSION_NUM and NCCL_IB_ADDR_RANGE)"
-        }
-        _ => "",
-    }
-}
-
-/// Code of the shortest wait that is not shorter (InfiniBand specification 1.4, table 45; code 0 is the longest).
-fn rnr_timer(us: u32) -> u8 {
-    const HUNDREDTHS_MS: [u32; 31] = [
-        1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384,
-        24576, 32768, 49152,
-    ];
-    HUNDREDTHS_MS.iter().position(|&wait| wait * 10 >= us).map_or(0, |at| at as u8 + 1)
 }
 
 #[inline]
@@ -696,35 +542,5 @@ fn verb(opcode: Opcode) -> &'static str {
         Opcode::Write => "a WRITE",
         Opcode::WriteWithImm => "a WRITE_WITH_IMM",
         Opcode::Read => "a READ",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_are_rounded_up() {
-        for (us, code) in [(0, 1), (1, 1), (10, 1), (11, 2), (640, 12), (641, 13), (10_240, 20), (491_520, 31), (491_521, 0), (u32::MAX, 0)]
-        {
-            assert_eq!(rnr_timer(us), code, "{us}");
-        }
-    }
-
-    #[test]
-    fn numbers_find_their_requests_across_the_wrap() {
-        let mut ring = Ring::new(4, 0u64);
-        (ring.posted, ring.done) = (NUMBER - 1, NUMBER - 1);
-        for i in 0..4 {
-            ring.push(100 + i);
-        }
-        assert_eq!(ring.room(), 0);
-        // The third one's report stands for the two before it.
-        assert_eq!(ring.take((NUMBER + 1) & NUMBER), Some(102));
-        assert_eq!(ring.room(), 3);
-        assert_eq!(ring.take(NUMBER), None, "it was reported before");
-        assert_eq!(ring.take((NUMBER + 2) & NUMBER), Some(103));
-        assert_eq!(ring.take((NUMBER + 3) & NUMBER), None, "it was never posted");
-        assert!(ring.idle());
     }
 }

@@ -1,0 +1,816 @@
+//! The verbs provider on a libibverbs that is only memory (`tests/c/fake_ibverbs.c`): what it asks of a device, and what it makes of a
+//! device's answers that no healthy one gives. Real queue pairs are in `tests/softroce.rs`.
+//!
+//! Each test runs one of `inside` in a process of its own.
+
+#[path = "conformance/bed.rs"]
+#[allow(dead_code)]
+mod bed;
+#[path = "support/fake_ibverbs.rs"]
+mod fake_ibverbs;
+
+use fake_ibverbs::{Fake, NEWEST, Ran};
+
+/// Runs a test inside with the newest library.
+#[track_caller]
+fn inside(name: &str) -> Ran {
+    Fake::new(NEWEST).run(name)
+}
+
+// ---- the library and its devices ----
+
+#[test]
+fn a_library_that_is_too_old_is_no_error_and_no_device() {
+    Fake::new(0).run("no_devices").says("libibverbs.so.1 is too old: it has no ibv_query_qp@IBVERBS_1.1");
+}
+
+#[test]
+fn a_library_without_the_newer_functions_does_without() {
+    for (abi, relaxed, dma_buf, ece) in [(1, 0, 0, 0), (8, 1, 0, 0), (10, 1, 0, 1), (12, 1, 1, 1), (16, 1, 1, 1)] {
+        let has = format!("{relaxed}{dma_buf}{ece}");
+        Fake::new(abi).env("RHT_HAS", &has).env("RHT_SPEED", if abi < 16 { "100000" } else { "800000" }).run("what_a_library_has");
+    }
+}
+
+#[test]
+fn the_speed_is_the_drivers_own_word_where_it_has_one() {
+    inside("speeds");
+}
+
+#[test]
+fn functions_of_a_card_count_as_its_ports_and_virtual_ones_too() {
+    let sysfs = tempfile::tempdir().expect("a folder");
+    for (device, function) in [(0, "0000:3b:00.0"), (1, "0000:3b:00.1"), (2, "0000:3b:02.5"), (3, "0000:5e:00.0")] {
+        let pci = sysfs.path().join("devices/pci0000:3a").join(function);
+        let types = sysfs.path().join(format!("fake{device}/ports/1/gid_attrs/types"));
+        std::fs::create_dir_all(&pci).expect("a folder");
+        std::fs::create_dir_all(&types).expect("a folder");
+        std::os::unix::fs::symlink(&pci, sysfs.path().join(format!("fake{device}/device"))).expect("a link");
+        // The IPv4 address is of the older kind: the IPv6 one of the wanted kind is better.
+        std::fs::write(types.join("1"), "IB/RoCE v1\n").expect("a file");
+        std::fs::write(types.join("2"), "RoCE v2\n").expect("a file");
+    }
+    let root = sysfs.path().canonicalize().expect("a path");
+    let run = |merge: &str| {
+        let fake = Fake::new(NEWEST).env("FAKE_IBV", "devices=4").env("FAKE_IBV_SYSFS", root.to_str().expect("text"));
+        let ran = fake.env("NCCL_IB_MERGE_VFS", merge).run("lists");
+        let lines: Vec<String> = ran.output.lines().filter_map(|line| line.strip_prefix("device ")).map(str::to_owned).collect();
+        lines
+    };
+    let at = |device: u32, path: &str, port: u32| format!("fake{device} {}/devices/pci0000:3a/{path} port {port} gid 2", root.display());
+    let (card, other) = ("0000:3b:00.0", "0000:5e:00.0");
+    assert_eq!(run("1"), [at(0, card, 1), at(1, card, 2), at(2, card, 3), at(3, other, 1)]);
+    assert_eq!(run("0"), [at(0, card, 1), at(1, card, 2), at(2, "0000:3b:02.0", 1), at(3, other, 1)]);
+}
+
+// ---- queue pairs ----
+
+#[test]
+fn the_settings_are_in_the_attributes() {
+    inside("attributes_on_ethernet");
+    Fake::new(NEWEST).env("FAKE_IBV", "link_layer=1,mtu_1=3").run("attributes_on_infiniband");
+}
+
+#[test]
+fn a_neighbour_that_is_slow_to_answer_is_asked_again() {
+    inside("modify_times_out").says("the peer's address does not answer");
+}
+
+#[test]
+fn what_a_device_will_not_take_inline_passes_through_memory() {
+    for (numbers, inlined) in [("devices=2", "1"), ("inline_refused=1", "0"), ("max_inline=32", "0")] {
+        Fake::new(NEWEST).env("FAKE_IBV", numbers).env("RHT_INLINED", inlined).run("inline_or_not");
+    }
+}
+
+#[test]
+fn completion_queues_have_room_for_all_their_queue_pairs() {
+    inside("queues_grow");
+}
+
+#[test]
+fn requests_are_reported_once_in_half_a_lap_at_least() {
+    inside("signals");
+}
+
+#[test]
+fn every_notification_is_acknowledged() {
+    inside("acknowledges");
+}
+
+#[test]
+fn enhancements_are_agreed_on_by_both_devices() {
+    Fake::new(NEWEST).env("FAKE_IBV", "ece=0x7,ece_mask_1=0x5").run("enhancements");
+    Fake::new(NEWEST).env("FAKE_IBV", "ece=0x7,ece_mask_1=0x5").run("enhancements_across_comms");
+}
+
+#[test]
+fn enhancements_are_left_alone_where_one_side_has_none() {
+    // None at all, as Soft-RoCE; one side without; not wanted; a driver that refuses the peer's.
+    for (numbers, wanted) in [("ece=0", "1"), ("ece=7,ece_mask_1=0", "1"), ("ece=7", "0"), ("ece=7,ece_set_errno=95", "1")] {
+        Fake::new(NEWEST).env("FAKE_IBV", numbers).env("NCCL_IB_ECE_ENABLE", wanted).run("no_enhancements");
+    }
+    Fake::new(8).env("FAKE_IBV", "ece=7").run("no_enhancements");
+}
+
+// ---- memory ----
+
+#[test]
+fn order_is_relaxed_for_messages_and_never_for_flags() {
+    for (setting, relaxed) in [("0", "0"), ("1", "1"), ("2", "1")] {
+        Fake::new(NEWEST).env("NCCL_IB_PCI_RELAXED_ORDERING", setting).env("RHT_RELAXED", relaxed).run("relaxed_ordering");
+    }
+    Fake::new(NEWEST).env("FAKE_IBV", "relaxed_errno=22").env("RHT_RELAXED", "0").run("relaxed_ordering");
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_an_error_that_can_be_mended() {
+    inside("registrations_fail")
+        .says("RLIMIT_MEMLOCK is 65536 bytes: raise it with `ulimit -l unlimited`")
+        .says("a GPU's needs nvidia_peermem or DMA-BUF")
+        .says("(the NIC's driver, or the GPU's, cannot)")
+        .says("descriptor closed, or not a DMA-BUF");
+}
+
+#[test]
+fn a_flush_reads_on_every_device_behind_what_was_received() {
+    Fake::new(NEWEST).env("NCCL_NET_FORCE_MERGE", "fake0,fake1").run("flushes");
+}
+
+// ---- what goes wrong ----
+
+#[test]
+fn a_failed_completion_is_told_with_both_ends_and_a_hint() {
+    inside("failed_completion")
+        .says("IBV_WC_RETRY_EXC_ERR (12), vendor_err 0x81: no acknowledgement came within NCCL_IB_TIMEOUT")
+        .says("fake0:1 gid ::ffff:10.77.0.1 qp ")
+        .says(" -> gid ::ffff:10.77.0.1 lid 0 qp ");
+}
+
+#[test]
+fn statuses_and_opcodes_of_newer_drivers_are_only_numbers() {
+    inside("unknown_completion").says("a status newer than this library (77), vendor_err 0xbeef");
+}
+
+#[test]
+fn fatal_events_end_what_they_concern_and_nothing_else() {
+    let told = "IBV_EVENT_QP_FATAL";
+    Fake::new(NEWEST).run("fatal_events").says(told).says("event 0: a completion queue overflowed or failed").says("the device failed");
+    Fake::new(NEWEST).env("NCCL_IB_RETURN_ASYNC_EVENTS", "0").run("fatal_events_are_only_told").says("fake0: event");
+    inside("a_comm_whose_device_fails").says("the device failed (IBV_EVENT_DEVICE_FATAL)");
+}
+
+#[test]
+fn a_device_that_takes_less_than_it_promised_is_an_error() {
+    inside("chain_not_taken");
+}
+
+#[test]
+fn a_queue_that_cannot_be_polled_is_an_error() {
+    inside("cannot_be_polled").says("polling a completion queue failed (-5)");
+}
+
+#[test]
+fn a_device_that_never_completes_is_given_up() {
+    inside("deaf").says("2 requests without completion for 1 s (RAILHEAD_FABRIC_TIMEOUT_S)");
+}
+
+// ---- messages ----
+
+#[test]
+fn a_message_takes_one_queue_pair_or_all() {
+    for (setting, used) in [("0", "1"), ("1", "4")] {
+        let fake = Fake::new(NEWEST).env("NCCL_IB_QPS_PER_CONNECTION", "4").env("NCCL_IB_SPLIT_DATA_ON_QPS", setting);
+        fake.env("RAILHEAD_SPLIT_MIN", "4096").env("RHT_USED", used).run("queue_pairs_of_a_message");
+    }
+}
+
+/// What the tests above run.
+mod inside {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use libc::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
+    use railhead::base::config::{Config, Fabric};
+    use railhead::base::log::{self, Level};
+    use railhead::base::mem::{Pages, UserMemory};
+    use railhead::base::stats::RailStats;
+    use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendRequest, WcOpcode, WcStatus, devices};
+    use railhead::net::{MemoryKind, MrHandle, Net, Ready, RecvBuffer, RecvComm, SendComm};
+
+    use super::bed::{Bed, Pair, Request, Side, Wire};
+    use super::fake_ibverbs::{Control, value};
+
+    static BED: Bed = Bed { name: "fake", wire: Wire::Nic, configure: |config| *config = settings() };
+
+    const RELAXED: i64 = 1 << 20;
+    /// Of `enum ibv_event_type` (rdma-core v55 libibverbs/verbs.h).
+    const CQ_ERR: u32 = 0;
+    const QP_FATAL: u32 = 1;
+    const DEVICE_FATAL: u32 = 8;
+
+    fn settings() -> Config {
+        log::set_stderr(Level::Info);
+        Config { fabric: Fabric::Verbs, ..Config::from_env() }
+    }
+
+    fn all_devices() -> Vec<Device> {
+        devices(&Arc::new(settings())).expect("devices")
+    }
+
+    fn from_env(name: &str) -> String {
+        std::env::var(name).expect(name)
+    }
+
+    /// Waits for what a thread of the library does.
+    #[track_caller]
+    fn until(what: &str, mut holds: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(Instant::now() < end, "waited too long for {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Two ends on two devices; a is the one whose endpoint travels first, as a comm's sender is.
+    fn across(a: &Device, b: &Device, caps: QpCaps) -> Pair {
+        let mut pair = Pair { a: Side::new("a", a, caps, false), b: Side::new("b", b, caps, false) };
+        let first = pair.a.cq.qp(pair.a.qp).endpoint();
+        pair.b.cq.qp(pair.b.qp).connect(&first).expect("connect b");
+        let second = pair.b.cq.qp(pair.b.qp).endpoint();
+        pair.a.cq.qp(pair.a.qp).connect(&second).expect("connect a");
+        pair
+    }
+
+    /// A comm to itself.
+    fn comms(net: &Arc<Net>, dev: usize) -> (SendComm, RecvComm) {
+        let (mut listen, mut handle) = net.listen(dev).expect("listen");
+        let (mut send, mut recv) = (None, None);
+        until("both comms", || {
+            if send.is_none() {
+                send = net.connect(dev, None, &mut handle, Ready::Full).expect("connect");
+            }
+            if recv.is_none() {
+                recv = listen.accept(Ready::Full).expect("accept");
+            }
+            send.is_some() && recv.is_some()
+        });
+        (send.expect("send"), recv.expect("recv"))
+    }
+
+    fn memory(pages: &Pages) -> UserMemory {
+        // SAFETY: every caller deregisters before the pages go.
+        unsafe { UserMemory::new(pages.addr() as *mut u8, pages.len()) }
+    }
+
+    fn register(net: &Net, dev: usize, pages: &Pages) -> MrHandle {
+        net.register(dev, memory(pages), MemoryKind::Host).expect("register")
+    }
+
+    /// The first `len` bytes of `from` to `to`.
+    fn message(send: &mut SendComm, recv: &mut RecvComm, from: (&Pages, MrHandle), to: (&Pages, MrHandle), len: usize) {
+        let buffer = RecvBuffer { addr: to.0.addr(), len, tag: 1, mr: to.1 };
+        let (r, mut s) = (recv.irecv(&[buffer]).expect("irecv").expect("room"), None);
+        until("the send", || {
+            s = send.isend(from.0.addr(), len, 1, from.1).expect("isend");
+            s.is_some()
+        });
+        until("a message", || send.test(s.expect("posted")).expect("test").is_some());
+        until("a message", || recv.test(r).expect("test").is_some());
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn no_devices() {
+        assert!(all_devices().is_empty());
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn what_a_library_has() {
+        let control = Control::new();
+        control.set("ece", 1).set("port_speed", 8000);
+        let device = BED.device();
+        let has = |n: usize| from_env("RHT_HAS").as_bytes()[n] == b'1';
+        assert_eq!(device.info().speed_mbps.to_string(), from_env("RHT_SPEED"));
+        assert_eq!(device.info().dma_buf, has(1));
+        let mut pair = across(&device, &device, QpCaps::default());
+        pair.ping();
+        let _memory = pair.a.memory(4096, Access::LOCAL_WRITE | Access::RELAXED_ORDERING);
+        assert_eq!(!control.calls("reg_mr_iova2").is_empty(), has(0));
+        assert_eq!(!control.calls("set_ece").is_empty(), has(2));
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn speeds() {
+        let control = Control::new();
+        let speed = |width: i64, lane: i64, told: i64, ask: bool| {
+            control.set("active_width", width).set("active_speed", lane).set("port_speed", told);
+            let config = Config { ib_query_speed: ask, ..settings() };
+            devices(&Arc::new(config)).expect("devices")[0].info().speed_mbps
+        };
+        // 4 lanes of 100 Gbit/s; 8 of 200, for which there is no code; a driver that does not say.
+        assert_eq!(speed(2, 128, 0, true), 400_000);
+        assert_eq!(speed(4, 0, 16_000, true), 1_600_000);
+        assert_eq!(speed(4, 128, 16_000, false), 800_000);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn lists() {
+        for device in all_devices() {
+            let info = device.info();
+            let Device::Verbs(_) = device else { panic!("{} is no NIC", info.name) };
+            let listing = railhead::fabric::verbs::listing(&Arc::new(settings())).expect("settings").expect("devices");
+            let port = listing.ports.iter().find(|port| port.info.name == info.name).expect("it");
+            eprintln!("device {} {} port {} gid {}", info.name, info.pci_path.as_deref().unwrap_or("-"), info.port, port.gid_index);
+        }
+    }
+
+    fn with_settings() -> Config {
+        Config { ib_sl: 3, ib_pkey: 7, ib_timeout: 17, ib_retry_cnt: 5, ..settings() }
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn attributes_on_ethernet() {
+        let control = Control::new();
+        let devices = devices(&Arc::new(with_settings())).expect("devices");
+        let caps = QpCaps { traffic_class: Some(96), rnr_retry: 4, min_rnr_timer_us: 10, ..QpCaps::default() };
+        let pairs = [across(&devices[0], &devices[0], caps), across(&devices[0], &devices[0], caps)];
+        let calls = control.calls("modify_qp");
+        assert_eq!(calls.len(), 3 * 4);
+        let to = |state: i64| calls.iter().filter(move |line| value(line, "state") == state);
+        for line in to(1) {
+            assert_eq!([value(line, "pkey_index"), value(line, "port"), value(line, "access")], [7, 1, 7]);
+        }
+        for line in to(2) {
+            let got = ["mtu", "sl", "tc", "sgid", "global", "hops", "dlid", "rnr_timer"].map(|name| value(line, name));
+            assert_eq!(got, [5, 3, 96, 1, 1, 255, 0, 1], "{line}");
+        }
+        for line in to(3) {
+            assert_eq!(["timeout", "retry", "rnr_retry"].map(|name| value(line, name)), [17, 5, 4], "{line}");
+        }
+        // Each side expects what the other begins with, and no two begin alike.
+        let sent: BTreeSet<i64> = to(3).map(|line| value(line, "sq_psn")).collect();
+        let expected: BTreeSet<i64> = to(2).map(|line| value(line, "rq_psn")).collect();
+        assert_eq!(sent, expected);
+        assert!(sent.len() >= 3 && sent.iter().all(|psn| (0..1 << 24).contains(psn)), "{sent:?}");
+        drop((pairs, devices));
+        assert_eq!(["mrs", "qps", "cqs", "pds"].map(|name| control.get(name)), [0; 4]);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn attributes_on_infiniband() {
+        let control = Control::new();
+        let devices = devices(&Arc::new(with_settings())).expect("devices");
+        let _pair = across(&devices[0], &devices[1], QpCaps::default());
+        for (line, dlid) in control.calls("modify_qp").iter().filter(|line| value(line, "state") == 2).zip([0x100, 0x101]) {
+            // One subnet: no global header. The smaller MTU of the two.
+            assert_eq!(["dlid", "global", "sl", "mtu"].map(|name| value(line, name)), [dlid, 0, 3, 3], "{line}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn modify_times_out() {
+        let control = Control::new();
+        let device = BED.device();
+        control.set("modify_errno", ETIMEDOUT.into()).set("modify_state", 2).set("modify_fails", 3);
+        across(&device, &device, QpCaps::default()).ping();
+        assert_eq!(control.calls("modify_qp").iter().filter(|line| line.ends_with("refused")).count(), 3);
+        let (mut a, mut b) = (Side::new("a", &device, QpCaps::default(), false), Side::new("b", &device, QpCaps::default(), false));
+        let to_b = b.cq.qp(b.qp).endpoint();
+        for (errno, words) in [(ETIMEDOUT, "does not answer"), (EINVAL, "the GID is gone")] {
+            control.set("modify_errno", errno.into()).set("modify_fails", 1000);
+            let error = a.cq.qp(a.qp).connect(&to_b).expect_err("refused").to_string();
+            println!("{error}");
+            assert!(error.contains("queue pair to RTR") && error.contains(words), "{error}");
+        }
+        // At once where waiting does not help.
+        assert_eq!(1000 - control.get("modify_fails"), 1);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn inline_or_not() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps { send_depth: 8, ..QpCaps::default() });
+        let to = pair.b.open_memory(64);
+        for n in 0..40u8 {
+            let bytes = [n; 64];
+            pair.a.send(Request::write_inline(n.into(), &bytes, &to, 0));
+            pair.a.wait(1);
+            pair.a.take_ok(n.into());
+            assert_eq!(to.all(), bytes);
+        }
+        assert_eq!(control.get("inlined") > 0, from_env("RHT_INLINED") == "1");
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn queues_grow() {
+        let control = Control::new();
+        control.set("max_cqe", 5000);
+        let domain = BED.device().open().expect("open");
+        let mut cq = domain.create_cq(false).expect("create_cq");
+        let caps = QpCaps { send_depth: 500, recv_depth: 300, ..QpCaps::default() };
+        let room =
+            || control.log().iter().rev().find(|line| line.contains("entries=")).map(|line| value(line, "entries")).expect("a queue");
+        let mut made = Vec::new();
+        let refused = loop {
+            match cq.create_qp(&caps, RailStats::detached()) {
+                Ok(qp) => made.push(qp),
+                Err(error) => break error.to_string(),
+            }
+            assert!(room() >= 800 * made.len() as i64, "{} entries for {} queue pairs", room(), made.len());
+        };
+        assert_eq!(made.len(), 6);
+        assert!(refused.contains("5600 completions may be outstanding, its completion queues have 5000 entries at most"), "{refused}");
+        // What is gone needs none.
+        cq.destroy_qp(made[0]);
+        cq.create_qp(&caps, RailStats::detached()).expect("room for one more");
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn signals() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps { send_depth: 16, ..QpCaps::default() });
+        let (from, to) = (pair.a.open_memory(64), pair.b.open_memory(64));
+        let before = control.get("signaled");
+        let mut full = 0;
+        for n in 0..1000 {
+            let request = SendRequest { signaled: false, ..Request::write(n, from.sge(0, 8), &to, 0) };
+            // The device refuses what is more than its depth; the provider must know before.
+            while let Err(error) = pair.a.cq.qp(pair.a.qp).post_send(&[request]) {
+                assert_eq!(error, PostError::Full);
+                full += 1;
+                assert_eq!(pair.a.poll(), 0, "nobody asked to hear of success");
+            }
+        }
+        assert_eq!(control.get("signaled") - before, 1000 / 8);
+        assert!(full <= 1000 / 8, "{full}");
+        assert_eq!(pair.a.state(), QpState::Rts);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn acknowledges() {
+        let control = Control::new();
+        let device = BED.device();
+        let caps = QpCaps::default();
+        let mut pair = Pair { a: Side::new("a", &device, caps, true), b: Side::new("b", &device, caps, true) };
+        pair.connect();
+        let to = pair.b.open_memory(64);
+        for n in 0..100 {
+            for side in [&mut pair.a, &mut pair.b] {
+                side.cq.arm().expect("arm");
+                assert_eq!(side.poll(), 0);
+            }
+            pair.b.recv(n, super::bed::NOTHING);
+            pair.a.send(Request::write_imm(n, super::bed::NOTHING, &to, 0, n as u32));
+            pair.wait(1, 1);
+            pair.a.take_ok(n);
+            pair.b.take_ok(n);
+        }
+        // One that nobody has looked at when its queue goes.
+        pair.a.cq.arm().expect("arm");
+        pair.a.send(Request::write(7, super::bed::NOTHING, &to, 0));
+        drop(to);
+        drop(pair);
+        assert!(control.get("cq_events") >= 200, "{} events", control.get("cq_events"));
+        assert_eq!(control.get("cq_events"), control.get("cq_acks"));
+        assert_eq!(control.get("violations"), 0);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn enhancements() {
+        let control = Control::new();
+        let devices = all_devices();
+        let mut pair = across(&devices[0], &devices[1], QpCaps::default());
+        let number = |side: &mut Side| side.cq.qp(side.qp).qp_num();
+        let (a, b) = (number(&mut pair.a), number(&mut pair.b));
+        let log: Vec<String> = control.log().into_iter().filter(|line| line.contains("_ece") || line.starts_with("modify_qp")).collect();
+        let log: Vec<&str> = log.iter().map(|line| line.split(" mask=").next().unwrap_or_default()).collect();
+        // States: 1 INIT, 2 RTR, 3 RTS. What the first can, what the second makes of it, and that on the first.
+        let steps = [
+            format!("modify_qp qp={a} state=1"),
+            format!("query_ece qp={a} state=1 options=0x7"),
+            format!("modify_qp qp={b} state=1"),
+            format!("query_ece qp={b} state=1 options=0x5"),
+            format!("set_ece qp={b} state=1 vendor=0x15b3 options=0x7"),
+            format!("modify_qp qp={b} state=2"),
+            format!("modify_qp qp={b} state=3"),
+            format!("query_ece qp={b} state=3 options=0x5"),
+            format!("set_ece qp={a} state=1 vendor=0x15b3 options=0x5"),
+            format!("modify_qp qp={a} state=2"),
+            format!("modify_qp qp={a} state=3"),
+        ];
+        assert_eq!(log, steps);
+        pair.ping();
+        // Where both were told of offers, neither counts.
+        let before = control.calls("set_ece").len();
+        BED.pair_on(&devices[0], QpCaps::default()).ping();
+        assert_eq!(control.calls("set_ece").len(), before);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn enhancements_across_comms() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let _comms = comms(&net, 0);
+        assert_eq!(control.calls("set_ece").len(), 2, "the two ends of a comm agree");
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn no_enhancements() {
+        let control = Control::new();
+        let devices = all_devices();
+        across(&devices[0], &devices[1], QpCaps::default()).ping();
+        assert!(control.calls("set_ece").is_empty());
+        assert!(from_env_or("NCCL_IB_ECE_ENABLE", "1") == "1" || control.calls("query_ece").is_empty());
+    }
+
+    fn from_env_or(name: &str, default: &str) -> String {
+        std::env::var(name).unwrap_or_else(|_| default.to_owned())
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn relaxed_ordering() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let flags = control.calls("reg_mr");
+        assert!(flags.len() >= 2, "announcements and records lie in registered memory");
+        assert!(flags.iter().all(|line| value(line, "access") & RELAXED == 0), "{flags:?}");
+        let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
+        let mrs = [register(&net, 0, &pages[0]), register(&net, 0, &pages[1])];
+        let wanted = from_env("RHT_RELAXED") == "1";
+        let all = control.calls("reg_mr");
+        let messages = all.iter().filter(|line| pages.iter().any(|pages| line.contains(&format!("addr={:#x} ", pages.addr()))));
+        let relaxed: Vec<bool> = messages.map(|line| value(line, "access") & RELAXED != 0).collect();
+        assert_eq!(relaxed, [wanted; 2], "{all:?}");
+        message(&mut send, &mut recv, (&pages[0], mrs[0]), (&pages[1], mrs[1]), 4096);
+        for mr in mrs {
+            net.deregister(0, mr).expect("deregister");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn registrations_fail() {
+        let control = Control::new();
+        let domain = BED.device().open().expect("open");
+        let limit = libc::rlimit { rlim_cur: 65536, rlim_max: 65536 };
+        // SAFETY: a limit that outlives the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+        let pages = Pages::new(4096).expect("memory");
+        for errno in [ENOMEM, EFAULT, EOPNOTSUPP] {
+            control.set("reg_errno", errno.into());
+            let error = domain.register(memory(&pages), Access::LOCAL_WRITE | Access::RELAXED_ORDERING).err().expect("refused");
+            println!("{error}");
+            assert!(error.to_string().contains("fake0:1: registering 4096 bytes at 0x"), "{error}");
+        }
+        control.set("reg_errno", 0);
+        let dma_buf = |fd: i32| domain.register_dma_buf(memory(&pages), Access::LOCAL_WRITE | Access::RELAXED_ORDERING, 512, fd);
+        println!("{}", dma_buf(-1).err().expect("no descriptor"));
+        // A driver that does not know the wish gets the registration without it.
+        control.set("relaxed_errno", EINVAL.into());
+        let region = dma_buf(0).expect("registered");
+        let calls = control.calls("reg_dmabuf_mr");
+        assert!(calls[0].ends_with("offset=512"), "{calls:?}");
+        assert_eq!((value(&calls[1], "access"), value(&calls[1], "len")), (1, 4096));
+        drop(region);
+        control.set("dma_buf_errno", EOPNOTSUPP.into());
+        println!("{}", dma_buf(0).err().expect("refused"));
+        assert_eq!(control.get("mrs"), 0);
+        let empty = control.log().len();
+        // SAFETY: an empty range.
+        assert!(domain.register(unsafe { UserMemory::new(pages.addr() as *mut u8, 0) }, Access::LOCAL_WRITE).is_err());
+        assert_eq!(control.log().len(), empty, "the device was asked all the same");
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn flushes() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let dev = net.make_virtual(&[0, 1]).expect("makeVDevice");
+        let (mut send, mut recv) = comms(&net, dev);
+        let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
+        let from = register(&net, dev, &pages[0]);
+        let to = net.register_as_device(dev, memory(&pages[1])).expect("register");
+        message(&mut send, &mut recv, (&pages[0], from), (&pages[1], to), 4096);
+        let buffer = RecvBuffer { addr: pages[1].addr(), len: 4096, tag: 0, mr: to };
+        let own: Vec<i64> = control.calls("create_qp").iter().map(|line| value(line, "qp")).collect();
+        control.set("log_requests", 1).set("deaf", 1);
+        let flush = recv.iflush(&[buffer]).expect("iflush").expect("a request");
+        assert!(recv.test(flush).expect("test").is_none(), "no device has read yet");
+        control.set("deaf", 0);
+        let reads = control.calls("request");
+        assert_eq!(reads.len(), 2, "{reads:?}");
+        let made: Vec<String> = control.calls("create_qp").split_off(own.len());
+        let loops: Vec<i64> = made.iter().map(|line| value(line, "qp")).collect();
+        for (read, qp) in reads.iter().zip(&loops) {
+            // 4 is IBV_WR_RDMA_READ; the flag 2 asks for a report. From the received memory, on a queue pair connected to itself.
+            assert_eq!(["opcode", "flags", "len", "to"].map(|name| value(read, name)), [4, 2, 1, pages[1].addr() as i64], "{read}");
+            assert_eq!(value(read, "qp"), *qp);
+            let connected = control.calls(&format!("modify_qp qp={qp} state=2"));
+            assert_eq!(value(&connected[0], "dest"), *qp);
+        }
+        let regions = control.calls("reg_mr");
+        let key_on = |device: i64| {
+            let mine =
+                regions.iter().rev().find(|line| value(line, "dev") == device && line.contains(&format!("addr={:#x} ", pages[1].addr())));
+            value(mine.expect("registered"), "key")
+        };
+        let keys: Vec<i64> = reads.iter().map(|line| value(line, "rkey")).collect();
+        assert_eq!(keys, [key_on(0), key_on(1)], "each device's own key");
+        // The next flush wakes the devices, and finds the first done.
+        let second = recv.iflush(&[buffer]).expect("iflush").expect("a request");
+        until("a flush", || recv.test(flush).expect("test").is_some());
+        until("a flush", || recv.test(second).expect("test").is_some());
+        // Host memory needs none.
+        let host = RecvBuffer { addr: pages[0].addr(), len: 4096, tag: 0, mr: from };
+        assert!(recv.iflush(&[host]).expect("iflush").is_none());
+        assert_eq!(control.calls("request").len(), 4);
+        net.deregister(dev, from).expect("deregister");
+        net.deregister(dev, to).expect("deregister");
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn failed_completion() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps::default());
+        let (from, to) = (pair.a.open_memory(64), pair.b.open_memory(64));
+        control.set("status", 12).set("vendor_err", 129);
+        pair.a.send(Request::write(5, from.sge(0, 64), &to, 0));
+        pair.a.wait(1);
+        let failed = pair.a.take();
+        assert_eq!((failed.wr_id, failed.status, failed.opcode), (5, WcStatus::RetryExcErr, WcOpcode::Write));
+        assert_eq!(pair.a.state(), QpState::Error);
+        let why = pair.a.cq.qp(pair.a.qp).error().expect("a reason").to_owned();
+        assert!(why.contains("a WRITE of 64 bytes failed"), "{why}");
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn unknown_completion() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps::default());
+        let (from, to) = (pair.a.open_memory(64), pair.b.open_memory(64));
+        // A success of an unknown kind is a success.
+        control.set("opcode", 250);
+        pair.a.send(Request::write(1, from.sge(0, 64), &to, 0));
+        pair.a.wait(1);
+        assert_eq!(pair.a.take_ok(1).opcode, WcOpcode::Write);
+        pair.b.recv(2, to.sge(0, 64));
+        control.set("opcode", 249);
+        pair.a.send(Request::send(3, from.sge(0, 64)));
+        pair.wait(1, 1);
+        assert_eq!((pair.b.take_ok(2).opcode, pair.a.take_ok(3).opcode), (WcOpcode::Recv, WcOpcode::Send));
+        control.set("status", 77).set("vendor_err", 0xbeef);
+        pair.a.send(Request::write(4, from.sge(0, 64), &to, 0));
+        pair.a.wait(1);
+        assert_eq!(pair.a.take().status, WcStatus::GeneralErr);
+        assert_eq!(pair.a.state(), QpState::Error);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn fatal_events() {
+        let control = Control::new();
+        let devices = all_devices();
+        let mut on_first: Vec<Pair> = (0..3).map(|_| across(&devices[0], &devices[0], QpCaps::default())).collect();
+        let mut on_second = across(&devices[1], &devices[1], QpCaps::default());
+        let number = |pair: &mut Pair| pair.a.cq.qp(pair.a.qp).qp_num();
+        control.raise(QP_FATAL, number(&mut on_first[0]));
+        until("the end of a queue pair", || on_first[0].a.state() == QpState::Error);
+        let ended = &mut on_first[0].a;
+        assert!(ended.cq.qp(ended.qp).error().is_some_and(|why| why.contains("IBV_EVENT_QP_FATAL")));
+        control.raise(CQ_ERR, number(&mut on_first[1]));
+        until("the end of a completion queue", || on_first[1].a.state() == QpState::Error);
+        on_first[2].ping();
+        control.raise(DEVICE_FATAL, 0);
+        until("the end of a device", || on_first[2].a.state() == QpState::Error && on_first[2].b.state() == QpState::Error);
+        assert_eq!(on_second.a.state(), QpState::Rts);
+        on_second.ping();
+        until("acknowledgements", || control.get("async_acks") == 3);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn fatal_events_are_only_told() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps::default());
+        let number = pair.a.cq.qp(pair.a.qp).qp_num();
+        control.raise(QP_FATAL, number);
+        control.raise(DEVICE_FATAL, 0);
+        until("acknowledgements", || control.get("async_acks") == 2);
+        assert_eq!(pair.a.state(), QpState::Rts);
+        pair.ping();
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn a_comm_whose_device_fails() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let pages = Pages::new(4096).expect("memory");
+        let mr = register(&net, 0, &pages);
+        let request = recv.irecv(&[RecvBuffer { addr: pages.addr(), len: 64, tag: 1, mr }]).expect("irecv").expect("room");
+        control.raise(DEVICE_FATAL, 0);
+        let mut error = None;
+        until("the receive's error", || {
+            error = recv.test(request).err();
+            error.is_some()
+        });
+        println!("{}", error.expect("an error"));
+        until("the sender's error", || send.isend(pages.addr(), 64, 2, mr).is_err());
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn chain_not_taken() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps::default());
+        let (from, to) = (pair.a.open_memory(64), pair.b.open_memory(64));
+        let chain: Vec<_> = (0..4).map(|n| Request::write(n, from.sge(0, 8), &to, 0)).collect();
+        control.set("post_taken", 2).set("post_errno", ENOMEM.into());
+        let error = pair.a.cq.qp(pair.a.qp).post_send(&chain).expect_err("refused");
+        assert_eq!(error, PostError::State(QpState::Error));
+        let why = pair.a.cq.qp(pair.a.qp).error().expect("a reason").to_owned();
+        assert!(why.contains("the device took 2 requests of a batch and then said: "), "{why}");
+        pair.a.wait(2);
+        pair.a.take_all_ok(0..2);
+        pair.settle();
+        assert!(pair.a.got.is_empty(), "what was not taken completes nowhere: {:?}", pair.a.got);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn cannot_be_polled() {
+        let control = Control::new();
+        let device = BED.device();
+        let mut pair = across(&device, &device, QpCaps::default());
+        control.set("poll_result", -5);
+        assert_eq!(pair.a.poll(), 0);
+        assert_eq!(pair.a.state(), QpState::Error);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn deaf() {
+        let control = Control::new();
+        let device = BED.device_with(|config| config.fabric_timeout_s = 1);
+        let mut pair = across(&device, &device, QpCaps::default());
+        let (from, to) = (pair.a.open_memory(64), pair.b.open_memory(64));
+        control.set("deaf", 1);
+        pair.a.send(Request::write(1, from.sge(0, 8), &to, 0));
+        pair.a.send(SendRequest { opcode: Opcode::Read, ..Request::read(2, from.sge(0, 8), &to, 0) });
+        pair.a.wait(2);
+        assert_eq!((pair.a.take().status, pair.a.take().status), (WcStatus::RetryExcErr, WcStatus::WrFlushErr));
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn queue_pairs_of_a_message() {
+        const LEN: usize = 1 << 20;
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let pages = [Pages::new(LEN), Pages::new(LEN)].map(|pages| pages.expect("memory"));
+        let mrs = [register(&net, 0, &pages[0]), register(&net, 0, &pages[1])];
+        control.set("log_requests", 1);
+        let mut all = BTreeSet::new();
+        for n in 1..=8 {
+            let before = control.calls("request").len();
+            message(&mut send, &mut recv, (&pages[0], mrs[0]), (&pages[1], mrs[1]), LEN);
+            let requests = control.calls("request").split_off(before);
+            // 1 is IBV_WR_RDMA_WRITE_WITH_IMM.
+            let used: BTreeSet<i64> = requests.iter().filter(|line| value(line, "opcode") == 1).map(|line| value(line, "qp")).collect();
+            assert_eq!(used.len().to_string(), from_env("RHT_USED"), "message {n}: {requests:?}");
+            all.extend(used);
+        }
+        assert_eq!(all.len(), 4, "one message after the other takes the next");
+        for mr in mrs {
+            net.deregister(0, mr).expect("deregister");
+        }
+    }
+}
