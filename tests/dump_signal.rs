@@ -137,12 +137,15 @@ fn proxies(ctx: &Ctx) {
     let mut status = 0;
     // SAFETY: our child, a place for its status.
     assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    // What does not come cannot be waited for: a moment, in which it would come unless the machine is busy.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(log.count("railhead-proxy: "), 4, "{}", log.text());
     // One that is gone is shown no more.
     send.append(&operation(1, 1, 1, SIMPLE)).expect("append");
     sleeps.destroy().expect("destroy");
     raise(libc::SIGUSR1);
     until("a third", || (log.count(waiting) == 3).then_some(()));
-    assert_eq!((log.count(sleeping), log.count("railhead-proxy: running")), (2, 3), "{}", log.text());
+    assert_eq!((log.count(sleeping), log.count("railhead-proxy: ")), (2, 5), "{}", log.text());
     assert_eq!(recv.state().operations, 0);
     waits.destroy().expect("destroy");
     until("the thread's end", || (threads("railhead-signal") == 0).then_some(()));

@@ -116,7 +116,7 @@ static void opened(const void *what, const void *of, enum kind kind)
     atomic_flag_clear(&open_lock);
 }
 
-/* Closed: it was open, and nothing that it was needed for still is. */
+/* Whether it is closed now: it was open, and nothing that needs it still is. */
 static int closed(const void *what, const void *of, enum kind kind)
 {
     lock_open();
@@ -125,7 +125,7 @@ static int closed(const void *what, const void *of, enum kind kind)
         needed |= kind != REGISTRATION && open_things[i].what != NULL && open_things[i].of == what;
     set(needed ? -1 : place, NULL, NULL, kind);
     atomic_flag_clear(&open_lock);
-    return place >= 0;
+    return place >= 0 && !needed;
 }
 
 static int is_open(const void *what, enum kind kind)

@@ -138,7 +138,10 @@ fn an_ll_producer_that_fills_a_slot_again_too_early_loses_no_request() {
     let _ = send::progress(&rig.send, &mut sending).unwrap();
     assert_eq!((sending.head, sending.tail), (0, 8));
     assert!(!rig.producer.has_room(1).unwrap());
-    fill(&mut rig.producer, rig.send.ring(), Protocol::Ll, 1, &[2; 64]);
+    let early = [[2, 0, 0, 0], ll_flag(8).to_ne_bytes()].concat().repeat(16);
+    // SAFETY: this test is the producer; that the slot is not free yet is what it is about, and nobody looks at what arrives.
+    unsafe { rig.send.ring().copy_in(Protocol::Ll, 8, &early) }.unwrap();
+    rig.send.ring().set_size(0, early.len() as i64);
     let _ = send::progress(&rig.send, &mut sending).unwrap();
     assert_eq!((sending.head, sending.tail, rig.net.holds().2), (0, 8, 16));
     let (mut sent, mut received, mut turns) = (false, false, 0);
