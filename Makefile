@@ -6,7 +6,7 @@
 #   make test      everything once, and the plugin's tests again with RAILHEAD_PROGRESS=thread
 #   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
 #   make bench     the table of all speed targets, and docs/perf.svg
-#   make bench-proxy   throughput through the proxy, against the same plugin without it
+#   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
 #   make bench-store   the store's server beside torch's, one client for both
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make header    include/railhead.h from src/abi

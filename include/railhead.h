@@ -373,7 +373,7 @@ void railhead_free(void *memory);
 // * `config` - in, may be NULL for all defaults.
 // * `proxy` - out; the caller destroys it with railhead_proxy_destroy.
 //
-// The table and its code must stay until then.
+// The table and its code must stay until then. The environment is read as by an init, for RAILHEAD_DUMP_SIGNAL.
 //
 // Errors: RAILHEAD_USAGE for a table that lacks a function, a `size` or a list of processors that makes no sense; RAILHEAD_SYSTEM if there
 // is no thread to be had.

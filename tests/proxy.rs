@@ -16,6 +16,7 @@ fn child_entry() {
         ("many_connectors", many_connectors),
         ("dump", dump),
         ("zero_bytes", zero_bytes),
+        ("a_million", a_million),
         ("stop_and_abort", stop_and_abort),
         ("a_lie", a_lie),
         ("peer_dies", peer_dies),
@@ -49,6 +50,11 @@ fn a_dump_shows_what_each_operation_waits_for() {
 #[test]
 fn a_hundred_thousand_operations_of_no_bytes() {
     World::new("zero_bytes", 1).env("RAILHEAD_SOCKET_IFNAME", "=lo").spawn().finish();
+}
+
+#[test]
+fn a_million_operations_of_no_bytes_past_the_end_of_all_counters() {
+    World::new("a_million", 1).env("RAILHEAD_SOCKET_IFNAME", "=lo").spawn().finish();
 }
 
 #[test]
@@ -249,6 +255,71 @@ fn dump(_: &Ctx) {
     assert_eq!(pairs[1].0.close(), Err(RAILHEAD_INTERNAL));
     assert_eq!(proxy.start(), Err(RAILHEAD_INTERNAL));
     assert_eq!(proxy.destroy(), Err(RAILHEAD_INTERNAL));
+}
+
+/// Both ends and their programs in one thread, which makes the engine's steps, so that a million take seconds.
+fn a_million(_: &Ctx) {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use railhead::abi::table::Table;
+    use railhead::engine::{Options, Step};
+    use railhead::proxy::args::Steps;
+    use railhead::proxy::connector::{self, Direction};
+    use railhead::proxy::net::Net;
+    use railhead::proxy::ring::{Consumer, Geometry, Producer, Ring};
+
+    const OPERATIONS: u64 = 1_000_000;
+    const BATCH: u64 = 8;
+    let plugin = support::plugin::Plugin::load(12);
+    // SAFETY: a v12 table of a library that stays loaded.
+    let table = unsafe { Table::new(plugin.table(), std::ptr::null_mut(), None) }.expect("a table");
+    let start = u64::MAX - OPERATIONS / 2;
+    let proxy = railhead::proxy::Proxy::stepped(Arc::new(table), Options { first_op_count: start, ..Options::default() });
+    let (listener, mut handle) = proxy.net().listen(0).expect("listen");
+    let (mut to, mut from) = (None, None);
+    until("a connection", || {
+        to = to.take().or_else(|| proxy.net().connect(0, &mut handle).expect("connect"));
+        from = from.take().or_else(|| proxy.net().accept(&listener).expect("accept"));
+        (to.is_some() && from.is_some()).then_some(())
+    });
+    proxy.net().close_listen(listener).expect("closeListen");
+    let ring = || Arc::new(Ring::private(Geometry::new([0, 0, 8 * 1024]).expect("a geometry"), start).expect("a ring"));
+    let made = [(Direction::Send, to), (Direction::Recv, from)].map(|(direction, comm)| {
+        proxy.connect(direction, comm.expect("a comm"), ring(), connector::Options::default()).expect("a connector")
+    });
+    let [send, recv] = &made;
+    let (mut producer, mut consumer) = (Producer::new(send.connector().ring().clone()), Consumer::new(recv.connector().ring().clone()));
+    for batch in 0..OPERATIONS / BATCH {
+        for n in 0..BATCH {
+            for (side, link) in (0..).zip(&made) {
+                let count = proxy.append(link, Steps::simple(1)).expect("append");
+                assert_eq!(count, start.wrapping_add(2 * (batch * BATCH + n) + side));
+            }
+            assert!(producer.has_room(1).expect("a ring without nonsense"));
+            producer.post(1, 0);
+        }
+        proxy.engine().start().expect("start");
+        until("a batch", || (proxy.engine().step().expect("a step") == Step::Empty).then_some(()));
+        for _ in 0..BATCH {
+            assert_eq!(consumer.filled(1, 1024).expect("a ring without nonsense"), Some(0));
+            consumer.release(1);
+        }
+    }
+    for link in &made {
+        let counters = link.connector().counters();
+        let counts = [&counters.operations, &counters.messages, &counters.bytes, &counters.flushes].map(|count| count.load(Relaxed));
+        assert_eq!(counts, [OPERATIONS, OPERATIONS, 0, 0]);
+        assert_eq!(link.connector().step(), OPERATIONS / 2 - 1, "the counters went round");
+    }
+    let counters = proxy.counters();
+    assert_eq!(counters.done, 2 * OPERATIONS);
+    assert!(counters.steps >= counters.done);
+    assert_eq!((producer.step(), consumer.step()), (OPERATIONS / 2 - 1, OPERATIONS / 2 - 1));
+    for link in made {
+        proxy.detach(&link).expect("detach");
+        link.close().expect("close");
+    }
 }
 
 fn zero_bytes(_: &Ctx) {

@@ -14,6 +14,7 @@ use crate::abi::proxies;
 use crate::abi::status::railhead_status_t::RAILHEAD_OK;
 use crate::abi::status::{call_status, railhead_status_t};
 use crate::abi::table::Table;
+use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::thread::Cpus;
 use crate::engine;
@@ -91,7 +92,7 @@ const _: () = {
 /// * `config` - in, may be NULL for all defaults.
 /// * `proxy` - out; the caller destroys it with railhead_proxy_destroy.
 ///
-/// The table and its code must stay until then.
+/// The table and its code must stay until then. The environment is read as by an init, for RAILHEAD_DUMP_SIGNAL.
 ///
 /// Errors: RAILHEAD_USAGE for a table that lacks a function, a `size` or a list of processors that makes no sense; RAILHEAD_SYSTEM if there
 /// is no thread to be had.
@@ -107,7 +108,8 @@ pub unsafe extern "C" fn railhead_proxy_create(
     call_status("railhead_proxy_create", || {
         // SAFETY: the requirement is the caller's own.
         let (proxy, config) = unsafe { (Out::new(proxy, "proxy")?, sized(config, "config")?) };
-        let mut options = engine::Options { name: "railhead-proxy".into(), ..engine::Options::default() };
+        let dump_signal = Config::from_env().dump_signal.number();
+        let mut options = engine::Options { name: "railhead-proxy".into(), dump_signal, ..engine::Options::default() };
         let (mut context, mut logger) = (std::ptr::null_mut(), None);
         if let Some(config) = config {
             (context, logger) = (config.context, config.logger);

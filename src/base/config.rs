@@ -68,6 +68,32 @@ choice! {
 }
 
 choice! {
+    /// A signal that an application may have to spare.
+    DumpSignal {
+        /// No signal.
+        None = "none",
+        /// 10 on most machines.
+        Usr1 = "SIGUSR1",
+        /// 12 on most machines.
+        Usr2 = "SIGUSR2",
+        /// 3: Ctrl-\ on a terminal.
+        Quit = "SIGQUIT",
+    }
+}
+
+impl DumpSignal {
+    /// Its number.
+    pub fn number(self) -> Option<i32> {
+        match self {
+            DumpSignal::None => None,
+            DumpSignal::Usr1 => Some(libc::SIGUSR1),
+            DumpSignal::Usr2 => Some(libc::SIGUSR2),
+            DumpSignal::Quit => Some(libc::SIGQUIT),
+        }
+    }
+}
+
+choice! {
     /// Which addresses.
     Family {
         /// Both.
@@ -279,6 +305,8 @@ table! {
         "Who moves data along. `poll`: whoever calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
         "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
+    dump_signal: DumpSignal, "RAILHEAD_DUMP_SIGNAL", DumpSignal::None, (),
+        "A signal at which each proxy, and each device's thread under RAILHEAD_PROGRESS=thread, logs what it has to do and what that waits for, as warnings. Read when a proxy is made, too. What the application does at the signal it goes on doing.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),

@@ -14,6 +14,7 @@ pub mod mac;
 pub mod mem;
 pub mod process;
 pub mod rand;
+pub mod signal;
 pub mod stage;
 pub mod stats;
 pub mod sync;

@@ -6,7 +6,8 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::core::{Core, Slot};
-use super::{ConnectorId, Engine, Posted, Refusal, State, Visit, Work};
+use super::notice::Watched;
+use super::{ConnectorId, Engine, Posted, Refusal, Shared, State, Visit, Work};
 use crate::base::clock;
 
 /// How long the loop may take to give way before it counts as stuck in a step.
@@ -60,30 +61,42 @@ impl<W: Work> Engine<W> {
     pub fn dump(&self) -> Result<Dump, Refusal> {
         self.check()?;
         self.check_thread()?;
-        let shared = &*self.shared;
-        let _visit = Visit::new(&shared.door);
+        Ok(self.shared.look(self.thread_id.is_some()))
+    }
+}
+
+impl<W: Work> Watched for Shared<W> {
+    fn dump(&self) -> Dump {
+        self.look(true)
+    }
+}
+
+impl<W: Work> Shared<W> {
+    fn look(&self, threaded: bool) -> Dump {
+        let name = self.options.name.clone();
+        let _visit = Visit::new(&self.door);
         let Some(core) = self.patiently() else {
-            let (connector, op_count) = (shared.counts.connector.load(Ordering::Relaxed), shared.counts.op_count.load(Ordering::Relaxed));
+            let (connector, op_count) = (self.counts.connector.load(Ordering::Relaxed), self.counts.op_count.load(Ordering::Relaxed));
             let doing = format!("stuck in a step of operation {op_count} of connector {connector}");
-            return Ok(Dump { name: shared.options.name.clone(), doing, operations: Vec::new() });
+            return Dump { name, doing, operations: Vec::new() };
         };
         let (now, work) = (clock::now(), &core.work);
         let mut operations = Vec::new();
         core.list.for_each(|at, depth| operations.extend(core.slots.get(at as usize).and_then(|slot| view(work, slot, depth, now))));
-        shared.door.with(|_, started, held| {
+        self.door.with(|_, started, held| {
             let waiting = started.iter().map(|posted| (posted, false)).chain(held.iter().map(|posted| (posted, true)));
             for (posted, held) in waiting {
                 let depth = operations.iter().filter(|op| op.connector == posted.connector).count() as u32;
                 operations.push(waiting_view(work, posted, depth, held, now));
             }
         });
-        Ok(Dump { name: shared.options.name.clone(), doing: self.doing(), operations })
+        Dump { name, doing: self.doing(threaded), operations }
     }
 
     fn patiently(&self) -> Option<MutexGuard<'_, Core<W>>> {
         let until = clock::now() + PATIENCE.as_nanos() as u64;
         loop {
-            match self.shared.core.try_lock() {
+            match self.core.try_lock() {
                 Ok(core) => return Some(core),
                 Err(TryLockError::Poisoned(core)) => return Some(PoisonError::into_inner(core)),
                 Err(TryLockError::WouldBlock) if clock::now() > until => return None,
@@ -92,12 +105,12 @@ impl<W: Work> Engine<W> {
         }
     }
 
-    fn doing(&self) -> String {
-        match self.fatal() {
+    fn doing(&self, threaded: bool) -> String {
+        match self.fatal.get() {
             Some(fatal) => format!("failed: {fatal}"),
-            None if self.has_ended() => "ended".into(),
-            None if self.is_asleep() => "asleep".into(),
-            None if self.thread_id.is_none() => "without a thread".into(),
+            None if self.door.has_ended() => "ended".into(),
+            None if self.door.asleep() => "asleep".into(),
+            None if !threaded => "without a thread".into(),
             None => "running".into(),
         }
     }

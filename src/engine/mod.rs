@@ -12,6 +12,7 @@ mod core;
 mod door;
 mod dump;
 mod list;
+mod notice;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -89,6 +90,7 @@ pub struct Engine<W: Work> {
     shared: Arc<Shared<W>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: Option<ThreadId>,
+    shown: Option<notice::Place>,
     epoch: u64,
 }
 
@@ -102,7 +104,7 @@ impl<W: Work> Engine<W> {
             fatal: OnceLock::new(),
             options,
         };
-        Engine { shared: Arc::new(shared), thread: Mutex::new(None), thread_id: None, epoch: fork::epoch() }
+        Engine { shared: Arc::new(shared), thread: Mutex::new(None), thread_id: None, shown: None, epoch: fork::epoch() }
     }
 
     /// An engine with its thread, which sleeps until something is started.
@@ -116,6 +118,12 @@ impl<W: Work> Engine<W> {
         let thread = thread.map_err(|e| Error::system(format!("starting the thread {name}"), e))?;
         engine.thread_id = Some(thread.thread().id());
         *lock(&engine.thread) = Some(thread);
+        if let Some(signal) = engine.shared.options.dump_signal {
+            match notice::watch(signal, engine.shared.clone()) {
+                Ok(place) => engine.shown = Some(place),
+                Err(error) => log_warn!(log::NET, "{}: no dump on a signal: {error}", engine.shared.options.name),
+            }
+        }
         Ok(engine)
     }
 
@@ -316,9 +324,10 @@ impl<W: Work> Drop for Engine<W> {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.epoch != fork::epoch() {
             // The thread is the parent's, and so is all that the operations refer to.
-            std::mem::forget((thread, Arc::clone(&self.shared)));
+            std::mem::forget((thread, self.shown.take(), Arc::clone(&self.shared)));
             return;
         }
+        self.shown = None;
         if let Some(thread) = thread {
             self.shared.door.abort();
             // The thread's own last reference, given up within a step: it ends right after.

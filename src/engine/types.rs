@@ -36,6 +36,8 @@ pub struct Options {
     pub limit: u64,
     /// opCount of the first operation.
     pub first_op_count: u64,
+    /// A dump goes to the log whenever this signal comes. Of an engine with a thread.
+    pub dump_signal: Option<i32>,
 }
 
 impl Default for Options {
@@ -48,6 +50,7 @@ impl Default for Options {
             yields: 1000,
             limit: 1 << 20,
             first_op_count: 0,
+            dump_signal: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A caller and the thread share what they move under a lock, which is almost always free: the thread does not wait for it, as a caller who has
 //! it makes progress himself. Without the setting there is neither thread nor lock.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -71,6 +72,15 @@ impl Work for Mover {
         }
         Ok(progress)
     }
+
+    fn describe(&self, _connector: ConnectorId, op: &Watch, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match op {
+            Watch::Send(_) => "a send comm",
+            Watch::Recv(_) => "a receive comm",
+            Watch::Listen(_) => "a listen comm",
+            Watch::Connects(_) => "connects in progress",
+        })
+    }
 }
 
 fn step<T: Member>(watched: &Watched<T>) -> Progress {
@@ -96,7 +106,8 @@ impl Background {
     /// Errors: no thread to be had.
     pub fn start(config: &Config, device: &str) -> Result<Background> {
         let cpus = Cpus::parse(&config.proxy_cpuset).unwrap_or_default();
-        let options = Options { name: format!("rh-{device}"), cpus, nap: NAP, yields: YIELDS, ..Options::default() };
+        let dump_signal = config.dump_signal.number();
+        let options = Options { name: format!("rh-{device}"), cpus, nap: NAP, yields: YIELDS, dump_signal, ..Options::default() };
         let idle = Arc::<Mutex<Vec<ConnectorId>>>::default();
         let engine = Engine::new(Mover { idle: idle.clone() }, options)?;
         Ok(Background { engine, idle })

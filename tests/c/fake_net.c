@@ -19,12 +19,15 @@
  *                noinit   init returns ncclSystemError
  *   FAKE_AFTER   the first message, counted per comm from 0, to do it to (default 5)
  *   FAKE_SIZE    only to messages of this size (default: any but 0)
+ *
+ * It keeps a record, too, for tests that load it themselves: see fake_reset and the functions behind it.
  */
 #define _GNU_SOURCE
 #include "../../c_examples/nccl_net.h" /* tests/c has a header of that name, of its own */
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +58,125 @@ struct comm {
     struct request requests[QUEUE];
 };
 
+/* ---- the record: what was called how often, which call is to fail, and what is open ---- */
+
+enum function {
+    INIT, LISTEN, CONNECT, ACCEPT, REG_MR, DEREG_MR, ISEND, IRECV, IFLUSH, TEST, CLOSE_SEND, CLOSE_RECV, CLOSE_LISTEN, FINALIZE, FUNCTIONS
+};
+
+static const char *const function_names[FUNCTIONS] = {"init",  "listen", "connect", "accept",    "regMr",     "deregMr",     "isend",
+                                                      "irecv", "iflush", "test",    "closeSend", "closeRecv", "closeListen", "finalize"};
+
+enum kind { CONTEXT, LISTENER, SENDER, RECEIVER, REGISTRATION, KINDS, OPEN = 256 };
+
+static atomic_long calls[FUNCTIONS];
+static atomic_long failing[FUNCTIONS]; /* number of the call that fails, from 1; 0 for none */
+static atomic_long misuses;            /* of something that is not open, or of the wrong kind */
+static atomic_flag open_lock = ATOMIC_FLAG_INIT;
+static struct {
+    const void *what, *of; /* NULL: a free place */
+    enum kind kind;
+} open_things[OPEN];
+
+/* Whether this call, which is counted, is to fail. */
+static int fails(enum function function)
+{
+    return atomic_fetch_add(&calls[function], 1) + 1 == atomic_load(&failing[function]);
+}
+
+static int find(const void *what, const void *of, enum kind kind)
+{
+    for (int i = 0; i < OPEN; i++)
+        if (open_things[i].what == what && (what == NULL || (open_things[i].of == of && open_things[i].kind == kind)))
+            return i;
+    return -1;
+}
+
+static void set(int place, const void *what, const void *of, enum kind kind)
+{
+    if (place < 0) {
+        atomic_fetch_add(&misuses, 1);
+        return;
+    }
+    open_things[place].what = what;
+    open_things[place].of = of;
+    open_things[place].kind = kind;
+}
+
+static void lock_open(void)
+{
+    while (atomic_flag_test_and_set(&open_lock))
+        ;
+}
+
+static void opened(const void *what, const void *of, enum kind kind)
+{
+    lock_open();
+    set(find(NULL, NULL, kind), what, of, kind);
+    atomic_flag_clear(&open_lock);
+}
+
+/* Whether it is closed now: it was open, and nothing that needs it still is. */
+static int closed(const void *what, const void *of, enum kind kind)
+{
+    lock_open();
+    int place = find(what, of, kind), needed = 0;
+    for (int i = 0; i < OPEN; i++)
+        needed |= kind != REGISTRATION && open_things[i].what != NULL && open_things[i].of == what;
+    set(needed ? -1 : place, NULL, NULL, kind);
+    atomic_flag_clear(&open_lock);
+    return place >= 0 && !needed;
+}
+
+static int is_open(const void *what, enum kind kind)
+{
+    lock_open();
+    int place = find(what, NULL, kind);
+    atomic_flag_clear(&open_lock);
+    if (place < 0)
+        atomic_fetch_add(&misuses, 1);
+    return place >= 0;
+}
+
+static int function_of(const char *name)
+{
+    for (int i = 0; i < FUNCTIONS; i++)
+        if (strcmp(function_names[i], name) == 0)
+            return i;
+    abort();
+}
+
+/* Counts calls from here on; none fails. */
+void fake_reset(void);
+void fake_reset(void)
+{
+    for (int i = 0; i < FUNCTIONS; i++) {
+        atomic_store(&calls[i], 0);
+        atomic_store(&failing[i], 0);
+    }
+    atomic_store(&misuses, 0);
+}
+
+/* The function's call of this number, from 1, returns ncclRemoteError. What it was to close is closed all the same. */
+void fake_fail(const char *function, long call);
+void fake_fail(const char *function, long call) { atomic_store(&failing[function_of(function)], call); }
+
+long fake_calls(const char *function);
+long fake_calls(const char *function) { return atomic_load(&calls[function_of(function)]); }
+
+/* Contexts, listeners, senders, receivers and registrations that are open; and misuses. */
+void fake_holds(long holds[KINDS + 1]);
+void fake_holds(long holds[KINDS + 1])
+{
+    memset(holds, 0, sizeof holds[0] * KINDS);
+    lock_open();
+    for (int i = 0; i < OPEN; i++)
+        if (open_things[i].what != NULL)
+            holds[open_things[i].kind]++;
+    atomic_flag_clear(&open_lock);
+    holds[KINDS] = atomic_load(&misuses);
+}
+
 static int fault_is(const char *name)
 {
     const char *fault = getenv("FAKE_FAULT");
@@ -74,7 +196,10 @@ static int faulty(const struct request *request, const char *name)
 
 static ncclResult_t start(ncclDebugLogger_t logger)
 {
-    logger(NCCL_LOG_INFO, 1, __FILE__, __LINE__, "%s", "fake plugin: 100% unsafe");
+    if (fails(INIT))
+        return ncclRemoteError;
+    if (logger != NULL)
+        logger(NCCL_LOG_INFO, 1, __FILE__, __LINE__, "%s", "fake plugin: 100% unsafe");
     return fault_is("noinit") ? ncclSystemError : ncclSuccess;
 }
 
@@ -88,6 +213,8 @@ static ncclResult_t start_listening(int dev, void *handle, void **listen_comm)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     socklen_t length = sizeof(sa_family_t); /* the kernel chooses an abstract name */
+    if (fails(LISTEN))
+        return ncclRemoteError;
     int *fd = malloc(sizeof *fd);
     if (dev != 0 || fd == NULL)
         return ncclInternalError;
@@ -100,6 +227,7 @@ static ncclResult_t start_listening(int dev, void *handle, void **listen_comm)
     memcpy(handle, &length, sizeof length);
     memcpy((char *)handle + sizeof length, &address, length);
     *listen_comm = fd;
+    opened(fd, NULL, LISTENER);
     return ncclSuccess;
 }
 
@@ -110,11 +238,14 @@ static struct comm *new_comm(int fd, int sends)
         abort();
     comm->fd = fd;
     comm->sends = sends;
+    opened(comm, NULL, sends ? SENDER : RECEIVER);
     return comm;
 }
 
 static ncclResult_t start_connecting(int dev, const void *handle, void **send_comm)
 {
+    if (fails(CONNECT))
+        return ncclRemoteError;
     struct sockaddr_un address;
     socklen_t length;
     memcpy(&length, handle, sizeof length);
@@ -137,6 +268,8 @@ static ncclResult_t start_connecting(int dev, const void *handle, void **send_co
 static ncclResult_t fake_accept(void *listen_comm, void **recv_comm, ncclNetDeviceHandle_t **on_device)
 {
     (void)on_device;
+    if (fails(ACCEPT) || !is_open(listen_comm, LISTENER))
+        return ncclRemoteError;
     int fd = accept4(*(int *)listen_comm, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     *recv_comm = fd >= 0 ? new_comm(fd, 0) : NULL;
     return fd >= 0 || errno == EAGAIN ? ncclSuccess : ncclSystemError;
@@ -145,29 +278,44 @@ static ncclResult_t fake_accept(void *listen_comm, void **recv_comm, ncclNetDevi
 static ncclResult_t fake_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle)
 {
     (void)size;
+    if (fails(REG_MR))
+        return ncclRemoteError;
     *mhandle = data;
-    return comm != NULL && type == NCCL_PTR_HOST ? ncclSuccess : ncclInternalError;
+    if (comm == NULL || type != NCCL_PTR_HOST)
+        return ncclInternalError;
+    opened(data, comm, REGISTRATION);
+    return ncclSuccess;
 }
 
 static ncclResult_t fake_dereg_mr(void *comm, void *mhandle)
 {
-    return comm != NULL && mhandle != NULL ? ncclSuccess : ncclInternalError;
+    if (!closed(mhandle, comm, REGISTRATION))
+        return ncclInternalError;
+    return fails(DEREG_MR) ? ncclRemoteError : ncclSuccess;
 }
 
-static ncclResult_t fake_close(void *comm)
+static ncclResult_t close_comm(void *comm, enum kind kind, enum function function)
 {
     struct comm *closing = comm;
+    if (!closed(comm, NULL, kind))
+        return ncclInternalError;
     close(closing->fd);
     free(closing->previous);
     free(closing);
-    return ncclSuccess;
+    return fails(function) ? ncclRemoteError : ncclSuccess;
 }
+
+static ncclResult_t fake_close_send(void *comm) { return close_comm(comm, SENDER, CLOSE_SEND); }
+
+static ncclResult_t fake_close_recv(void *comm) { return close_comm(comm, RECEIVER, CLOSE_RECV); }
 
 static ncclResult_t fake_close_listen(void *listen_comm)
 {
+    if (!closed(listen_comm, NULL, LISTENER))
+        return ncclInternalError;
     close(*(int *)listen_comm);
     free(listen_comm);
-    return ncclSuccess;
+    return fails(CLOSE_LISTEN) ? ncclRemoteError : ncclSuccess;
 }
 
 /* ---- moving bytes: each message is its size, 8 bytes, and itself ---- */
@@ -249,8 +397,10 @@ static int advance(struct request *request)
     return 1;
 }
 
-static ncclResult_t post(struct comm *comm, void *data, size_t size, void **given)
+static ncclResult_t post(struct comm *comm, enum kind kind, void *data, size_t size, void **given)
 {
+    if (fails(kind == SENDER ? ISEND : IRECV) || !is_open(comm, kind))
+        return ncclRemoteError;
     *given = NULL;
     if (comm->posted - comm->completed == QUEUE || ++comm->refused % (REFUSALS + 1) != 0)
         return ncclSuccess;
@@ -269,6 +419,8 @@ static ncclResult_t fake_test(void *given, int *done, int *sizes)
 {
     struct request *request = given;
     struct comm *comm = request->comm;
+    if (fails(TEST) || !is_open(comm, comm->sends ? SENDER : RECEIVER))
+        return ncclRemoteError;
     while (comm->completed < comm->posted) {
         int state = advance(&comm->requests[comm->completed % QUEUE]);
         if (state < 0)
@@ -287,7 +439,9 @@ static ncclResult_t fake_test(void *given, int *done, int *sizes)
 
 static ncclResult_t fake_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhandles, void **request)
 {
-    (void)recv_comm, (void)n, (void)data, (void)sizes, (void)mhandles;
+    (void)n, (void)data, (void)sizes, (void)mhandles;
+    if (fails(IFLUSH) || !is_open(recv_comm, RECEIVER))
+        return ncclRemoteError;
     *request = NULL;
     return ncclSuccess;
 }
@@ -334,10 +488,18 @@ static ncclResult_t fake_init(void **context, uint64_t communicator, ncclNetComm
 {
     (void)communicator, (void)profiler;
     *context = &the_context;
-    return config->trafficClass == -1 ? start(logger) : ncclInternalError;
+    ncclResult_t result = config->trafficClass == -1 ? start(logger) : ncclInternalError;
+    if (result == ncclSuccess)
+        opened(&the_context, NULL, CONTEXT);
+    return result;
 }
 
-static ncclResult_t fake_finalize(void *context) { return context == &the_context ? ncclSuccess : ncclInternalError; }
+static ncclResult_t fake_finalize(void *context)
+{
+    if (!closed(context, NULL, CONTEXT))
+        return ncclInternalError;
+    return fails(FINALIZE) ? ncclRemoteError : ncclSuccess;
+}
 #endif
 
 #if FAKE_ABI <= 10
@@ -379,26 +541,26 @@ typedef size_t fake_size;
 static ncclResult_t fake_isend(void *send_comm, void *data, fake_size size, int tag, void *mhandle, void **request)
 {
     (void)tag, (void)mhandle;
-    return post(send_comm, data, (size_t)size, request);
+    return post(send_comm, SENDER, data, (size_t)size, request);
 }
 
 static ncclResult_t fake_irecv(void *recv_comm, int n, void **data, fake_size *sizes, int *tags, void **mhandles, void **request)
 {
     (void)tags, (void)mhandles;
-    return n == 1 ? post(recv_comm, data[0], (size_t)sizes[0], request) : ncclInternalError;
+    return n == 1 ? post(recv_comm, RECEIVER, data[0], (size_t)sizes[0], request) : ncclInternalError;
 }
 #else
 static ncclResult_t fake_isend(void *send_comm, void *data, fake_size size, int tag, void *mhandle, void *profiler, void **request)
 {
     (void)tag, (void)mhandle;
-    return profiler == NULL ? post(send_comm, data, size, request) : ncclInternalError;
+    return profiler == NULL ? post(send_comm, SENDER, data, size, request) : ncclInternalError;
 }
 
 static ncclResult_t fake_irecv(void *recv_comm, int n, void **data, fake_size *sizes, int *tags, void **mhandles, void **profilers,
                                void **request)
 {
     (void)tags, (void)mhandles, (void)profilers;
-    return n == 1 ? post(recv_comm, data[0], sizes[0], request) : ncclInternalError;
+    return n == 1 ? post(recv_comm, RECEIVER, data[0], sizes[0], request) : ncclInternalError;
 }
 #endif
 
@@ -416,8 +578,8 @@ const NAME(ncclNet_v, FAKE_ABI, _t) NAME(ncclNetPlugin_v, FAKE_ABI, ) = {
     .irecv = fake_irecv,
     .iflush = fake_iflush,
     .test = fake_test,
-    .closeSend = fake_close,
-    .closeRecv = fake_close,
+    .closeSend = fake_close_send,
+    .closeRecv = fake_close_recv,
     .closeListen = fake_close_listen,
 #if FAKE_ABI >= 11
     .finalize = fake_finalize,

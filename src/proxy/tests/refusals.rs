@@ -1,6 +1,6 @@
 //! Operations that fail, and only they: a network that errs, a ring that lies.
 
-use super::super::ring::Words;
+use super::super::ring::{STEPS, Words};
 use super::*;
 
 /// One operation with a program at each end, as far as it goes.
@@ -123,6 +123,39 @@ fn a_network_that_received_more_than_there_was_room_for_is_not_believed() {
         let mut rig = Rig::new(Behaviour { exaggerates, ..Behaviour::default() }, 0);
         assert!(run(&mut rig, 2).unwrap_err().to_string().contains("into a buffer of 256"));
     }
+}
+
+/// LL goes by its flags and looks at no counter, so that nothing but the number of steps in flight keeps it from a slot whose send is not complete.
+#[test]
+fn an_ll_producer_that_fills_a_slot_again_too_early_loses_no_request() {
+    let mut rig = Rig::new(Behaviour { delay: 1000, ..Behaviour::default() }, 0);
+    let steps = Steps { protocol: Protocol::Ll, ..Steps::simple(9) };
+    let (mut sending, mut receiving) = (Args::new(steps).unwrap(), Args::new(steps).unwrap());
+    for _ in 0..8 {
+        fill(&mut rig.producer, rig.send.ring(), Protocol::Ll, 1, &[1; 64]);
+    }
+    let _ = recv::progress(&rig.recv, &mut receiving).unwrap();
+    let _ = send::progress(&rig.send, &mut sending).unwrap();
+    assert_eq!((sending.head, sending.tail), (0, 8));
+    assert!(!rig.producer.has_room(1).unwrap());
+    let early = [[2, 0, 0, 0], ll_flag(8).to_ne_bytes()].concat().repeat(16);
+    // SAFETY: this test is the producer; that the slot is not free yet is what it is about, and nobody looks at what arrives.
+    unsafe { rig.send.ring().copy_in(Protocol::Ll, 8, &early) }.unwrap();
+    rig.send.ring().set_size(0, early.len() as i64);
+    let _ = send::progress(&rig.send, &mut sending).unwrap();
+    assert_eq!((sending.head, sending.tail, rig.net.holds().2), (0, 8, 16));
+    let (mut sent, mut received, mut turns) = (false, false, 0);
+    while !sent || !received {
+        sent = sent || send::progress(&rig.send, &mut sending).unwrap() == Progress::Done;
+        received = received || recv::progress(&rig.recv, &mut receiving).unwrap() == Progress::Done;
+        assert!(sending.tail.wrapping_sub(sending.head) <= STEPS);
+        while rig.consumer.filled(1, SLOT).unwrap().is_some() {
+            rig.consumer.release(1);
+        }
+        turns += 1;
+        assert!(turns < 100_000, "stuck: {sending:?} {receiving:?}");
+    }
+    assert_eq!(rig.net.holds().2, 0, "every request was tested to its end");
 }
 
 #[test]
