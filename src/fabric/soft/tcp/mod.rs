@@ -39,6 +39,8 @@ pub const MAX_STREAMS: usize = 16;
 const BUDGET: usize = 2 << 20;
 /// What is received at once beyond a payload that goes straight into place.
 const STAGING: usize = 64 << 10;
+/// The same among long payloads: enough for the headers and announcements between two of them.
+const BETWEEN: usize = 512;
 /// After the control stream has ended: how long the data streams may take to end too, in ns. They were closed together, but travel apart.
 const LAST_WORDS: u64 = 2_000_000_000;
 /// Bytes read away at once when closing.
@@ -211,7 +213,8 @@ impl TcpWire {
             direct = *n;
             iov[0] = libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: direct };
         }
-        iov[1] = libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: self.staging.len() };
+        let ahead = if self.receiver.bulk() { BETWEEN.min(self.staging.len()) } else { self.staging.len() };
+        iov[1] = libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: ahead };
         core.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the first element is pinned until after the call, the second is ours.
         let io = unsafe { sys::recv(self.control.as_raw_fd(), &mut iov) };
@@ -224,7 +227,7 @@ impl TcpWire {
                 if placed > 0 {
                     self.receiver.placed(core, placed)?;
                 }
-                return Ok(Some(Received { bytes: n, short: n < direct + self.staging.len() }));
+                return Ok(Some(Received { bytes: n, short: n < direct + ahead }));
             }
             Io::Blocked => self.receiving.miss(),
             Io::Closed => self.end_control("the peer closed the connection".to_string()),

@@ -22,6 +22,8 @@ use super::ring::Ring;
 const ORDERED_MAX: usize = 64;
 /// Shortest rest of a payload that is worth receiving straight into place.
 const DIRECT_MIN: u32 = 2048;
+/// Shortest payload that makes the next one worth receiving straight into place as a whole.
+const BULK_MIN: u32 = 32 << 10;
 /// Receives that a peer may announce at once; more than the deepest queue.
 const MAX_ANNOUNCED: u32 = 1 << 16;
 
@@ -81,6 +83,8 @@ pub struct Receiver {
     body: Body,
     /// Payload bytes of the frame under way still to come.
     body_left: u32,
+    /// The last payload was a long one.
+    bulk: bool,
     incoming: Option<Incoming>,
     small: [u8; ORDERED_MAX],
     /// Requests accepted, READs not yet answered included.
@@ -122,6 +126,7 @@ impl Receiver {
             header_len: 0,
             body: Body::Skip,
             body_left: 0,
+            bulk: false,
             incoming: None,
             small: [0; ORDERED_MAX],
             accepted: 0,
@@ -192,6 +197,12 @@ impl Receiver {
             let n = left.min(pin.len());
             (pin, n)
         }))
+    }
+
+    /// Whether the next payload is probably a long one: what is received of it before its place is known has to be copied there.
+    #[inline]
+    pub fn bulk(&self) -> bool {
+        self.bulk
     }
 
     /// `n` bytes were received into [`Receiver::target`].
@@ -326,6 +337,9 @@ impl Receiver {
     /// Begins the frame whose header is complete; false if it has to wait for the streamed request at the head.
     fn begin(&mut self, core: &mut Core) -> Result<bool, Fault> {
         let header = Header::decode(&self.header).map_err(malformed)?;
+        if header.len > 0 {
+            self.bulk = header.len >= BULK_MIN;
+        }
         match header.kind {
             Kind::Ack => self.acknowledged(core, &header)?,
             Kind::Nak => {

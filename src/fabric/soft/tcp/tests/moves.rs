@@ -387,3 +387,18 @@ fn a_queue_of_unsignaled_requests_never_stays_full() {
         assert!(posted > 3000, "{posted} posted in a queue of {send_depth}");
     }
 }
+
+#[test]
+fn long_payloads_in_a_row_are_received_straight_into_place() {
+    const LEN: usize = 48 << 10;
+    let (mut a, mut b) = pair(Setup::default());
+    let to = Memory::new(LEN, ALL);
+    for round in 0..8 {
+        let from = Memory::patterned(LEN, round);
+        a.post(write(1, from.sge(0, LEN), &to, 0));
+        drive(&mut a, &mut b, |a, _| a.done.len() == 1);
+        assert!(round == 0 || b.wire.end <= BETWEEN, "message {round}: {} bytes beside their place", b.wire.end);
+        assert_eq!(a.took(), [(1, WcStatus::Success)]);
+        assert!(from.bytes() == to.bytes());
+    }
+}
