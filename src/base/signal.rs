@@ -44,10 +44,15 @@ impl Notice {
                 return Err(error);
             }
         }
+        self.forget();
+        Ok(())
+    }
+
+    /// Drops what there is to tell.
+    pub fn forget(self) {
         let mut word = 0u64;
         // SAFETY: room for the eight bytes that an eventfd yields; it does not wait.
         unsafe { libc::read(self.0, (&raw mut word).cast(), 8) };
-        Ok(())
     }
 
     /// Ends somebody's wait as a signal would.

@@ -56,6 +56,8 @@ pub fn watch(signal: i32, engine: Arc<dyn Watched>) -> Result<Place> {
     let mut life = lock(&watch.life);
     let notice = Notice::of(signal).map_err(|e| Error::system(format!("handling signal {signal}"), e))?;
     if life.thread.is_none() {
+        // A signal that came while there was nobody to show.
+        notice.forget();
         let stop = Arc::new(AtomicBool::new(false));
         let (told, shared) = (stop.clone(), Arc::downgrade(&watch));
         let body = move || {
