@@ -110,7 +110,9 @@ fn proxies(ctx: &Ctx) {
     waits.start().expect("start");
     until("a turn", || (waits.state().idle_laps > 0).then_some(()));
     until("the other to sleep", || (sleeps.state().asleep == 1).then_some(()));
-    assert_eq!((threads("railhead-signal"), log.text()), (1, String::new()));
+    // A thread has its parent's name until it has run.
+    until("the thread that dumps", || (threads("railhead-signal") == 1).then_some(()));
+    assert_eq!(log.text(), "");
     // From outside, as a person does it.
     ctx.say("ready");
     let (waiting, sleeping) = ("waits for the local producer to fill a step", "railhead-proxy: asleep, 0 operations");
@@ -179,8 +181,16 @@ fn device(_: &Ctx) {
     let plugin = Plugin::start(12);
     let (send, recv) = comms::to_itself(&plugin, 0).expect("comms");
     raise(libc::SIGUSR2);
-    until("its dump", || (log.count("a send comm") == 1 && log.count("a receive comm") == 1).then_some(()));
     assert_eq!(WITH_INFO.load(Ordering::Relaxed), libc::SIGUSR2 as u32);
+    let mut stuck = 0;
+    until("its dump", || {
+        // On a busy machine the thread may take longer to give way than a dump waits for it.
+        if log.count("stuck in a step") > stuck {
+            stuck += 1;
+            raise(libc::SIGUSR2);
+        }
+        (log.count("a send comm") > 0 && log.count("a receive comm") > 0).then_some(())
+    });
     plugin.close_send(send).expect("closeSend");
     plugin.close_recv(recv).expect("closeRecv");
     until("the thread's end", || (threads("railhead-signal") == 0).then_some(()));

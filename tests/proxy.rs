@@ -300,7 +300,8 @@ fn a_million(_: &Ctx) {
             producer.post(1, 0);
         }
         proxy.engine().start().expect("start");
-        until("a batch", || (proxy.engine().step().expect("a step") == Step::Empty).then_some(()));
+        let empty = (0..100_000_000).any(|_| proxy.engine().step().expect("a step") == Step::Empty);
+        assert!(empty, "a batch that does not end");
         for _ in 0..BATCH {
             assert_eq!(consumer.filled(1, 1024).expect("a ring without nonsense"), Some(0));
             consumer.release(1);

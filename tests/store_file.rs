@@ -184,8 +184,14 @@ fn a_watch_follows_the_file() {
     assert_eq!(heard(), "deleted whole");
     store.set("k", b"again").unwrap();
     assert_eq!(heard(), "created again");
+    // Another job's file in its place, as long as this one and longer.
+    let other = FileStore::new(folder.path().join("other"), None).unwrap();
+    other.set("k", b"other").unwrap();
+    fs::rename(other.path(), &path).unwrap();
+    assert_eq!((heard(), heard()), ("deleted again".into(), "created other".into()));
+    assert_eq!(store.get("k", LONG).unwrap(), b"other");
     fs::write(&path, b"").unwrap();
-    assert_eq!(heard(), "deleted again");
+    assert_eq!(heard(), "deleted other");
     fs::write(&path, b"Dear diary,\nthis is no store.\n").unwrap();
     let lost = heard();
     assert!(lost.starts_with("lost: ") && lost.contains("not a store's file"), "{lost}");

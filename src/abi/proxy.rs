@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::abi::boundary::{self, Out};
@@ -18,6 +19,9 @@ use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::thread::Cpus;
 use crate::engine;
+
+/// No proxy has been made in this process, so that nobody has said what is wrong in the environment.
+static FIRST: AtomicBool = AtomicBool::new(true);
 
 /// A proxy: a thread that sends and receives for programs that cannot call a network. Made by railhead_proxy_create; not a pointer.
 pub struct railhead_proxy_t {
@@ -108,7 +112,12 @@ pub unsafe extern "C" fn railhead_proxy_create(
     call_status("railhead_proxy_create", || {
         // SAFETY: the requirement is the caller's own.
         let (proxy, config) = unsafe { (Out::new(proxy, "proxy")?, sized(config, "config")?) };
-        let dump_signal = Config::from_env().dump_signal.number();
+        // What is wrong in it is said once.
+        let settings = match FIRST.swap(false, Ordering::Relaxed) {
+            true => Config::from_env(),
+            false => Config::quietly(&|name| std::env::var_os(name)),
+        };
+        let dump_signal = settings.dump_signal.number();
         let mut options = engine::Options { name: "railhead-proxy".into(), dump_signal, ..engine::Options::default() };
         let (mut context, mut logger) = (std::ptr::null_mut(), None);
         if let Some(config) = config {

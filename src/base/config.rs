@@ -306,7 +306,7 @@ table! {
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
         "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
     dump_signal: DumpSignal, "RAILHEAD_DUMP_SIGNAL", DumpSignal::None, (),
-        "A signal at which each proxy, and each device's thread under RAILHEAD_PROGRESS=thread, logs what it has to do and what that waits for, as warnings. Read when a proxy is made, too. What the application does at the signal it goes on doing.";
+        "A signal at which each proxy, and each device's thread under RAILHEAD_PROGRESS=thread, logs what it has to do and what that waits for, as warnings. Read when a proxy is made, too. A handler that the application has for the signal is called as well, each time; the system's own action for it, such as SIGQUIT's end of the process, no longer happens.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),

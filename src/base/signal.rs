@@ -89,14 +89,18 @@ fn reader() -> io::Result<Notice> {
 
 fn install(signal: c_int) -> io::Result<()> {
     let slot = usize::try_from(signal).ok().and_then(|signal| BEFORE.get(signal)).ok_or(io::ErrorKind::InvalidInput)?;
-    if !slot.load(Ordering::Relaxed).is_null() {
-        return Ok(());
-    }
     // SAFETY: zero is a value of each of its members, and the call fills it in.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: only asks; the place outlives the call.
     if unsafe { libc::sigaction(signal, ptr::null(), &raw mut before) } != 0 {
         return Err(io::Error::last_os_error());
+    }
+    if !slot.load(Ordering::Relaxed).is_null() {
+        // To install it over one that may call it in turn could go round for ever.
+        return match before.sa_sigaction == arrived as *const () as usize {
+            true => Ok(()),
+            false => Err(io::Error::other("the application has installed a handler of its own since")),
+        };
     }
     let kept = Box::into_raw(Box::new(before));
     // Release: the handler's Acquire sees what it points to. Before the handler is installed, so that it calls the application's from the first time on.
@@ -107,9 +111,9 @@ fn install(signal: c_int) -> io::Result<()> {
     }
     let mut ours = before;
     ours.sa_sigaction = arrived as *const () as usize;
-    // A handler that was to interrupt system calls goes on doing so.
-    let theirs = if is_function(before.sa_sigaction) { before.sa_flags & !libc::SA_RESETHAND } else { libc::SA_RESTART };
-    ours.sa_flags = theirs | libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // As the application's was: whether it interrupts system calls, and on which stack it runs.
+    let theirs = if is_function(before.sa_sigaction) { before.sa_flags & !libc::SA_RESETHAND } else { libc::SA_RESTART | libc::SA_ONSTACK };
+    ours.sa_flags = theirs | libc::SA_SIGINFO;
     // SAFETY: a handler that makes async-signal-safe calls only, with the mask that was there.
     if unsafe { libc::sigaction(signal, &raw const ours, null_mut()) } != 0 {
         let error = io::Error::last_os_error();

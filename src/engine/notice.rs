@@ -61,8 +61,8 @@ pub fn watch(signal: i32, engine: Arc<dyn Watched>) -> Result<Place> {
         let stop = Arc::new(AtomicBool::new(false));
         let (told, shared) = (stop.clone(), Arc::downgrade(&watch));
         let body = move || {
-            while !told.load(Ordering::Relaxed) && notice.wait().is_ok() {
-                if let Some(watch) = shared.upgrade().filter(|_| !told.load(Ordering::Relaxed)) {
+            while !told.load(Ordering::Acquire) && notice.wait().is_ok() {
+                if let Some(watch) = shared.upgrade().filter(|_| !told.load(Ordering::Acquire)) {
                     watch.show();
                 }
             }
@@ -97,7 +97,8 @@ impl Drop for Place {
         drop(engines);
         drop(gone);
         if let Some(reader) = last.then(|| life.thread.take()).flatten() {
-            reader.stop.store(true, Ordering::Relaxed);
+            // Release: pairs with the thread's Acquires.
+            reader.stop.store(true, Ordering::Release);
             reader.notice.ring();
             // An application's logger may end the last engine on the thread that shows it; that ends right after.
             if reader.thread.thread().id() != std::thread::current().id() {

@@ -254,6 +254,10 @@ impl Core {
         if self.side != Side::Recv || self.rails.room(LANE) == 0 {
             return;
         }
+        // A device that gives up on a peer which is not connected would take a late peer for a lost one.
+        if !self.confirmed() && !self.rails.keep_early_work() {
+            return;
+        }
         let (remote_addr, rkey) = self.rails.remote(LANE, 0);
         let nothing =
             SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: true };

@@ -19,7 +19,7 @@ use crate::base::mac;
 use crate::fabric::{ENDPOINT_SIZE, Endpoint};
 
 /// Version of everything two Railheads say to each other, the layout of slots, records and immediates included.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of a frame's MAC (HMAC-SHA-256).

@@ -12,7 +12,7 @@ use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -36,6 +36,14 @@ pub struct FileStore {
 #[derive(Default)]
 struct Log {
     values: Values,
+    seen: Seen,
+}
+
+/// How far a file was read.
+#[derive(Default, Clone)]
+struct Seen {
+    /// Which one the path led to: device, number and time of birth, as numbers are used again. Another job's may be as long.
+    file: Option<(u64, u64, Option<SystemTime>)>,
     /// Up to here.
     end: u64,
 }
@@ -134,7 +142,7 @@ impl Log {
     /// Reads what was appended since the last time.
     fn catch_up(&mut self, file: &File) -> io::Result<()> {
         let values = &mut self.values;
-        read_on(file, &mut self.end, |entry| match entry {
+        read_on(file, &mut self.seen, |entry| match entry {
             Entry::Restart => *values = Values::default(),
             Entry::Set(key, value) => values.set(&key, &value),
             Entry::Delete(key) => drop(values.delete(&key)),
@@ -146,12 +154,13 @@ impl Log {
         if records.is_empty() {
             return Ok(());
         }
-        if file.metadata()?.len() > self.end {
-            file.set_len(self.end)?;
+        let end = self.seen.end;
+        if file.metadata()?.len() > end {
+            file.set_len(end)?;
         }
-        file.seek(SeekFrom::Start(self.end))?;
+        file.seek(SeekFrom::Start(end))?;
         if let Err(e) = file.write_all(records) {
-            let _ = file.set_len(self.end);
+            let _ = file.set_len(end);
             return Err(e);
         }
         Ok(())
@@ -168,13 +177,16 @@ enum Entry {
     Delete(Vec<u8>),
 }
 
-/// Reads what was appended since `end`, and moves that on.
-fn read_on(file: &File, end: &mut u64, mut each: impl FnMut(Entry)) -> io::Result<()> {
-    let size = file.metadata()?.len();
-    if size < *end {
-        *end = 0;
+/// Reads what was appended since the last time.
+fn read_on(file: &File, seen: &mut Seen, mut each: impl FnMut(Entry)) -> io::Result<()> {
+    let now = file.metadata()?;
+    let (size, which) = (now.len(), Some((now.dev(), now.ino(), now.created().ok())));
+    if seen.end > 0 && (size < seen.end || seen.file != which) {
+        seen.end = 0;
         each(Entry::Restart);
     }
+    seen.file = which;
+    let end = &mut seen.end;
     if size == *end {
         return Ok(());
     }
@@ -331,6 +343,6 @@ impl Store for FileStore {
         self.look(|_| ())?;
         let log = self.log();
         let value = log.values.get(&key).map(|value| value.bytes().to_vec());
-        Follower { path: self.path.clone(), key, value, end: log.end }.start(callback)
+        Follower { path: self.path.clone(), key, value, seen: log.seen.clone() }.start(callback)
     }
 }

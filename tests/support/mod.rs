@@ -265,7 +265,8 @@ impl Rank {
     /// Waits for the end of the process.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let end = Instant::now() + PATIENCE;
+        // Longer than the rank itself has for anything: it says best what it waits for.
+        let end = Instant::now() + 2 * PATIENCE;
         loop {
             if let Some(status) = self.ended() {
                 return status;

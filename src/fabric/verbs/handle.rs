@@ -39,7 +39,7 @@ impl Refused {
         let hint = match self.error.raw_os_error() {
             Some(libc::ETIMEDOUT) => " (the peer's address does not answer: is there a route between the two GIDs?)",
             Some(libc::EINVAL | libc::ENODEV | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
-                " (the GID is gone, or has no route to the peer's; see NCCL_IB_GID_INDEX, NCCL_IB_ROCE_VERSION_NUM and NCCL_IB_ADDR_RANGE)"
+                " (the GID is gone, or has no route to the peer's; see NCCL_IB_GID_INDEX, NCCL_IB_ROCE_VERSION_NUM and NCCL_IB_ADDR_RANGE; or the device refuses an enhancement: NCCL_IB_ECE_ENABLE=0)"
             }
             _ => "",
         };

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 
 use rustix::fs::FlockOperation;
 
-use super::{Entry, LOOK, Locked, read_on};
+use super::{Entry, LOOK, Locked, Seen, read_on};
 use crate::store::watch::{Callback, Change, Watch};
 use crate::store::{Error, Result};
 
@@ -19,7 +19,7 @@ pub struct Follower {
     pub key: Vec<u8>,
     /// The value there.
     pub value: Option<Vec<u8>>,
-    pub end: u64,
+    pub seen: Seen,
 }
 
 impl Follower {
@@ -46,7 +46,9 @@ impl Follower {
     fn look(&mut self, tell: &mut dyn FnMut(Change<'_>)) -> Result<()> {
         let failed = |what: &str, error| Error::system(format!("{what} {}", self.path.display()), error);
         let mut values = Vec::new();
-        match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::LockShared) {
+        let mut outcome = Ok(());
+        // Not waiting for the lock: its holder may be stopped, and this thread must end when the watch does.
+        match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::NonBlockingLockShared) {
             Ok(locked) => {
                 let note = |entry| match entry {
                     Entry::Restart => values.push(None),
@@ -54,10 +56,11 @@ impl Follower {
                     Entry::Delete(key) if key == self.key => values.push(None),
                     _ => {}
                 };
-                read_on(&locked.0, &mut self.end, note).map_err(|e| failed("read", e))?;
+                outcome = read_on(&locked.0, &mut self.seen, note).map_err(|e| failed("read", e));
             }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(e) if e.kind() == ErrorKind::NotFound => {
-                self.end = 0;
+                self.seen = Seen::default();
                 values.push(None);
             }
             Err(e) => return Err(failed("open", e)),
@@ -71,6 +74,6 @@ impl Follower {
                 (None, None) => {}
             }
         }
-        Ok(())
+        outcome
     }
 }

@@ -76,17 +76,23 @@ impl Client {
             ensure!(!events.is_empty(), "the server has said nothing for {PATIENCE:?}");
             for event in &events {
                 let index = event.data.u64() as usize;
-                let connection = self.connections.get_mut(index).context("a connection")?;
-                match connection.stream.read(&mut bytes) {
-                    Ok(0) => bail!("the server hung up"),
-                    Ok(n) => {
-                        connection.missing = connection.missing.checked_sub(n).context("the server sent more than it was asked for")?;
-                        if connection.missing == 0 && !done(self, index)? {
+                // The whole reply, as far as it is there: what is left tells of itself no second time.
+                loop {
+                    let connection = self.connections.get_mut(index).context("a connection")?;
+                    match connection.stream.read(&mut bytes) {
+                        Ok(0) => bail!("the server hung up"),
+                        Ok(n) => {
+                            connection.missing = connection.missing.checked_sub(n).context("the server sent more than it was asked for")?
+                        }
+                        Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                        Err(e) => return Err(e).context("receiving"),
+                    }
+                    if connection.missing == 0 {
+                        if !done(self, index)? {
                             return Ok(());
                         }
+                        break;
                     }
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-                    Err(e) => return Err(e).context("receiving"),
                 }
             }
         }

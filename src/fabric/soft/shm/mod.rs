@@ -421,10 +421,13 @@ impl ShmWire {
         }
         // What the peer did before it went is in the segment by now.
         fence(Ordering::SeqCst);
-        if self.tx.take_acceptance(core, &self.segment)?
-            || self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?
-            || (self.rx.lacks_memory && self.receive_mapped(core)?)
-        {
+        let mut moved =
+            self.tx.take_acceptance(core, &self.segment)? || self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?;
+        // Also behind what was received: a look that found memory lacking is not for a later call to act on.
+        if self.rx.lacks_memory {
+            moved |= self.receive_mapped(core)?;
+        }
+        if moved {
             return Ok(());
         }
         let why = match &self.ended {

@@ -337,7 +337,8 @@ impl Receiver {
     /// Begins the frame whose header is complete; false if it has to wait for the streamed request at the head.
     fn begin(&mut self, core: &mut Core) -> Result<bool, Fault> {
         let header = Header::decode(&self.header).map_err(malformed)?;
-        if header.len > 0 {
+        // The last part of a long payload may be short, and says nothing about what follows.
+        if header.len > 0 && header.kind != Kind::Part {
             self.bulk = header.len >= BULK_MIN;
         }
         match header.kind {
