@@ -276,11 +276,11 @@ impl Sender {
             return 0;
         }
         let copied = frame.own_len - HEADER_SIZE;
-        core.stats.add(RailCounter::TxTcp, (frame.payload_len() + copied) as u64);
         self.queued -= frame.len();
         self.front_done = 0;
-        let after = frame.after;
+        let (after, moved) = (frame.after, (frame.payload_len() + copied) as u64);
         self.frames.pop();
+        core.stats.add(RailCounter::TxTcp, moved);
         match after {
             After::Nothing => {}
             After::Request(request) => self.window.piece_done(core, request),
