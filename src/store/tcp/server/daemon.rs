@@ -34,10 +34,6 @@ const READ: usize = 64 << 10;
 const RESERVE: usize = 16 << 10;
 /// Reads of one client before others have their turn.
 const SHARE: usize = 4;
-/// Clients that are answered together: a run of receives, then a run of sends, costs less than the two by turns.
-const TOGETHER: usize = 32;
-/// Bytes of replies that may wait for the others'.
-const BRIEF: usize = 4 << 10;
 /// Unsent bytes from which on a client's requests are left alone.
 const UNSENT: usize = 64 << 10;
 /// Unsent bytes from which on a client that watches is given up.
@@ -63,8 +59,6 @@ pub struct Daemon {
     free: Vec<usize>,
     /// Clients that had their share and have more to do.
     queue: VecDeque<usize>,
-    /// Clients whose replies go out together.
-    answered: Vec<usize>,
     /// Bytes that the clients' buffers take.
     buffered: usize,
     /// The listener has clients that no descriptor was left for.
@@ -89,7 +83,6 @@ impl Daemon {
             clients: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
-            answered: Vec::with_capacity(TOGETHER),
             buffered: 0,
             crowded: false,
             scratch: vec![0; READ].into_boxed_slice(),
@@ -125,9 +118,6 @@ impl Daemon {
                             client.readable |= event.is_readable() || client.ends;
                             self.serve(index);
                         }
-                        if self.answered.len() >= TOGETHER {
-                            self.answer();
-                        }
                     }
                 }
             }
@@ -141,7 +131,6 @@ impl Daemon {
                     self.serve(index);
                 }
             }
-            self.answer();
         }
         self.last_call();
     }
@@ -158,7 +147,6 @@ impl Daemon {
                     self.serve(index);
                 }
             }
-            self.answer();
             let more = !self.queue.is_empty() || self.clients.iter().flatten().any(|client| client.output.len() > 0);
             self.queue.clear();
             self.clients.iter_mut().flatten().for_each(|client| client.queued = false);
@@ -224,10 +212,6 @@ impl Daemon {
     fn turn(&mut self, index: usize, client: &mut Connection) -> bool {
         for _ in 0..SHARE {
             let Ok(all) = self.carry_out(index, client) else { return false };
-            if all && !client.readable && (1..=BRIEF).contains(&client.output.len()) {
-                self.answered.push(index);
-                return true;
-            }
             match client.output.flush(&client.stream) {
                 // Room came back just now, for requests that were left alone.
                 Ok(true) if !all => continue,
@@ -253,25 +237,6 @@ impl Daemon {
             self.queue.push_back(index);
         }
         true
-    }
-
-    /// Sends the replies of those who were served.
-    fn answer(&mut self) {
-        let mut answered = std::mem::take(&mut self.answered);
-        for index in answered.drain(..) {
-            let Some(Some(client)) = self.clients.get_mut(index) else { continue };
-            // What is not sent now goes when the socket has room.
-            let sent = client.output.flush(&client.stream);
-            let size = client.size();
-            self.buffered = self.buffered + size - client.counted;
-            client.counted = size;
-            if sent.is_err()
-                && let Some(client) = self.clients.get_mut(index).and_then(Option::take)
-            {
-                self.close(index, client);
-            }
-        }
-        self.answered = answered;
     }
 
     /// Carries out the requests that are there, while there is room for the replies; whether that was all of them. An error is the client's end.
