@@ -242,9 +242,10 @@ fn peers_that_cannot_be_talked_to_are_told_so() {
     let (mut listen, bytes) = net.listen(0).unwrap();
     let handle = decoded(&bytes);
     let other_version = wire::seal(Kind::Hello, WIRE_VERSION + 1, &handle.secret, &[], b"whatever that version says");
+    let versions = format!("wire version {} meets {WIRE_VERSION}", WIRE_VERSION + 1);
     let cases = [
         (hello(&handle, |p| p.fabric = "verbs".into()), "is on fabric verbs"),
-        (other_version, "wire version 2 meets 1"),
+        (other_version, versions.as_str()),
         (hello(&handle, |p| p.memory = 4), "memory that cannot be"),
         (hello(&handle, |p| p.endpoints[0] = Endpoint([0xff; ENDPOINT_SIZE])), ""),
         (wire::seal(Kind::Hello, WIRE_VERSION, &handle.secret, &[], b"short"), "make no sense"),
