@@ -175,6 +175,17 @@ fn a_device_that_never_completes_is_given_up() {
     inside("deaf").says("2 requests without completion for 1 s (RAILHEAD_FABRIC_TIMEOUT_S)");
 }
 
+#[test]
+fn a_peer_that_is_slow_to_connect_is_not_taken_for_lost() {
+    let patient = Fake::new(NEWEST).env("RAILHEAD_STALL_WARN_S", "1").env("RAILHEAD_FABRIC_TIMEOUT_S", "1");
+    patient.run("late_peer").says("stalled: receive 0 ").does_not_say("without completion");
+}
+
+#[test]
+fn what_arrived_before_a_queue_pair_failed_is_received() {
+    inside("last_words");
+}
+
 // ---- messages ----
 
 #[test]
@@ -786,6 +797,70 @@ mod inside {
         pair.a.send(SendRequest { opcode: Opcode::Read, ..Request::read(2, from.sge(0, 8), &to, 0) });
         pair.a.wait(2);
         assert_eq!((pair.a.take().status, pair.a.take().status), (WcStatus::RetryExcErr, WcStatus::WrFlushErr));
+    }
+
+    /// As NCCL did until 2.11: both comms are there before the sender's queue pair has been connected, which its next call does.
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn late_peer() {
+        let _control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut listen, mut handle) = net.listen(0).expect("listen");
+        let mut send = net.connect(0, None, &mut handle, Ready::Eager).expect("connect").expect("a comm");
+        let mut recv = listen.accept(Ready::Eager).expect("accept").expect("a comm");
+        let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
+        let mrs = [register(&net, 0, &pages[0]), register(&net, 0, &pages[1])];
+        pages[0].write(0, &[7; 64]);
+        let request = recv.irecv(&[RecvBuffer { addr: pages[1].addr(), len: 64, tag: 1, mr: mrs[1] }]).expect("irecv").expect("room");
+        // Longer than until the wait is looked into, and than the device may take afterwards.
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            assert!(recv.test(request).expect("a peer that is only late").is_none());
+        }
+        // Either end's calls drive that end's handshake.
+        let (mut sent, mut ends) = (None, (false, false));
+        until("the message", || {
+            match sent {
+                None => sent = send.isend(pages[0].addr(), 64, 1, mrs[0]).expect("isend"),
+                Some(sent) => ends.0 = ends.0 || send.test(sent).expect("test of the send").is_some(),
+            }
+            ends.1 = ends.1 || recv.test(request).expect("test of the receive").is_some();
+            ends == (true, true)
+        });
+        let mut got = [0; 64];
+        pages[1].read(0, &mut got);
+        assert_eq!(got, [7; 64]);
+        mrs.into_iter().for_each(|mr| net.deregister(0, mr).expect("deregister"));
+    }
+
+    /// A message and, behind it, the end of the receiver's queue pair lie in its completion queue when it looks.
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn last_words() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let pages = Pages::new(4096).expect("memory");
+        let mr = register(&net, 0, &pages);
+        let buffer = |n: usize| RecvBuffer { addr: pages.addr() + 1024 * n, len: 64, tag: 1, mr };
+        let requests = [1, 2].map(|n| recv.irecv(&[buffer(n)]).expect("irecv").expect("room"));
+        pages.write(0, &[7; 64]);
+        for status in [0, 12] {
+            control.set("status", status);
+            until("a send", || send.isend(pages.addr(), 64, 1, mr).expect("isend").is_some());
+        }
+        let mut outcomes = requests.map(|_| None);
+        for (request, outcome) in requests.iter().zip(&mut outcomes) {
+            until("the outcome", || {
+                *outcome = recv.test(*request).map(|done| done.map(|_| ())).map_err(|e| e.to_string()).transpose();
+                outcome.is_some()
+            });
+        }
+        let mut got = [0; 64];
+        pages.read(1024, &mut got);
+        assert_eq!((got, &outcomes[0]), ([7; 64], &Some(Ok(()))));
+        let error = outcomes[1].clone().and_then(Result::err).expect("the second one's error");
+        assert!(error.contains("IBV_WC_RETRY_EXC_ERR") || error.contains("failed"), "{error}");
     }
 
     #[test]
