@@ -72,6 +72,28 @@ fn the_settings_are_in_the_attributes() {
 }
 
 #[test]
+fn infiniband_beyond_the_subnet_goes_by_a_router() {
+    let run = |numbers, want| {
+        let numbers = format!("link_layer=1,{numbers}");
+        Fake::new(NEWEST).env("FAKE_IBV", &numbers).env("RHT_WANT", want).run("paths_on_infiniband")
+    };
+    // Of each end: the LID, whether there is a global header, and the index of the own GID, for the router of the other's subnet.
+    run("flid=0x200,subnets=1", "[[512, 1, 1], [513, 1, 1]]").does_not_say("FLID: its LID");
+    // The ends are in one subnet, which has a router too.
+    run("flid=0x200", "[[256, 0, 0], [257, 0, 0]]");
+    // A switch that wants the header within the subnet too.
+    run("flid=0x200,port_flags=1", "[[256, 1, 1], [257, 1, 1]]");
+    run("subnets=1", "[[256, 1, 0], [257, 1, 0]]").says("is in another subnet and its GID has no FLID");
+}
+
+#[test]
+fn rails_and_planes_are_told() {
+    let run = |hcas: &str| Fake::new(NEWEST).env("NCCL_IB_HCA", hcas).run("rails_and_planes");
+    run("=fake0:1:3:4,fake1").says("fake0 rail 3 plane 4").says("fake1 rail -1 plane -1");
+    run("=fake0:1:3:x").says("NCCL_IB_HCA==fake0:1:3:x is not accepted").says("fake0 rail -1 plane -1");
+}
+
+#[test]
 fn a_neighbour_that_is_slow_to_answer_is_asked_again() {
     inside("modify_times_out").says("the peer's address does not answer");
 }
@@ -382,6 +404,27 @@ mod inside {
         for (line, dlid) in control.calls("modify_qp").iter().filter(|line| value(line, "state") == 2).zip([0x100, 0x101]) {
             // One subnet: no global header. The smaller MTU of the two.
             assert_eq!(["dlid", "global", "sl", "mtu"].map(|name| value(line, name)), [dlid, 0, 3, 3], "{line}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn paths_on_infiniband() {
+        let control = Control::new();
+        let devices = all_devices();
+        let _pair = across(&devices[0], &devices[1], QpCaps::default());
+        let lines: Vec<String> = control.calls("modify_qp").into_iter().filter(|line| value(line, "state") == 2).collect();
+        let got: Vec<_> = lines.iter().map(|line| ["dlid", "global", "sgid"].map(|name| value(line, name))).collect();
+        assert_eq!(format!("{got:?}"), std::env::var("RHT_WANT").expect("set"));
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn rails_and_planes() {
+        let net = Net::with_config(settings()).expect("net");
+        for dev in 0..net.device_count() {
+            let it = net.properties(dev).expect("properties");
+            eprintln!("{} rail {} plane {}", it.name.to_string_lossy(), it.rail_id, it.plane_id);
         }
     }
 

@@ -137,11 +137,26 @@ pub fn parse_ports(text: &str) -> Option<RangeInclusive<u16>> {
     (low >= 1024 && low <= high).then_some(low..=high)
 }
 
+/// Whether it is an entry of NCCL_IB_HCA's list.
+fn is_port_entry(entry: &str) -> bool {
+    let mut parts = entry.split(':').map(str::trim);
+    let name = parts.next().unwrap_or_default();
+    let mut number = |least: i16, most: i16| match parts.next() {
+        None | Some("" | "-1") => true,
+        Some(number) => number.parse().is_ok_and(|number| (least..=most).contains(&number)),
+    };
+    let numbers = number(1, 255) && number(0, i16::MAX) && number(0, i16::MAX);
+    numbers && parts.next().is_none() && (!name.is_empty() || !entry.contains(':'))
+}
+
 const ANY_TEXT: Text = Text { accepted: "any text", check: |_| true };
 const INTERFACES: Text = Text { accepted: "`[^][=]prefix,...`", check: |_| true };
 const PORTS: Text =
     Text { accepted: "`LOW-HIGH` within 1024-65535, or empty", check: |text| text.is_empty() || parse_ports(text).is_some() };
-const HCAS: Text = Text { accepted: "`[^][=]prefix[:port],...`", check: |_| true };
+const HCAS: Text = Text {
+    accepted: "`[^][=]prefix[:port[:rail[:plane]]],...` with ports 1-255, rails and planes 0-32767, empty or -1 for any or none",
+    check: |text| text.trim_start_matches(['^', '=', ' ']).split(',').all(is_port_entry),
+};
 const CIDR: Text = Text {
     accepted: "`address/bits`, or empty",
     check: |text| {
@@ -248,9 +263,11 @@ table! {
     ib_disable: bool, "RAILHEAD_IB_DISABLE" or "NCCL_IB_DISABLE", false, (),
         "Whether RDMA NICs are left alone.";
     ib_hca: String, "RAILHEAD_IB_HCA" or "NCCL_IB_HCA", String::new(), HCAS,
-        "RDMA ports to use: a list of device name prefixes, with a port or without; `=` asks for whole names, `^` excludes. Empty: all.";
+        "RDMA ports to use: a list of device name prefixes, with a port or without, and where in the network they are; `=` asks for whole names, `^` excludes. Empty: all.";
     ib_gid_index: i32, "RAILHEAD_IB_GID_INDEX" or "NCCL_IB_GID_INDEX", -1, -1..=1023,
         "Index of the GID of every RDMA port. -1: the first one of the wanted version and family; `railhead info` shows it.";
+    ib_flid_gid_index: u32, "RAILHEAD_IB_ROUTABLE_FLID_GID_INDEX" or "NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1, 0..=1023,
+        "Index of the GID of an InfiniBand port that routers reach, taken where it has an FLID; else index 0 is.";
     ib_roce_version: u32, "RAILHEAD_IB_ROCE_VERSION" or "NCCL_IB_ROCE_VERSION_NUM", 2, 1..=2,
         "RoCE version of the GID, if there is one.";
     ib_addr_family: Family, "RAILHEAD_IB_ADDR_FAMILY" or "NCCL_IB_ADDR_FAMILY", Family::Inet, (),

@@ -221,6 +221,9 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+/// A rail or plane that is not known (NCCL 2.29 `NCCL_NET_ID_UNDEF`).
+pub const ID_UNDEF: i16 = -1;
+
 /// A device as the layers above see it.
 #[derive(Debug, Clone)]
 pub struct DeviceInfo {
@@ -242,6 +245,10 @@ pub struct DeviceInfo {
     pub mtu: u32,
     /// Queue pairs at most; 0 for no limit of its own.
     pub max_qp: u32,
+    /// Rail of the network that it is on, or [`ID_UNDEF`].
+    pub rail_id: i16,
+    /// Plane of the network, or [`ID_UNDEF`].
+    pub plane_id: i16,
     /// Whether a GPU's memory can be registered by its address.
     pub peer_memory: bool,
     /// Whether memory can be registered by a DMA-BUF.

@@ -8,7 +8,7 @@ use once_cell::sync::OnceCell;
 
 use crate::base::config::{Config, Progress};
 use crate::base::error::{Error, Result};
-use crate::fabric;
+use crate::fabric::{self, types::ID_UNDEF};
 
 use super::background::Background;
 use super::request::MAX_RECVS;
@@ -17,8 +17,6 @@ use super::{MAX_MESSAGE, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 
 /// Comms of a device at most, as NCCL's own transports say; queue pairs are no limit.
 const MAX_COMMS: i32 = 65536;
-/// Rail and plane that are not known (`NCCL_NET_ID_UNDEF`).
-const ID_UNDEF: i16 = -1;
 
 /// What NCCL is told of a device.
 #[derive(Debug, Clone)]
@@ -123,8 +121,8 @@ impl NetDevice {
             vdevs: vec![index],
             max_p2p_bytes: MAX_MESSAGE,
             max_coll_bytes: MAX_MESSAGE,
-            rail_id: ID_UNDEF,
-            plane_id: ID_UNDEF,
+            rail_id: info.rail_id,
+            plane_id: info.plane_id,
         };
         Ok(NetDevice { index, name: info.name.clone(), properties: Arc::new(properties), rails: vec![physical] })
     }

@@ -38,6 +38,7 @@ enum { DEVICES = 8, KEYS = 1 << 14, QPS = 1 << 12, DEPTH = 1 << 13, INLINE = 256
     X(devices, 2) X(ports, 1) X(link_layer, IBV_LINK_LAYER_ETHERNET) X(active_speed, 32) X(active_width, 2) X(mtu, IBV_MTU_4096) \
     X(mtu_1, 0)             /* of the second device, if not 0 */ \
     X(port_speed, 0)        /* of ibv_query_port_speed, 100 Mbit/s; 0: EOPNOTSUPP */ \
+    X(flid, 0) X(subnets, 0) X(port_flags, 0) /* on InfiniBand: of the routable GID; whether each device is in one of its own */ \
     X(port_state, IBV_PORT_ACTIVE) X(max_cqe, 1 << 20) X(max_inline, 256) \
     X(inline_refused, 0)    /* queue pairs with inline data cannot be made */ \
     X(ece, 0)               /* options that devices offer; 0: none */ \
@@ -505,7 +506,7 @@ int ibv_query_port(struct ibv_context *raw, uint8_t port, struct _compat_ibv_por
     struct ibv_port_attr attr = {
         .state = (enum ibv_port_state)n_port_state, .max_mtu = IBV_MTU_4096, .active_mtu = (enum ibv_mtu)n_mtu, .gid_tbl_len = 4, .max_msg_sz = 1u << 31,
         .pkey_tbl_len = 128, .lid = 0, .active_width = (uint8_t)n_active_width, .active_speed = (uint8_t)n_active_speed,
-        .link_layer = (uint8_t)n_link_layer,
+        .link_layer = (uint8_t)n_link_layer, .flags = (uint8_t)n_port_flags,
     };
     int index = ((struct context *)raw)->index;
     if (index == 1 && n_mtu_1) attr.active_mtu = (enum ibv_mtu)n_mtu_1;
@@ -521,6 +522,15 @@ int ibv_query_gid(struct ibv_context *raw, uint8_t port, int index, union ibv_gi
     };
     memset(gid, 0, sizeof *gid);
     if (index < 0 || index > 3) return EINVAL;
+    if (n_link_layer == IBV_LINK_LAYER_INFINIBAND) {
+        /* The second one is for routers, where there are any. */
+        int device = ((struct context *)raw)->index;
+        if (index > 1 || (index == 1 && !n_flid)) return 0;
+        gid->raw[0] = 0xfe, gid->raw[1] = index ? 0xc0 : 0x80, gid->raw[15] = (uint8_t)(1 + device);
+        if (index == 1) gid->raw[4] = (uint8_t)(n_flid >> 8), gid->raw[5] = (uint8_t)(n_flid + device);
+        gid->raw[7] = (uint8_t)(n_subnets ? 1 + device : 0);
+        return 0;
+    }
     if (index == 3) return 0;
     memcpy(gid->raw, STARTS[index], sizeof STARTS[index]);
     gid->raw[15] = (uint8_t)(1 + ((struct context *)raw)->index);

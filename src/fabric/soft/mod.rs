@@ -95,6 +95,8 @@ pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
                 latency_us: LATENCY_US,
                 mtu: interface.mtu,
                 max_qp: 0,
+                rail_id: ID_UNDEF,
+                plane_id: ID_UNDEF,
                 peer_memory: false,
                 dma_buf: false,
                 addr: interface.addr,

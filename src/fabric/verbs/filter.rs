@@ -1,16 +1,37 @@
-//! NCCL_IB_HCA: which ports may be used. A pure function over names.
+//! NCCL_IB_HCA: which ports may be used, and which rail and plane of the network they are on. A pure function over names.
 //!
-//! Syntax (NCCL 2.28, `parseStringList` and its use in the InfiniBand transport): `[^][=]name[:port],...`. `^` turns the list into
-//! exclusions, `=` asks for whole names instead of prefixes; what stands behind the port (rail and plane) names no other port.
+//! Syntax (NCCL 2.29, `parseStringList` of src/misc/utils.cc and its use in src/transport/net_ib/init.cc):
+//! `[^][=]name[:port[:rail[:plane]]],...`. `^` turns the list into exclusions, `=` asks for whole names instead of prefixes; what is empty
+//! or -1 behind a colon says nothing. base/config.rs refuses numbers that are none.
 #![forbid(unsafe_code)]
+
+use crate::fabric::types::ID_UNDEF;
 
 /// A parsed list.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Filter<'a> {
     exclude: bool,
     exact: bool,
-    entries: Vec<(&'a str, Option<u32>)>,
+    entries: Vec<Entry<'a>>,
 }
+
+#[derive(Debug, PartialEq, Eq)]
+struct Entry<'a> {
+    name: &'a str,
+    port: Option<u32>,
+    place: Place,
+}
+
+/// Where in the network a port is; -1 for what is not said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Ports of one rail reach each other through fewer switches.
+    pub rail: i16,
+    /// Planes have nothing in common.
+    pub plane: i16,
+}
+
+const NOWHERE: Place = Place { rail: ID_UNDEF, plane: ID_UNDEF };
 
 impl<'a> Filter<'a> {
     /// Any text is some list.
@@ -19,21 +40,27 @@ impl<'a> Filter<'a> {
         let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
         let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
         let entry = |entry: &'a str| {
-            let mut parts = entry.split(':');
+            let mut parts = entry.split(':').map(str::trim);
             let name = parts.next().unwrap_or_default();
-            (name, parts.next().and_then(|port| port.parse().ok()))
+            let port = parts.next().and_then(|port| port.parse().ok());
+            let mut id = || parts.next().and_then(|id| id.parse().ok()).unwrap_or(ID_UNDEF);
+            Entry { name, port, place: Place { rail: id(), plane: id() } }
         };
-        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(entry).collect();
+        let entries = text.split(',').map(entry).filter(|entry| !entry.name.is_empty()).collect();
         Filter { exclude, exact, entries }
     }
 
-    /// Whether a port may be used.
-    pub fn admits(&self, device: &str, port: u32) -> bool {
-        let named = |&(name, wanted): &(&str, Option<u32>)| {
-            let name_fits = if self.exact { device == name } else { device.starts_with(name) };
-            name_fits && wanted.is_none_or(|wanted| wanted == port)
+    /// Whether a port may be used, and where the list says it is: the first entry that names it counts.
+    pub fn admits(&self, device: &str, port: u32) -> Option<Place> {
+        let names = |entry: &&Entry<'_>| {
+            let name_fits = if self.exact { device == entry.name } else { device.starts_with(entry.name) };
+            name_fits && entry.port.is_none_or(|wanted| wanted == port)
         };
-        self.entries.is_empty() || self.entries.iter().any(named) != self.exclude
+        let named = self.entries.iter().find(names);
+        match named {
+            Some(entry) => (!self.exclude).then_some(entry.place),
+            None => (self.exclude || self.entries.is_empty()).then_some(NOWHERE),
+        }
     }
 }
 
@@ -58,8 +85,19 @@ mod tests {
         for (text, ports) in cases {
             let filter = Filter::parse(text);
             for &(device, port, want) in ports {
-                assert_eq!(filter.admits(device, port), want, "{text:?}: {device}:{port}");
+                assert_eq!(filter.admits(device, port).is_some(), want, "{text:?}: {device}:{port}");
             }
         }
+    }
+
+    #[test]
+    fn a_list_says_where_ports_are() {
+        let place = |rail, plane| Some(Place { rail, plane });
+        let filter = Filter::parse("=mlx5_0:1:3:4,mlx5_0:2:5,mlx5_1::6,mlx5_2:-1::7,mlx5_2:1:8, mlx5_3");
+        let ports = [("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 2), ("mlx5_2", 1), ("mlx5_3", 1), ("mlx5_4", 1)];
+        let want = [place(3, 4), place(5, -1), place(6, -1), place(-1, 7), place(-1, -1), None];
+        assert_eq!(ports.map(|(device, port)| filter.admits(device, port)), want);
+        // What is left over from exclusions is nowhere in particular.
+        assert_eq!(Filter::parse("^mlx5_0:1:3:4").admits("mlx5_1", 1), place(-1, -1));
     }
 }

@@ -30,6 +30,17 @@ impl fmt::Display for GidKind {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// The subnet's number: on InfiniBand the last 16 bits of a GID's prefix, which stands before its 64 bits of the port.
+    pub fn subnet(&self) -> u16 {
+        u16::from_be_bytes([self.0[6], self.0[7]])
+    }
+
+    /// Where a router of the sender's own subnet takes what goes to this port, if it says so: the 16 bits before those (NCCL 2.29
+    /// src/transport/net_ib/connect.cc).
+    pub fn flid(&self) -> Option<u16> {
+        Some(u16::from_be_bytes([self.0[4], self.0[5]])).filter(|&flid| flid != 0)
+    }
+
     /// The address: IPv4 where it is mapped.
     pub fn address(&self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
@@ -59,14 +70,23 @@ pub struct Entry {
 /// What the settings ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// Forced index (NCCL_IB_GID_INDEX).
-    pub index: Option<u32>,
+    /// The index, if it is not up for choice.
+    pub forced: Option<Forced>,
     /// RoCE version (NCCL_IB_ROCE_VERSION_NUM).
     pub version: u32,
     /// Address family (NCCL_IB_ADDR_FAMILY).
     pub family: Family,
     /// Only addresses in here (NCCL_IB_ADDR_RANGE).
     pub range: Option<Range>,
+}
+
+/// An index, and what says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forced {
+    /// Place in the table.
+    pub index: u32,
+    /// To be read after "chosen:" or "not taken:".
+    pub why: String,
 }
 
 /// Addresses that share their first bits, as in "10.8.0.0/16".
@@ -119,8 +139,10 @@ pub fn choose(table: Vec<Entry>, wanted: &Wanted) -> Vec<Judged> {
         let chosen = at == Some(i);
         let why = match score {
             Err(why) => why,
-            Ok(_) if chosen && wanted.index.is_some() => "chosen: NCCL_IB_GID_INDEX names it".into(),
-            Ok(score) => remark(&entry, score, chosen, best.unwrap_or(0), wanted),
+            Ok(score) => match wanted.forced.as_ref().filter(|_| chosen) {
+                Some(forced) => format!("chosen: {}", forced.why),
+                None => remark(&entry, score, chosen, best.unwrap_or(0), wanted),
+            },
         };
         Judged { entry, chosen, why }
     };
@@ -131,8 +153,8 @@ const VERSION_FITS: u32 = 2;
 const FAMILY_FITS: u32 = 1;
 
 fn score(entry: &Entry, wanted: &Wanted) -> Result<u32, String> {
-    if let Some(index) = wanted.index {
-        return if entry.index == index { Ok(0) } else { Err(format!("not taken: NCCL_IB_GID_INDEX is {index}")) };
+    if let Some(forced) = &wanted.forced {
+        return if entry.index == forced.index { Ok(0) } else { Err(format!("not taken: {}", forced.why)) };
     }
     let address = entry.gid.address();
     if entry.gid == Gid::default() {
@@ -203,7 +225,11 @@ mod tests {
     }
 
     fn wanted() -> Wanted {
-        Wanted { index: None, version: 2, family: Family::Inet, range: None }
+        Wanted { forced: None, version: 2, family: Family::Inet, range: None }
+    }
+
+    fn forced(index: u32) -> Option<Forced> {
+        Some(Forced { index, why: "it is so".into() })
     }
 
     #[track_caller]
@@ -225,8 +251,8 @@ mod tests {
         assert_eq!(chosen(table(), &Wanted { range: range("192.168.0.0/16"), ..wanted() }), Some(7));
         assert_eq!(chosen(table(), &Wanted { range: range("fd08::/64"), ..wanted() }), Some(5));
         assert_eq!(chosen(table(), &Wanted { range: range("172.16.0.0/12"), ..wanted() }), None);
-        assert_eq!(chosen(table(), &Wanted { index: Some(0), ..wanted() }), Some(0));
-        assert_eq!(chosen(table(), &Wanted { index: Some(99), ..wanted() }), None);
+        assert_eq!(chosen(table(), &Wanted { forced: forced(0), ..wanted() }), Some(0));
+        assert_eq!(chosen(table(), &Wanted { forced: forced(99), ..wanted() }), None);
     }
 
     #[test]

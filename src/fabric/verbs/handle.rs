@@ -11,6 +11,7 @@ use super::endpoint::{Address, Enhancements};
 use super::library::{check, made};
 use crate::base::clock;
 use crate::base::error::{Error, Result};
+use crate::base::log::{self, log_warn};
 use crate::fabric::types::QpCaps;
 
 /// READs answered at once at most; more of a device's is of no use to anybody here.
@@ -113,11 +114,23 @@ impl Handle {
     /// Through RTR to RTS. `local` is what the peer was, or will be, told.
     pub fn connect(&self, local: &Address, remote: &Address, caps: &QpCaps) -> std::result::Result<(), Refused> {
         let (port, config) = (&self.shared.port, &self.shared.port.config);
-        let ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
-        // The subnet prefix is the first half of a GID.
-        let routed = ethernet || remote.lid == 0 || remote.gid.0[..8] != port.gid.0[..8];
+        let beyond = u32::from(port.link_layer) != IBV_LINK_LAYER_ETHERNET && remote.gid.subnet() != port.gid.subnet();
+        let routed = port.global || beyond || remote.lid == 0;
+        let dlid = match remote.gid.flid().filter(|_| beyond) {
+            Some(router) => router,
+            None if beyond => {
+                log_warn!(
+                    log::NET,
+                    "{}: the peer {} is in another subnet and its GID has no FLID: its LID is used, which may not lead there",
+                    port.label,
+                    remote.gid
+                );
+                remote.lid
+            }
+            None => remote.lid,
+        };
         let mut ah = ibv_ah_attr {
-            dlid: remote.lid,
+            dlid,
             sl: u8::try_from(config.ib_sl).unwrap_or(0),
             is_global: u8::from(routed),
             port_num: port.number,

@@ -11,8 +11,8 @@ use ibverbs_sys::*;
 use once_cell::sync::OnceCell;
 
 use super::events::Events;
-use super::filter::Filter;
-use super::gid::{self, Entry, Gid, GidKind, Judged, Range, Wanted};
+use super::filter::{Filter, Place};
+use super::gid::{self, Entry, Forced, Gid, GidKind, Judged, Range, Wanted};
 use super::library::{Library, check, made};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
@@ -25,6 +25,8 @@ const MAX_PORTS: usize = 32;
 const MAX_GIDS: u32 = 1024;
 /// Microseconds, for NCCL's topology, which only compares.
 const LATENCY_US: f32 = 1.0;
+/// `IBV_QPF_GRH_REQUIRED` of a port's flags (rdma-core 44 libibverbs/verbs.h).
+const GRH_REQUIRED: u8 = 1;
 /// Speed where the system does not know it, in Mbit/s: NCCL's default.
 const DEFAULT_SPEED_MBPS: u32 = 10_000;
 
@@ -89,6 +91,8 @@ pub struct Port {
     pub link_layer: u8,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
+    /// Whether every packet needs a global header, even within the subnet.
+    pub global: bool,
     /// As `enum ibv_mtu` numbers it.
     pub mtu: ibv_mtu,
     /// Place of the GID in the port's table.
@@ -222,16 +226,17 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
     for number in 1..=attr.phys_port_cnt {
         let label = format!("{}:{number}", context.name);
         let mut gids = Vec::new();
-        let why = if filter.admits(&context.name, u32::from(number)) {
+        let why = if let Some(place) = filter.admits(&context.name, u32::from(number)) {
             match judge(context, number, config, &mut gids) {
                 Ok((port, chosen)) => {
-                    let info = describe(context, attr, number, many, &port, config, addr);
+                    let info = describe(context, attr, (number, many), &port, place, config, addr);
                     listing.ports.push(Arc::new(Port {
                         context: context.clone(),
                         number,
                         label,
                         link_layer: port.link_layer,
                         lid: port.lid,
+                        global: port.link_layer == IBV_LINK_LAYER_ETHERNET as u8 || port.flags & GRH_REQUIRED != 0,
                         mtu: port.active_mtu,
                         gid_index: chosen.index,
                         gid: chosen.gid,
@@ -270,8 +275,7 @@ fn judge(context: &Context, number: u8, config: &Config, gids: &mut Vec<Judged>)
     let length = u32::try_from(port.gid_tbl_len).unwrap_or(0).min(MAX_GIDS);
     let table: Vec<Entry> = (0..length).filter_map(|index| entry(context, number, index)).collect();
     let wanted = Wanted {
-        // On InfiniBand the first one is the port's own.
-        index: u32::try_from(config.ib_gid_index).ok().or((!ethernet).then_some(0)),
+        forced: forced(&table, ethernet, config),
         version: config.ib_roce_version,
         family: config.ib_addr_family,
         range: Range::parse(&config.ib_addr_range),
@@ -280,9 +284,25 @@ fn judge(context: &Context, number: u8, config: &Config, gids: &mut Vec<Judged>)
     let chosen = gids.iter().find(|gid| gid.chosen).map(|gid| gid.entry.clone());
     chosen.map(|chosen| (port, chosen)).ok_or_else(|| match config.ib_gid_index {
         index @ 0.. => format!("has no GID {index}, which NCCL_IB_GID_INDEX names"),
+        _ if !ethernet => "has no GID 0, which is an InfiniBand port's own".into(),
         _ if config.ib_addr_range.is_empty() => "has no GID but link-local ones: its interface has no IP address".into(),
         _ => format!("has no GID within NCCL_IB_ADDR_RANGE={}", config.ib_addr_range),
     })
+}
+
+/// The index that is not up for choice.
+fn forced(table: &[Entry], ethernet: bool, config: &Config) -> Option<Forced> {
+    if let Ok(index) = u32::try_from(config.ib_gid_index) {
+        return Some(Forced { index, why: format!("NCCL_IB_GID_INDEX is {index}") });
+    }
+    if ethernet {
+        return None;
+    }
+    let index = config.ib_flid_gid_index;
+    if let Some(flid) = table.iter().find(|entry| entry.index == index).and_then(|entry| entry.gid.flid()) {
+        return Some(Forced { index, why: format!("NCCL_IB_ROUTABLE_FLID_GID_INDEX is {index}, which has FLID {flid}") });
+    }
+    Some(Forced { index: 0, why: "an InfiniBand port's own is index 0".into() })
 }
 
 /// An entry of the GID table that holds something. Places that cannot be read (EINVAL of some drivers) hold nothing.
@@ -308,9 +328,9 @@ fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
 fn describe(
     context: &Context,
     attr: &ibv_device_attr,
-    number: u8,
-    many: bool,
+    (number, many): (u8, bool),
     port: &ibv_port_attr,
+    place: Place,
     config: &Config,
     addr: SocketAddr,
 ) -> DeviceInfo {
@@ -326,6 +346,8 @@ fn describe(
         // 256 << 0 is code 1.
         mtu: 128u32 << port.active_mtu.min(5),
         max_qp: u32::try_from(attr.max_qp).unwrap_or(0),
+        rail_id: place.rail,
+        plane_id: place.plane,
         peer_memory: peer_memory(),
         dma_buf: context.dma_buf,
         addr,
