@@ -198,6 +198,33 @@ fn a_device_that_never_completes_is_given_up() {
 }
 
 #[test]
+fn slow_traffic_is_not_taken_for_lost_work() {
+    for warn in ["0", "10"] {
+        let patient = Fake::new(NEWEST).env("RAILHEAD_STALL_WARN_S", warn).env("RAILHEAD_FABRIC_TIMEOUT_S", "1");
+        patient.run("slow_traffic").does_not_say("without completion");
+    }
+}
+
+#[test]
+fn an_announcement_that_never_arrives_is_given_up() {
+    let deaf = Fake::new(NEWEST).env("RAILHEAD_STALL_WARN_S", "0").env("RAILHEAD_FABRIC_TIMEOUT_S", "1");
+    let ran = deaf.run("lost_announcement");
+    ran.says("2 requests without completion for 1 s (RAILHEAD_FABRIC_TIMEOUT_S)");
+    let warnings: Vec<&str> = ran.output.lines().filter(|line| line.contains(" WARN ")).collect();
+    // One, with both ends, as the fabric and as the system name them.
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    for part in ["recv comm on fake0 from", " pid ", "fake0:1 gid ::ffff:10.77.0.1 qp ", "-> gid ::ffff:10.77.0.1", "NCCL_IB_TIMEOUT"] {
+        assert!(warnings[0].contains(part), "no {part} in {}", warnings[0]);
+    }
+}
+
+#[test]
+fn a_flush_whose_queue_pair_failed_is_an_error() {
+    let patient = Fake::new(NEWEST).env("RAILHEAD_FABRIC_TIMEOUT_S", "86400");
+    patient.run("failed_flush").says("the READ of a flush").says("failed flush: ");
+}
+
+#[test]
 fn a_peer_that_is_slow_to_connect_is_not_taken_for_lost() {
     let patient = Fake::new(NEWEST).env("RAILHEAD_STALL_WARN_S", "1").env("RAILHEAD_FABRIC_TIMEOUT_S", "1");
     patient.run("late_peer").says("stalled: receive 0 ").does_not_say("without completion");
@@ -874,6 +901,74 @@ mod inside {
         pages[1].read(0, &mut got);
         assert_eq!(got, [7; 64]);
         mrs.into_iter().for_each(|mr| net.deregister(0, mr).expect("deregister"));
+    }
+
+    /// Messages with long pauses between them, the last one longer than the device may take for anything.
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn slow_traffic() {
+        let _control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let pages = Pages::new(4096).expect("memory");
+        let mr = register(&net, 0, &pages);
+        for pause_ms in [400, 400, 400, 400, 2500] {
+            let request = recv.irecv(&[RecvBuffer { addr: pages.addr() + 1024, len: 64, tag: 1, mr }]).expect("irecv").expect("room");
+            let end = Instant::now() + Duration::from_millis(pause_ms);
+            while Instant::now() < end {
+                assert!(recv.test(request).expect("a peer that is only slow").is_none());
+            }
+            let mut sent = None;
+            until("the send", || {
+                sent = send.isend(pages.addr(), 64, 1, mr).expect("isend");
+                sent.is_some()
+            });
+            until("the message", || recv.test(request).expect("test of the receive").is_some());
+            until("its end", || send.test(sent.expect("posted")).expect("test of the send").is_some());
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn lost_announcement() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (_send, mut recv) = comms(&net, 0);
+        let pages = Pages::new(4096).expect("memory");
+        let mr = register(&net, 0, &pages);
+        control.set("deaf", 1);
+        let request = recv.irecv(&[RecvBuffer { addr: pages.addr(), len: 64, tag: 1, mr }]).expect("irecv").expect("room");
+        until("the error", || recv.test(request).is_err());
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn failed_flush() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
+        let from = register(&net, 0, &pages[0]);
+        let to = net.register_as_device(0, memory(&pages[1])).expect("register");
+        message(&mut send, &mut recv, (&pages[0], from), (&pages[1], to), 4096);
+        let buffer = RecvBuffer { addr: pages[1].addr(), len: 4096, tag: 0, mr: to };
+        control.set("status", 10);
+        let flush = recv.iflush(&[buffer]).expect("iflush").expect("a request");
+        let mut error = None;
+        until("the error", || {
+            error = recv.test(flush).err();
+            error.is_some()
+        });
+        println!("failed flush: {}", error.expect("one"));
+        // A device that says so in an event, and completes nothing.
+        let (mut send, mut recv) = comms(&net, 0);
+        message(&mut send, &mut recv, (&pages[0], from), (&pages[1], to), 4096);
+        control.set("deaf", 1);
+        let before = control.calls("create_qp").len();
+        let flush = recv.iflush(&[buffer]).expect("iflush").expect("a request");
+        let made = control.calls("create_qp").split_off(before);
+        control.raise(QP_FATAL, value(&made[0], "qp") as u32);
+        until("the error", || recv.test(flush).is_err());
     }
 
     /// A message and, behind it, the end of the receiver's queue pair lie in its completion queue when it looks.

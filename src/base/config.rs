@@ -264,9 +264,9 @@ table! {
         "Whether RDMA NICs are left alone.";
     ib_hca: String, "RAILHEAD_IB_HCA" or "NCCL_IB_HCA", String::new(), HCAS,
         "RDMA ports to use: a list of device name prefixes, with a port or without, and where in the network they are; `=` asks for whole names, `^` excludes. Empty: all.";
-    ib_gid_index: i32, "RAILHEAD_IB_GID_INDEX" or "NCCL_IB_GID_INDEX", -1, -1..=1023,
+    ib_gid_index: i32, "RAILHEAD_IB_GID_INDEX" or "NCCL_IB_GID_INDEX", -1, -1..=255,
         "Index of the GID of every RDMA port. -1: the first one of the wanted version and family; `railhead info` shows it.";
-    ib_flid_gid_index: u32, "RAILHEAD_IB_ROUTABLE_FLID_GID_INDEX" or "NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1, 0..=1023,
+    ib_flid_gid_index: u32, "RAILHEAD_IB_ROUTABLE_FLID_GID_INDEX" or "NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1, 0..=255,
         "Index of the GID of an InfiniBand port that routers reach, taken where it has an FLID; else index 0 is.";
     ib_roce_version: u32, "RAILHEAD_IB_ROCE_VERSION" or "NCCL_IB_ROCE_VERSION_NUM", 2, 1..=2,
         "RoCE version of the GID, if there is one.";

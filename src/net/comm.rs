@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::base::clock;
+use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, CommStats, WaitCause};
@@ -11,7 +12,7 @@ use crate::fabric::{Completion, Opcode, Payload, SendRequest, WcStatus};
 use super::cts_fifo::RECORD_SIZE;
 use super::handshake::Established;
 use super::liveness::{Failure, Liveness, Peer, Verdict, cause};
-use super::rails::{BATCH, NO_COMPLETION, Rails, Side, WrId, WrKind};
+use super::rails::{ANNOUNCES, BATCH, NO_COMPLETION, Rails, Side, WrId, WrKind};
 use super::request::{RequestId, RequestTable, Sizes};
 use super::stall::{Step, Subject, Waiting, Watch};
 
@@ -33,6 +34,9 @@ pub struct Core {
     liveness: Liveness,
     side: Side,
     watch: Watch,
+    /// Since when announcements are out that nobody will be told of; 0: there are none, as far as looked. And how long that may be.
+    untold: u64,
+    untold_most_ns: u64,
     /// Polls that found nothing, of all time; only the remainder matters.
     idle_polls: u32,
     /// Since a poll found something last, it was looked what there is to wait for.
@@ -62,7 +66,7 @@ impl Dying {
 impl Core {
     /// From a handshake; `what` is "send comm on eth0 to" or the like. Requests are reported when they are older than `stall_ns`, unless
     /// that is 0. Also gives the memory that the peer writes to.
-    pub fn new<M>(established: Established<M>, side: Side, what: String, stall_ns: u64) -> (Core, M) {
+    pub fn new<M>(established: Established<M>, side: Side, what: String, config: &Config) -> (Core, M) {
         let Established { rails, memory, peer, liveness, stats } = established;
         let Peer { label, .. } = peer;
         let core = Core {
@@ -71,7 +75,9 @@ impl Core {
             stats,
             liveness,
             side,
-            watch: Watch::new(stall_ns),
+            watch: Watch::new(config.stall_warn_s.nanos()),
+            untold: 0,
+            untold_most_ns: u64::from(config.fabric_timeout_s) * 1_000_000_000 / 4,
             idle_polls: 0,
             // The handshake may have left a wait.
             looked: true,
@@ -177,11 +183,25 @@ impl Core {
                 if let Some(pid) = self.rails.peer_pid().and_then(|pid| u32::try_from(pid).ok()) {
                     self.liveness.set_pid(pid);
                 }
+                self.mind_the_untold(now);
             }
             Verdict::Gone(why) => self.fail(Failure::remote(why)),
             Verdict::Nonsense(why) => self.fail(Failure::remote(format!("the peer sent {why}"))),
         }
         self.failed.is_none() && self.watch.due(now)
+    }
+
+    /// A fabric that gives up on work knows only of work that it has to report, and announcements are reported rarely: one that never arrives
+    /// would be waited for without end.
+    fn mind_the_untold(&mut self, now: u64) {
+        if !self.rails.is_quiet(ANNOUNCES) {
+            self.untold = 0;
+        } else if self.untold == 0 {
+            self.untold = now.max(1);
+        } else if now.saturating_sub(self.untold) >= self.untold_most_ns {
+            self.untold = 0;
+            self.ask();
+        }
     }
 
     /// Looks whether something has been outstanding for too long, and says so, once. `next` is the send that `isend` gave no request for,
@@ -250,20 +270,19 @@ impl Core {
 
     /// Asks the peer's fabric for a sign that it has taken what was announced: a WRITE of nothing, which completes behind all that.
     fn ask(&mut self) {
-        const LANE: usize = 0;
-        if self.side != Side::Recv || self.rails.room(LANE) == 0 {
+        if self.side != Side::Recv || self.rails.room(ANNOUNCES) == 0 {
             return;
         }
         // A device that gives up on a peer which is not connected would take a late peer for a lost one.
         if !self.confirmed() && !self.rails.keep_early_work() {
             return;
         }
-        let (remote_addr, rkey) = self.rails.remote(LANE, 0);
+        let (remote_addr, rkey) = self.rails.remote(ANNOUNCES, 0);
         let nothing =
             SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: true };
         let id = self.watch.ask();
         // A lane that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.rails.post_send_all(LANE, &mut [nothing], WrKind::Cts, id, true);
+        let _ = self.rails.post_send_all(ANNOUNCES, &mut [nothing], WrKind::Cts, id, true);
     }
 
     /// An announcement was accepted, or a question.
@@ -289,13 +308,8 @@ impl Core {
         if self.dying.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
             return;
         }
-        let what = match wr.kind {
-            WrKind::Data => "the WRITE of a message",
-            WrKind::Cts => "the WRITE that announces a receive",
-            WrKind::Recv => "a receive",
-            WrKind::Flush => "the READ of a flush",
-        };
-        let why = self.rails.why(usize::from(wr.lane)).map_or(String::new(), |why| format!(": {why}"));
+        let what = wr.kind.what();
+        let why = self.rails.why(wr.kind, usize::from(wr.lane)).map_or(String::new(), |why| format!(": {why}"));
         self.dying = Some(Dying { status, text: format!("{what} ended with {status}{why}"), since: 0 });
     }
 
@@ -350,8 +364,9 @@ impl Core {
 
     /// A post that must have been possible was not.
     #[cold]
-    pub fn post_failed(&mut self, lane: usize, what: &str, error: crate::fabric::PostError) {
-        let why = self.rails.why(lane).map_or(String::new(), |why| format!(" ({why})"));
+    pub fn post_failed(&mut self, kind: WrKind, lane: usize, error: crate::fabric::PostError) {
+        let what = kind.what();
+        let why = self.rails.why(kind, lane).map_or(String::new(), |why| format!(" ({why})"));
         self.fail(match error {
             crate::fabric::PostError::State(_) => Failure::remote(format!("cannot post {what}: {error}{why}")),
             _ => Failure::internal(format!("cannot post {what}: {error}{why}")),

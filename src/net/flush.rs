@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::base::mem::Pages;
-use crate::fabric::{Access, MemoryRegion, Opcode, Payload, QpCaps, QpId, SendRequest, Sge};
+use crate::fabric::{Access, MemoryRegion, Opcode, Payload, QpCaps, SendRequest, Sge};
 
 use super::comm::Core;
 use super::device::Physical;
@@ -14,9 +14,10 @@ use super::mr_cache::Registration;
 use super::rails::{WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId};
 
-/// The loopback queue pairs of a comm, one per rail. They are destroyed with the comm's queues, and must outlive neither.
+/// What the loopback queue pairs of a comm, one per rail, work on. They are destroyed with the comm's queues, before this.
 pub struct Flusher {
-    qps: Vec<(QpId, MemoryRegion)>,
+    /// Of `scratch`, one per rail.
+    regions: Vec<MemoryRegion>,
     /// Where the READs put their byte.
     scratch: Pages,
 }
@@ -26,17 +27,13 @@ impl Flusher {
     pub fn new(devices: &[Arc<Physical>], core: &mut Core) -> Result<Flusher> {
         let scratch = Pages::new(1)?;
         let caps = QpCaps { send_depth: MAX_REQUESTS as u32, recv_depth: 1, ..QpCaps::default() };
-        let mut qps = Vec::new();
+        let mut regions = Vec::new();
         for (rail, device) in devices.iter().enumerate().take(core.rails.rails()) {
-            let region = device.domain()?.register(scratch.as_memory(), Access::LOCAL_WRITE)?;
+            regions.push(device.domain()?.register(scratch.as_memory(), Access::LOCAL_WRITE)?);
             let stats = core.stats.rail(rail);
-            let cq = core.rails.queue(rail).ok_or_else(|| Error::internal("flush: no such rail"))?;
-            let id = cq.create_qp(&caps, stats)?;
-            let itself = cq.qp(id).endpoint();
-            cq.qp(id).connect(&itself)?;
-            qps.push((id, region));
+            core.rails.add_loop(rail, &caps, stats)?;
         }
-        Ok(Flusher { qps, scratch })
+        Ok(Flusher { regions, scratch })
     }
 
     /// Reads one byte at `addr` on every rail. `None`: too many requests are outstanding.
@@ -44,10 +41,10 @@ impl Flusher {
         if !core.requests.has_room() {
             return Ok(None);
         }
-        let request = Request { n: 0, left: self.qps.len() as u8, stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
+        let request = Request { n: 0, left: self.regions.len() as u8, stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
         let Some(id) = core.requests.insert(request) else { return Ok(None) };
         let rkeys = registration.rkeys();
-        for (rail, (qp, region)) in self.qps.iter().enumerate() {
+        for (rail, region) in self.regions.iter().enumerate() {
             let read = SendRequest {
                 // Retires nothing: the queue is as deep as there are requests.
                 wr_id: WrId { kind: WrKind::Flush, lane: rail as u8, retires: 0, id }.encode(),
@@ -58,9 +55,8 @@ impl Flusher {
                 imm: 0,
                 signaled: true,
             };
-            let posted = core.rails.queue(rail).map(|cq| cq.qp(*qp).post_send(&[read]));
-            if let Some(Err(error)) = posted {
-                core.post_failed(rail, "a flush", error);
+            if let Err(error) = core.rails.post_loop(rail, read) {
+                core.post_failed(WrKind::Flush, rail, error);
                 return core.check().map(|()| None);
             }
         }

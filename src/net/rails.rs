@@ -25,6 +25,9 @@ pub const STRIPE_ALIGN: usize = 128;
 /// Unsignaled requests in a row at most. Without a signaled one now and then, a send queue never drains.
 const SIGNAL_EVERY: u16 = 64;
 
+/// The lane that announcements take: the first of the first rail.
+pub const ANNOUNCES: usize = 0;
+
 /// Completions taken from a queue at once.
 pub const BATCH: usize = 16;
 
@@ -39,6 +42,18 @@ pub enum WrKind {
     Recv,
     /// The READ of a flush; `id` is the flush request.
     Flush,
+}
+
+impl WrKind {
+    /// In words.
+    pub fn what(self) -> &'static str {
+        match self {
+            WrKind::Data => "the WRITE of a message",
+            WrKind::Cts => "the WRITE that announces a receive",
+            WrKind::Recv => "a receive",
+            WrKind::Flush => "the READ of a flush",
+        }
+    }
 }
 
 /// A decoded work request id: `kind:8 | lane:8 | retires:16 | id:32`.
@@ -147,6 +162,8 @@ pub struct RailDevice {
 pub struct Rails {
     queues: Vec<CompletionQueue>,
     lanes: Vec<Lane>,
+    /// Queue pairs that are connected to themselves, one per rail, once a flush has been asked for.
+    loops: Vec<QpId>,
     own: Vec<MemoryRegion>,
     /// The peer's key for its memory that this side writes: FIFO or records.
     remote_keys: [u32; MAX_RAILS],
@@ -181,6 +198,7 @@ impl Rails {
             counts_silent_writes: true,
             queues: Vec::new(),
             lanes: Vec::new(),
+            loops: Vec::new(),
             own: Vec::new(),
             remote_keys: [0; MAX_RAILS],
             remote_memory: 0,
@@ -405,19 +423,41 @@ impl Rails {
         }
     }
 
-    /// Why a lane failed, in the fabric's words.
-    #[cold]
-    pub fn why(&mut self, lane: usize) -> Option<String> {
-        let it = self.lanes.get(lane)?;
-        let cq = self.queues.get_mut(usize::from(it.rail))?;
-        cq.qp(it.qp).error().map(str::to_owned)
+    /// Makes the queue pair of `rail` that is connected to itself, unless it is there. Rails in order.
+    pub fn add_loop(&mut self, rail: usize, caps: &QpCaps, stats: RailStats) -> Result<()> {
+        if rail < self.loops.len() {
+            return Ok(());
+        }
+        let cq = self.queues.get_mut(rail).ok_or_else(|| Error::internal("no such rail"))?;
+        let id = cq.create_qp(caps, stats)?;
+        let itself = cq.qp(id).endpoint();
+        cq.qp(id).connect(&itself)?;
+        self.loops.push(id);
+        Ok(())
     }
 
-    /// A lane whose queue pair is in ERROR, and why: with nothing outstanding on it, no completion tells.
+    /// Posts on the queue pair of `rail` that is connected to itself.
+    pub fn post_loop(&mut self, rail: usize, request: SendRequest<'_>) -> std::result::Result<(), PostError> {
+        let Some(qp) = self.loops.get(rail) else { return Err(PostError::Invalid("no such rail")) };
+        let Some(cq) = self.queues.get_mut(rail) else { return Err(PostError::Invalid("no such rail")) };
+        cq.qp(*qp).post_send(&[request])
+    }
+
+    /// Why the queue pair failed that work of `kind` on `lane` (of flushes: rail) was posted on, in the fabric's words.
+    #[cold]
+    pub fn why(&mut self, kind: WrKind, lane: usize) -> Option<String> {
+        let (rail, qp) = match kind {
+            WrKind::Flush => (lane, *self.loops.get(lane)?),
+            _ => self.lanes.get(lane).map(|lane| (usize::from(lane.rail), lane.qp))?,
+        };
+        self.queues.get_mut(rail)?.qp(qp).error().map(str::to_owned)
+    }
+
+    /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells.
     pub fn broken(&mut self) -> Option<String> {
-        let queues = &mut self.queues;
-        self.lanes.iter().find_map(|lane| {
-            let qp = queues.get_mut(usize::from(lane.rail))?.qp(lane.qp);
+        let Rails { queues, lanes, loops, .. } = self;
+        all(lanes, loops).find_map(|(rail, qp)| {
+            let qp = queues.get_mut(rail)?.qp(qp);
             (qp.state() == QpState::Error).then(|| qp.error().unwrap_or("a queue pair failed").to_owned())
         })
     }
@@ -425,11 +465,17 @@ impl Rails {
     /// Takes everything to ERROR, so that the peer learns.
     #[cold]
     pub fn abort(&mut self) {
-        for lane in &self.lanes {
-            if let Some(cq) = self.queues.get_mut(usize::from(lane.rail)) {
-                cq.qp(lane.qp).set_error();
+        let Rails { queues, lanes, loops, .. } = self;
+        for (rail, qp) in all(lanes, loops) {
+            if let Some(cq) = queues.get_mut(rail) {
+                cq.qp(qp).set_error();
             }
         }
+    }
+
+    /// Whether requests are out on a lane of which nobody will be told, unless another follows.
+    pub fn is_quiet(&self, lane: usize) -> bool {
+        self.lanes.get(lane).is_some_and(|lane| lane.unsignaled > 0)
     }
 
     /// Lets the queue pairs meet their counterparts; true once all have.
@@ -457,11 +503,12 @@ impl Rails {
         let queues = &mut self.queues;
         self.lanes.iter().find_map(|lane| queues.get_mut(usize::from(lane.rail))?.qp(lane.qp).peer_pid())
     }
+}
 
-    /// A rail's completion queue, for a flush's queue pair.
-    pub fn queue(&mut self, rail: usize) -> Option<&mut CompletionQueue> {
-        self.queues.get_mut(rail)
-    }
+/// All queue pairs: their rails and names.
+fn all(lanes: &[Lane], loops: &[QpId]) -> impl Iterator<Item = (usize, QpId)> {
+    let lanes = lanes.iter().map(|lane| (usize::from(lane.rail), lane.qp));
+    lanes.chain(loops.iter().copied().enumerate())
 }
 
 /// A message cut into stripes: stripe `i` is `chunk` bytes (the last one what is left) on lane `(first + i) % lanes`.

@@ -16,7 +16,7 @@ use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
 use super::flush::Flusher;
 use super::handshake::Established;
 use super::mr_cache::{MemoryKind, MrHandle, MrTable};
-use super::rails::{Rails, Side, WrId, WrKind};
+use super::rails::{ANNOUNCES, Rails, Side, WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -97,7 +97,7 @@ impl RecvComm {
     /// From a handshake. Every lane gets as many receives as messages can come, and from then on one for each that came.
     pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
         let name = format!("recv comm on {} from", net.device_name(dev));
-        let (mut core, records) = Core::new(established, Side::Recv, name, net.config.stall_warn_s.nanos());
+        let (mut core, records) = Core::new(established, Side::Recv, name, &net.config);
         for lane in 0..core.rails.lanes() {
             for _ in 0..MAX_REQUESTS {
                 core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
@@ -197,8 +197,8 @@ impl Receiver {
             announcement(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
             free &= self.slots.get((sequence % SLOTS as u64) as usize).is_some_and(|slot| !slot.busy);
         }
-        // The first lane of the first rail. A lane holds as many receives as slots can be announced, so those need no look.
-        let lane = 0;
+        // A lane holds as many receives as slots can be announced, so those need no look.
+        let lane = ANNOUNCES;
         if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
             return self.null_post();
         }
@@ -219,7 +219,7 @@ impl Receiver {
             (None, all) => announce_group(&mut self.core, lane, self.tail, all.get(..n).unwrap_or_default(), id),
         };
         if let Err(error) = posted {
-            self.core.post_failed(lane, "an announcement", error);
+            self.core.post_failed(WrKind::Cts, lane, error);
             return self.core.check().map(|()| None);
         }
         self.core.posted();
@@ -231,14 +231,14 @@ impl Receiver {
     /// Lets go of held announcements once the peer can take them, as many as there is room for.
     #[cold]
     fn release(&mut self) {
-        let lane = 0;
+        let lane = ANNOUNCES;
         while self.core.confirmed() && self.core.rails.room(lane) > 0 {
             let Some((sequence, announcement, id)) = self.early.as_mut().and_then(|early| early.0.pop_front()) else {
                 self.early = None;
                 return;
             };
             if let Err(error) = announce(&mut self.core, lane, sequence, &announcement, id) {
-                self.core.post_failed(lane, "an announcement", error);
+                self.core.post_failed(WrKind::Cts, lane, error);
                 self.early = None;
                 return;
             }
@@ -413,7 +413,7 @@ fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], w
     match core.rails.post_recv(lane) {
         // A queue pair that has failed since says so itself, behind what arrived before.
         Ok(()) | Err(PostError::State(_)) => {}
-        Err(error) => return core.post_failed(lane, "a receive", error),
+        Err(error) => return core.post_failed(WrKind::Recv, lane, error),
     }
     let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
     let (number, meaning) = Imm::decode(imm);

@@ -197,7 +197,7 @@ impl Drop for Sender {
 impl Sender {
     fn new(net: &Net, dev: usize, established: Established<CtsFifo>) -> Sender {
         let name = format!("send comm on {} to", net.device_name(dev));
-        let (core, fifo) = Core::new(established, Side::Send, name, net.config.stall_warn_s.nanos());
+        let (core, fifo) = Core::new(established, Side::Send, name, &net.config);
         Sender {
             core,
             fifo,
@@ -245,7 +245,7 @@ impl Sender {
             message.post_long(&mut self.core, plan)
         };
         if let Err((lane, error)) = posted {
-            self.core.post_failed(lane, "a message", error);
+            self.core.post_failed(WrKind::Data, lane, error);
             return self.core.check().map(|()| None);
         }
         self.core.posted();

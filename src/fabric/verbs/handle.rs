@@ -138,7 +138,7 @@ impl Handle {
         };
         if routed {
             ah.grh.dgid = ibv_gid { raw: remote.gid.0 };
-            ah.grh.sgid_index = port.gid_index as u8;
+            ah.grh.sgid_index = port.gid_index;
             ah.grh.hop_limit = HOP_LIMIT;
             ah.grh.traffic_class = caps.traffic_class.unwrap_or(0);
         }

@@ -21,8 +21,8 @@ use crate::fabric::types::DeviceInfo;
 
 /// Ports at most: NCCL's MAX_IB_DEVS (nccl 2.28 src/transport/net_ib).
 const MAX_PORTS: usize = 32;
-/// GIDs that are looked at; a ConnectX has 256.
-const MAX_GIDS: u32 = 1024;
+/// GIDs that are looked at: as many as the index in an address vector can name.
+const MAX_GIDS: u32 = 256;
 /// Microseconds, for NCCL's topology, which only compares.
 const LATENCY_US: f32 = 1.0;
 /// `IBV_QPF_GRH_REQUIRED` of a port's flags (rdma-core 44 libibverbs/verbs.h).
@@ -96,7 +96,7 @@ pub struct Port {
     /// As `enum ibv_mtu` numbers it.
     pub mtu: ibv_mtu,
     /// Place of the GID in the port's table.
-    pub gid_index: u32,
+    pub gid_index: u8,
     /// The GID.
     pub gid: Gid,
     /// What became of each GID of the table.
@@ -238,7 +238,7 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
                         lid: port.lid,
                         global: port.link_layer == IBV_LINK_LAYER_ETHERNET as u8 || port.flags & GRH_REQUIRED != 0,
                         mtu: port.active_mtu,
-                        gid_index: chosen.index,
+                        gid_index: chosen.index as u8,
                         gid: chosen.gid,
                         gids,
                         info,
