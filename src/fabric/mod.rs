@@ -357,7 +357,7 @@ impl QueuePair<'_> {
             QueuePair::Verbs(qp) => {
                 // Copies, so that only they have an address.
                 let requests = requests.each_ref().map(|request| *request);
-                qp.post_send(&requests)
+                qp.post_some(&requests)
             }
         }
     }

@@ -131,25 +131,23 @@ impl Core {
     /// Hands each good completion to `on`; whether there was any.
     #[inline(always)]
     fn poll(&mut self, mut on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
-        let mut found = 0;
-        for rail in 0..self.rails.rails() {
-            for _ in 0..BATCHES {
-                let n = self.rails.poll(rail, &mut self.batch);
-                for i in 0..n {
-                    let Some(completion) = self.batch.get(i).copied() else { break };
-                    match WrId::decode(completion.wr_id) {
-                        Some(wr) if completion.status == WcStatus::Success => {
-                            self.rails.retire(&wr);
-                            on(self, &wr, &completion);
-                        }
-                        Some(wr) => self.fault(&wr, completion.status),
-                        None => self.unknown(completion.wr_id),
+        let (mut found, mut rail, mut batches) = (0, 0, 0);
+        while let Some(n) = self.rails.poll(rail, &mut self.batch) {
+            for i in 0..n {
+                let Some(completion) = self.batch.get(i).copied() else { break };
+                match WrId::decode(completion.wr_id) {
+                    Some(wr) if completion.status == WcStatus::Success => {
+                        self.rails.retire(&wr);
+                        on(self, &wr, &completion);
                     }
+                    Some(wr) => self.fault(&wr, completion.status),
+                    None => self.unknown(completion.wr_id),
                 }
-                found += n;
-                if n < BATCH {
-                    break;
-                }
+            }
+            found += n;
+            batches += 1;
+            if n < BATCH || batches == BATCHES {
+                (rail, batches) = (rail + 1, 0);
             }
         }
         if found > 0 && self.looked {
@@ -382,7 +380,7 @@ impl Core {
     /// The sizes of a request that is done, which frees it.
     ///
     /// Errors: a request that is not outstanding.
-    #[inline]
+    #[inline(always)]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
         let finished = self.requests.finish(id)?;
         if finished.is_some() {

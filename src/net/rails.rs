@@ -11,7 +11,7 @@ use crate::fabric::{
     UserMemory, WcOpcode, WcStatus,
 };
 
-use super::cts_fifo::SLOT_SIZE;
+use super::cts_fifo::{IMM_LIMIT, SLOT_SIZE};
 use super::request::{MAX_REQUESTS, RequestId};
 use super::wire::{MAX_QPS_PER_RAIL, MAX_RAILS};
 
@@ -336,6 +336,21 @@ impl Rails {
         plan
     }
 
+    /// The lane of a message that takes one request: not striped, and short enough for an immediate that goes with it and tells its size.
+    /// `None` for another, or if there is no room. It stays the same until [`Rails::next_lane`].
+    #[inline(always)]
+    pub fn lane_for_short(&self, len: usize, split_min: usize) -> Option<usize> {
+        let lane = self.lanes.get(self.next)?;
+        let short = len < IMM_LIMIT && len <= lane.max_with_imm as usize && (len < split_min || self.lanes.len() == 1);
+        (short && lane.room >= message_entries(lane.max_with_imm)).then_some(self.next)
+    }
+
+    /// The next message begins on the next lane.
+    #[inline]
+    pub fn next_lane(&mut self) {
+        self.next = wrapped(self.next + 1, self.lanes.len());
+    }
+
     /// Undoes the last `plan`: nothing of it was posted.
     #[inline]
     pub fn unplan(&mut self, plan: Plan) {
@@ -406,13 +421,10 @@ impl Rails {
         cq.qp(it.qp).post_recv(&RecvRequest { wr_id, sge: Sge::default() })
     }
 
-    /// Takes completions of a rail.
+    /// Takes completions of a rail: how many. `None` behind the last rail.
     #[inline(always)]
-    pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> usize {
-        match self.queues.get_mut(rail) {
-            Some(cq) => cq.poll(out),
-            None => 0,
-        }
+    pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> Option<usize> {
+        self.queues.get_mut(rail).map(|cq| cq.poll(out))
     }
 
     /// Frees the send queue entries that a completion retires.

@@ -134,11 +134,11 @@ impl RecvComm {
     /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
     ///
     /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
-    #[inline]
+    #[inline(always)]
     pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
         match &mut self.receiver {
             Held::Own(receiver) => receiver.test(id),
-            Held::Shared(shared) => shared.with(|receiver| receiver.test(id)),
+            Held::Shared(shared) => test_shared(shared, id),
         }
     }
 
@@ -156,6 +156,11 @@ impl RecvComm {
 #[inline(never)]
 fn irecv_shared(shared: &Guarded<Receiver>, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
     shared.with(|receiver| receiver.irecv(mrs, buffers))
+}
+
+#[inline(never)]
+fn test_shared(shared: &Guarded<Receiver>, id: RequestId) -> Result<Option<Sizes>> {
+    shared.with(|receiver| receiver.test(id))
 }
 
 impl Drop for RecvComm {
@@ -245,17 +250,16 @@ impl Receiver {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        if let Some(sizes) = self.core.finish(id)? {
-            return Ok(Some(sizes));
+        if !self.core.requests.is_done(id)? {
+            self.core.check()?;
+            self.progress(WaitCause::PeerNoSend);
+            if !self.core.requests.is_done(id)? {
+                return self.core.check().map(|()| None);
+            }
         }
-        self.core.check()?;
-        self.progress(WaitCause::PeerNoSend);
-        if let Some(sizes) = self.core.finish(id)? {
-            return Ok(Some(sizes));
-        }
-        self.core.check().map(|()| None)
+        self.core.finish(id)
     }
 
     fn iflush(&mut self, net: &Net, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {

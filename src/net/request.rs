@@ -110,17 +110,26 @@ impl RequestTable {
         (entry.used && entry.generation == id.0 >> 8).then_some(&mut entry.request)
     }
 
-    /// Its sizes if it is done, in which case it is freed.
+    /// Whether it is done.
     ///
     /// Errors: a request that is not outstanding: finished before, or never made here.
     #[inline(always)]
+    pub fn is_done(&self, id: RequestId) -> Result<bool> {
+        match self.entries.get((id.0 & 0xff) as usize) {
+            Some(entry) if entry.used && entry.generation == id.0 >> 8 => Ok(entry.request.left == 0),
+            _ => Err(stale(id)),
+        }
+    }
+
+    /// Its sizes if it is done, in which case it is freed.
+    ///
+    /// Errors: as for [`RequestTable::is_done`].
+    #[inline(always)]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize).filter(|e| e.used && e.generation == id.0 >> 8) else {
-            return Err(stale(id));
-        };
-        if entry.request.left != 0 {
+        if !self.is_done(id)? {
             return Ok(None);
         }
+        let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize) else { return Ok(None) };
         let sizes = Sizes { n: usize::from(entry.request.n), bytes: entry.request.bytes };
         entry.used = false;
         // Generation 0 is skipped so that no id is 0.

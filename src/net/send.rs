@@ -85,7 +85,7 @@ impl SendComm {
     /// is until `test` says that the request is done. A send longer than its receive is cut to it.
     ///
     /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves.
-    #[inline]
+    #[inline(always)]
     pub fn isend(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         match &mut self.state {
             State::Up(sender) => sender.isend(&self.net.mrs, addr, len, tag, mr),
@@ -96,7 +96,7 @@ impl SendComm {
     /// Whether a request is done, and then its size; that frees it. Any outstanding request, in any order.
     ///
     /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
-    #[inline]
+    #[inline(always)]
     pub fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
         match &mut self.state {
             State::Up(sender) => sender.test(request),
@@ -210,7 +210,7 @@ impl Sender {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn isend(&mut self, mrs: &MrTable, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         self.core.check()?;
         if len > MAX_MESSAGE {
@@ -224,34 +224,59 @@ impl Sender {
             self.core.nonsense(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
             return self.core.check().map(|()| None);
         }
+        let Some(lane) = self.core.rails.lane_for_short(len, self.split_min) else {
+            return self.isend_long(index, addr, len, registration);
+        };
+        let sequence = self.head + index as u64;
+        let Some(id) = self.core.requests.insert(request(len, 1 << lane, sequence)) else { return self.full() };
+        let write = Message { slot, sequence, addr, registration, id }.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
+        if let Err(error) = self.core.rails.post_send(lane, [write], WrKind::Data, id, true) {
+            return self.not_posted(lane, error);
+        }
+        self.core.rails.next_lane();
+        self.posted(index);
+        Ok(Some(id))
+    }
+
+    /// Sends a message that takes more than one request, or for which there is no room just now.
+    #[inline(never)]
+    fn isend_long(&mut self, index: usize, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
+        let Some(slot) = self.group.get(index) else { return Ok(None) };
         let plan = self.core.rails.plan(len, self.split_min);
         let lanes = self.core.rails.lanes_for_message(plan).filter(|_| self.core.requests.has_room());
         let Some(lanes) = lanes else {
             self.core.rails.unplan(plan);
-            self.progress(WaitCause::Fabric);
-            return self.null_post();
+            return self.full();
         };
         let sequence = self.head + index as u64;
-        let mut bytes = [0; MAX_RECVS];
-        bytes[0] = len as u32;
-        let request = Request { n: 1, left: 1, stripes: lanes, sequence, bytes };
-        let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
-        let message = Message { slot, sequence, addr, registration, id };
-        let lane = plan.first;
-        let posted = if plan.stripes == 1 && len < IMM_LIMIT && len <= self.core.rails.max_with_imm(lane) as usize {
-            let write = message.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
-            self.core.rails.post_send(lane, [write], WrKind::Data, id, true).map_err(|error| (lane, error))
-        } else {
-            message.post_long(&mut self.core, plan)
-        };
-        if let Err((lane, error)) = posted {
-            self.core.post_failed(WrKind::Data, lane, error);
-            return self.core.check().map(|()| None);
+        let Some(id) = self.core.requests.insert(request(len, lanes, sequence)) else { return Ok(None) };
+        if let Err((lane, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.core, plan) {
+            return self.not_posted(lane, error);
         }
+        self.posted(index);
+        Ok(Some(id))
+    }
+
+    /// A message for slot `index` of the group was posted.
+    #[inline(always)]
+    fn posted(&mut self, index: usize) {
         self.core.posted();
         self.use_slot(index);
         stage::reach(Stage::SendPosted);
-        Ok(Some(id))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_posted(&mut self, lane: usize, error: PostError) -> Result<Option<RequestId>> {
+        self.core.post_failed(WrKind::Data, lane, error);
+        self.core.check().map(|()| None)
+    }
+
+    /// All requests are in use, or a send queue is full.
+    #[inline(never)]
+    fn full(&mut self) -> Result<Option<RequestId>> {
+        self.progress(WaitCause::Fabric);
+        self.null_post()
     }
 
     /// Which of the head group's slots is unused and has this tag.
@@ -372,18 +397,25 @@ impl Sender {
         self.core.watch((cause == WaitCause::PeerNoReceive).then_some(next), why);
     }
 
-    #[inline]
+    #[inline(always)]
     fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        if let Some(sizes) = self.core.finish(id)? {
-            return Ok(Some(sizes));
+        if !self.core.requests.is_done(id)? {
+            self.core.check()?;
+            self.progress(WaitCause::Fabric);
+            if !self.core.requests.is_done(id)? {
+                return self.core.check().map(|()| None);
+            }
         }
-        self.core.check()?;
-        self.progress(WaitCause::Fabric);
-        if let Some(sizes) = self.core.finish(id)? {
-            return Ok(Some(sizes));
-        }
-        self.core.check().map(|()| None)
+        self.core.finish(id)
     }
+}
+
+/// The request of a message of `len` bytes that takes these lanes.
+#[inline(always)]
+fn request(len: usize, stripes: u64, sequence: u64) -> Request {
+    let mut bytes = [0; MAX_RECVS];
+    bytes[0] = len as u32;
+    Request { n: 1, left: 1, stripes, sequence, bytes }
 }
 
 /// A message that is being posted.

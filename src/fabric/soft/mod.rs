@@ -253,16 +253,24 @@ impl CompletionQueue {
     /// Steps every queue pair once: completions taken, and whether anything moved.
     #[inline(always)]
     fn turn(&mut self, out: &mut [Completion]) -> (usize, bool) {
+        if let [Some(qp)] = self.qps.as_mut_slice() {
+            return qp.turn(self.armed, out);
+        }
+        self.turn_all(out)
+    }
+
+    /// The same of any number of them.
+    #[inline(never)]
+    fn turn_all(&mut self, out: &mut [Completion]) -> (usize, bool) {
         let count = self.qps.len();
         let (mut n, mut moved) = (0, false);
         let mut at = self.next;
         self.next = if self.next + 1 < count { self.next + 1 } else { 0 };
         for _ in 0..count {
             if let Some(Some(qp)) = self.qps.get_mut(at) {
-                moved |= qp.progress(self.armed);
-                if qp.settled() {
-                    n += qp.core.harvest(out.get_mut(n..).unwrap_or_default());
-                }
+                let (taken, some) = qp.turn(self.armed, out.get_mut(n..).unwrap_or_default());
+                n += taken;
+                moved |= some;
             }
             if n == out.len() {
                 break;

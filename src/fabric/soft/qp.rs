@@ -184,6 +184,14 @@ impl QueuePair {
         })
     }
 
+    /// Moves what can be moved and takes completions: how many, and whether anything moved.
+    #[inline(always)]
+    pub fn turn(&mut self, armed: bool, out: &mut [Completion]) -> (usize, bool) {
+        let moved = self.progress(armed);
+        let taken = if self.settled() { self.core.harvest(out) } else { 0 };
+        (taken, moved)
+    }
+
     /// Without a wire.
     #[inline(never)]
     fn progress_without(&mut self, armed: bool) -> std::result::Result<bool, Fault> {

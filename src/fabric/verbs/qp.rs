@@ -241,8 +241,18 @@ impl QueuePair {
     }
 
     /// Takes all of `requests`, or none.
-    #[inline]
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+        self.take(requests)
+    }
+
+    /// The same, of a number of requests that the compiler knows.
+    #[inline(never)]
+    pub fn post_some<const N: usize>(&mut self, requests: &[SendRequest<'_>; N]) -> std::result::Result<(), PostError> {
+        self.take(requests)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         if self.state != QpState::Rts {
             return Err(PostError::State(self.state));
         }
@@ -257,11 +267,14 @@ impl QueuePair {
                 _ => {}
             }
         }
-        requests.chunks(CHAIN).try_for_each(|requests| self.hand_over(requests))
+        for requests in requests.chunks(CHAIN) {
+            self.hand_over(requests)?;
+        }
+        Ok(())
     }
 
     /// Hands at most `CHAIN` requests to the device.
-    #[inline]
+    #[inline(always)]
     fn hand_over(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         // At least one report in half a lap, or the places of requests that nobody asks about would never be free again.
         let quiet_at_most = (self.sends.depth() as u32).div_ceil(2);

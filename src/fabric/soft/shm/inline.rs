@@ -28,12 +28,13 @@ pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WOR
 unsafe fn pack_words(from: *const u8, whole: usize, rest: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
     let mut packed = [0; DESC_INLINE / 8];
     let (mut mask, mut n) = (0, 0usize);
-    // Without branches: what stands behind the last one that counts is overwritten, or zero.
+    // Which words of an announcement are zero hardly ever changes, so a processor foresees these branches.
     let mut put = |i: usize, word: u64| {
-        packed[n & 7] = word;
-        let some = word != 0;
-        mask |= u8::from(some) << i;
-        n += usize::from(some);
+        if word != 0 {
+            packed[n & 7] = word;
+            mask |= 1 << i;
+            n += 1;
+        }
     };
     for i in 0..whole {
         // SAFETY: word `i` is one of the whole ones.

@@ -11,7 +11,7 @@ use super::super::publish::{publish, publish_words};
 use super::super::queue::{Core, Fault};
 use super::grant::Offers;
 use super::inline::unpack;
-use super::layout::{DESC_INLINE, DESCS, GRANTS, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
+use super::layout::{DESC_INLINE, DESCS, Desc, GRANTS, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
 use super::tx::{Tx, round};
 use super::{Maps, Segment, stream};
 use crate::base::log::{self, log_info};
@@ -65,7 +65,6 @@ struct Request {
     flags: u8,
     /// Which words of an inline payload are in `payload`.
     words: u8,
-    accepted: u16,
     len: u32,
     addr: u64,
     rkey: u32,
@@ -74,9 +73,27 @@ struct Request {
 }
 
 impl Request {
+    /// What the words of a descriptor say that begins with `head`.
+    fn of(head: Head, desc: &Desc) -> Request {
+        let [addr, key, payload @ .., _] = &desc.words;
+        let payload = payload.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let key = key.load(Ordering::Relaxed);
+        Request {
+            op: head.op,
+            place: head.place,
+            flags: head.flags,
+            words: head.words,
+            len: if head.place == place::INLINE { u32::from(head.inline) } else { payload[2] as u32 },
+            addr: addr.load(Ordering::Relaxed),
+            rkey: key as u32,
+            imm: (key >> 32) as u32,
+            payload,
+        }
+    }
+
     /// Whether it completes a receive request.
     fn completes(&self) -> bool {
-        self.flags & (flag::LAST | flag::IMM) == flag::LAST | flag::IMM
+        completes(self.flags)
     }
 
     /// Bytes from here to the request's end: what is checked at once, so that a request that must be refused moves nothing.
@@ -84,6 +101,12 @@ impl Request {
         let said = if self.place == place::BOUNCE { self.payload[1].min(u64::from(u32::MAX)) as usize } else { 0 };
         said.max(self.len as usize)
     }
+}
+
+/// Whether a descriptor with these flags completes a receive request.
+#[inline]
+fn completes(flags: u8) -> bool {
+    flags & (flag::LAST | flag::IMM) == flag::LAST | flag::IMM
 }
 
 /// What became of the descriptor at the head.
@@ -130,11 +153,21 @@ impl Rx {
         let mut moved = false;
         let mut copied = 0;
         for _ in 0..DESC_BUDGET {
-            let Some(request) = self.look(segment, self.head) else {
+            let desc = segment.desc(self.lane, self.head);
+            let Some(head) = Rx::published(desc, self.head) else {
                 tx.heard_out(core);
                 break;
             };
-            tx.hear(core, request.accepted)?;
+            tx.hear(core, head.accepted)?;
+            if head.op == op::WRITE && head.place == place::INLINE && usize::from(head.inline) <= DESC_INLINE {
+                if !self.write_inline(head, desc, core, segment)? {
+                    break;
+                }
+                self.finish(place::INLINE, head.flags, 0, segment);
+                moved = true;
+                continue;
+            }
+            let request = Request::of(head, desc);
             if request.place == place::MAPPED {
                 // Memory is passed before a descriptor that names it is published: the caller looks for it, once.
                 self.lacks_memory = !self.lacks_memory && maps.find(request.payload[1], 0, 0).is_none();
@@ -143,15 +176,12 @@ impl Rx {
                 }
             }
             let before = self.at;
-            let outcome = if request.op == op::WRITE && request.place == place::INLINE {
-                self.write(&request, core, segment, maps)?
-            } else {
-                self.handle(request, core, segment, maps)?
-            };
-            match outcome {
+            match self.handle(request, core, segment, maps)? {
                 Outcome::Done => {
                     copied += (request.len as usize).saturating_sub(before);
-                    self.finish(&request, segment);
+                    // Of a bounced one, what it took of the ring.
+                    let end = request.payload[0].wrapping_add(round(u64::from(request.len)));
+                    self.finish(request.place, request.flags, end, segment);
                     moved = true;
                 }
                 Outcome::Partly => return Ok(true),
@@ -179,46 +209,61 @@ impl Rx {
         }
     }
 
-    /// Copies descriptor `number` out of the segment, if it was published.
+    /// The head of descriptor `number`, if it was published.
     #[inline(always)]
-    fn look(&self, segment: &Segment, number: u64) -> Option<Request> {
-        let [addr, key, payload @ .., head] = &segment.desc(self.lane, number).words;
+    fn published(desc: &Desc, number: u64) -> Option<Head> {
+        let [.., head] = &desc.words;
         // Pairs with the Release in `Tx::publish`.
-        let head = Head::decode(head.load(Ordering::Acquire), number)?;
-        let payload = std::array::from_fn(|i| payload.get(i).map_or(0, |word| word.load(Ordering::Relaxed)));
-        let key = key.load(Ordering::Relaxed);
-        Some(Request {
-            op: head.op,
-            place: head.place,
-            flags: head.flags,
-            words: head.words,
-            accepted: head.accepted,
-            len: if head.place == place::INLINE { u32::from(head.inline) } else { payload[2] as u32 },
-            addr: addr.load(Ordering::Relaxed),
-            rkey: key as u32,
-            imm: (key >> 32) as u32,
-            payload,
-        })
+        Head::decode(head.load(Ordering::Acquire), number)
     }
 
-    /// Accepts the descriptor at the head.
+    /// Copies descriptor `number` out of the segment, if it was published.
+    fn look(&self, segment: &Segment, number: u64) -> Option<Request> {
+        let desc = segment.desc(self.lane, number);
+        Some(Request::of(Rx::published(desc, number)?, desc))
+    }
+
+    /// Accepts the descriptor at the head. `end` is where a bounced one ends in the ring.
     #[inline(always)]
-    fn finish(&mut self, request: &Request, segment: &Segment) {
+    fn finish(&mut self, place: u8, flags: u8, end: u64, segment: &Segment) {
         let lane = segment.lane(self.lane);
         self.head += 1;
         self.at = 0;
         self.filling = false;
-        if request.place == place::BOUNCE {
+        if place == place::BOUNCE {
             // Pairs with the Acquire in `Tx::reserve`.
-            lane.bounce_head.store(request.payload[0].wrapping_add(round(u64::from(request.len))), Ordering::Release);
+            lane.bounce_head.store(end, Ordering::Release);
         }
         // Pairs with the Acquire in `Tx::transmit`.
         lane.desc_head.store(self.head, Ordering::Release);
-        if request.flags & flag::LAST != 0 {
+        if flags & flag::LAST != 0 {
             self.accepted += 1;
             // Pairs with the Acquire in `Tx::take_acceptance`.
             lane.accepted.store(self.accepted, Ordering::Release);
         }
+    }
+
+    /// Does a WRITE whose bytes are in its descriptor, as those of small messages and of announcements are; false if it has to wait.
+    #[inline(always)]
+    fn write_inline(&mut self, head: Head, desc: &Desc, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+        let [addr, key, payload @ .., _] = &desc.words;
+        let (addr, key, len) = (addr.load(Ordering::Relaxed), key.load(Ordering::Relaxed), usize::from(head.inline));
+        if completes(head.flags) && !core.recv_available() {
+            return self.not_ready(core, segment).map(|_| false);
+        }
+        if len > 0 {
+            let pin = match core.pin_remote(key as u32, addr, len, Access::REMOTE_WRITE) {
+                Ok(pin) => pin,
+                Err(status) => return Err(self.refuse_write(segment, status, len, addr, key as u32)),
+            };
+            let payload = payload.each_ref().map(|word| word.load(Ordering::Relaxed));
+            let words = unpack(head.words, &payload, len);
+            // SAFETY: the pin covers `len` bytes, at most DESC_INLINE, which the words hold.
+            unsafe { publish_words(pin.as_ptr(), &words, len) };
+            self.stats.add(RailCounter::RxInline, len as u64);
+        }
+        self.written(head.flags, len as u32, (key >> 32) as u32, core);
+        Ok(true)
     }
 
     #[inline(always)]
@@ -238,7 +283,7 @@ impl Rx {
                 unfinished => return Ok(unfinished),
             }
         }
-        self.written(request, core);
+        self.written(request.flags, request.len, request.imm, core);
         Ok(Outcome::Done)
     }
 
@@ -250,12 +295,12 @@ impl Rx {
 
     /// A WRITE's bytes are in place.
     #[inline]
-    fn written(&mut self, request: &Request, core: &mut Core) {
-        if request.completes() {
-            core.complete_recv(WcOpcode::RecvRdmaWithImm, self.write_at.saturating_add(request.len), Some(request.imm));
+    fn written(&mut self, flags: u8, len: u32, imm: u32, core: &mut Core) {
+        if completes(flags) {
+            core.complete_recv(WcOpcode::RecvRdmaWithImm, self.write_at.saturating_add(len), Some(imm));
             self.write_at = 0;
-        } else if request.flags & flag::IMM != 0 {
-            self.write_at = self.write_at.saturating_add(request.len);
+        } else if flags & flag::IMM != 0 {
+            self.write_at = self.write_at.saturating_add(len);
         }
     }
 

@@ -43,7 +43,7 @@ impl Rx {
                 Progress::Done(granted) if desc == self.head => {
                     self.stats.add(RailCounter::RxCma, u64::from(granted));
                     self.offers.end(desc);
-                    self.written(&request, core);
+                    self.written(request.flags, request.len, request.imm, core);
                     return Ok(Outcome::Done);
                 }
                 Progress::Done(_) => {}
