@@ -9,6 +9,7 @@
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
 #   make bench-store   the store's server beside torch's, one client for both
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
+#   make fuzz      random bytes to what the store's server reads with, for SECONDS (default 60)
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
 #   make install   into PREFIX (and below DESTDIR)
@@ -18,6 +19,8 @@ PREFIX ?= /usr/local
 ROUNDS ?= 20
 # Flow-control slots that a reader follows in `make soak`, on each wire.
 PUBLISHES ?= 100000000
+
+SECONDS ?= 60
 
 PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps tmux
 # What ibverbs-sys is built with. Nothing of it is needed to run.
@@ -38,7 +41,7 @@ THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps build examples demo test soak bench bench-proxy bench-store instructions header docs install clean
+.PHONY: deps build examples demo test soak bench bench-proxy bench-store instructions fuzz header docs install clean
 
 deps:
 	@if command -v dpkg-query >/dev/null; then \
@@ -103,6 +106,15 @@ bench-store: deps build
 
 instructions: deps build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions
+
+# What cargo-fuzz does, without it. The address sanitiser is an option of the nightly compiler, which this one takes for it.
+fuzz: FUZZED := --cfg fuzzing -Cdebug-assertions -Ccodegen-units=4 -Zsanitizer=address -Cpasses=sancov-module \
+    $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares)
+fuzz: deps
+	@mkdir -p target/fuzz/found
+	cd fuzz && RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) run --release --bin store_wire --target-dir ../target/fuzz \
+	    --target "$$(rustc -vV | sed -n 's/^host: //p')" -- \
+	    -max_total_time=$(SECONDS) -artifact_prefix=../target/fuzz/ ../target/fuzz/found corpus/store_wire
 
 header:
 	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact header_is_what_the_source_gives

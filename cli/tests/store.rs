@@ -1,7 +1,11 @@
 //! `railhead store` as users run it: a server and what looks into it, each a process of its own.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use railhead::store::tcp::{Host, TcpOptions};
+use railhead::store::{Store, TcpStore};
 
 /// The server, which is stopped with SIGTERM.
 struct Server {
@@ -24,6 +28,13 @@ fn serve(arguments: &[&str], environment: &[(&str, &str)]) -> Server {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("railhead");
     let port = line(&mut BufReader::new(child.stdout.as_mut().expect("piped")));
     Server { child, place: format!("127.0.0.1:{port}") }
+}
+
+/// A client in this process.
+fn join(server: &Server) -> TcpStore {
+    let (host, port) = server.place.split_once(':').expect("HOST:PORT");
+    let host = Host::Other(host.to_owned(), port.parse().expect("a port"));
+    TcpStore::new(host, TcpOptions::default()).expect("connect")
 }
 
 fn line(from: &mut impl BufRead) -> String {
@@ -142,6 +153,86 @@ fn a_watch_prints_each_change() {
 }
 
 #[test]
+fn a_watch_ends_badly_when_the_server_goes() {
+    let server = serve(&[], &[]);
+    let mut watch = server.command("watch", &["k"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("railhead");
+    let mut said = BufReader::new(watch.stderr.take().expect("piped"));
+    let mut lines = BufReader::new(watch.stdout.take().expect("piped"));
+    assert_eq!(line(&mut said), "watching");
+    let store = join(&server);
+    store.set("k", b"v").expect("set");
+    assert!(store.delete_key("k").expect("delete"));
+    assert_eq!((line(&mut lines), line(&mut lines)), ("k created v".into(), "k deleted".into()));
+    assert!(server.stop().success());
+    assert_eq!(watch.wait().expect("wait").code(), Some(2));
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("read");
+    assert!(rest.contains("Did the remote server shutdown or crash?"), "{rest}");
+}
+
+#[test]
+fn a_wait_of_several_keys_ends_with_the_last() {
+    let server = serve(&[], &[]);
+    let mut waiter = server.command("wait", &["a", "b", "--timeout", "1000"]).spawn().expect("railhead");
+    server.prints("set", &["b", ""], "");
+    // It cannot have ended: there is no a.
+    assert!(waiter.try_wait().expect("wait").is_none());
+    server.prints("set", &["a", ""], "");
+    assert!(waiter.wait().expect("wait").success());
+}
+
+#[test]
+fn a_server_says_what_it_cannot_do_and_refuses_what_is_too_much() {
+    let server = serve(&[], &[]);
+    let port = server.place.rsplit_once(':').expect("a port").1;
+    let failing: [(&[&str], &str); 9] = [
+        (&["serve", "--bind", "127.0.0.1", "--port", port], "The server socket has failed to listen on any local network address. port: "),
+        (&["serve", "--port", "65536"], "65536"),
+        (&["serve", "--memory", "0"], "--memory"),
+        (&["serve", "--value", "1025"], "--value"),
+        (&["wait"], "<KEYS>..."),
+        (&["watch", "k", "--count", "0"], "--count"),
+        (&["get", "k", "--timeout", "1e9"], "must be a number of seconds from 0 to 1000000"),
+        (&["add", "k", "many"], "many"),
+        (&["ls", "--connect", "h:1", "--file", "f"], "cannot be used with"),
+    ];
+    for (arguments, words) in failing {
+        let output = program().args(arguments).output().expect("railhead");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{arguments:?}: {output:?}");
+    }
+    // What the server does not take, it says by hanging up.
+    server.prints("set", &["text", "x"], "");
+    let output = server.run("add", &["text"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Connection was likely closed"), "{output:?}");
+    for (options, taken) in [(&[][..], false), (&["--value", "9"], true), (&["--value", "9", "--memory", "8"], false)] {
+        let server = serve(options, &[]);
+        let store = join(&server);
+        let stored = store.set("big", &vec![7; (8 << 20) + 1]).and_then(|()| store.num_keys());
+        assert_eq!(stored.is_ok(), taken, "{options:?}: {stored:?}");
+        server.prints("ls", &[], if taken { "big\n" } else { "" });
+    }
+}
+
+#[test]
+fn serves_at_the_address_that_it_is_told_until_a_signal() {
+    for (bind, environment) in [(Some("::1"), "127.0.0.1"), (None, "::1")] {
+        let mut command = program();
+        command.args(["serve", "--port", "0"]).args(bind.iter().flat_map(|address| ["--bind", address]));
+        let mut child = command.env("RAILHEAD_STORE_BIND", environment).stdout(Stdio::piped()).spawn().expect("railhead");
+        let port = line(&mut BufReader::new(child.stdout.as_mut().expect("piped")));
+        let server = Server { child, place: format!("[::1]:{port}") };
+        server.prints("add", &["n"], "1\n");
+        assert!(TcpStream::connect(("127.0.0.1", port.parse().expect("a port"))).is_err(), "there alone");
+        // SAFETY: our own child, not yet waited for.
+        unsafe { libc::kill(server.child.id() as i32, libc::SIGINT) };
+        let mut server = server;
+        assert!(server.child.wait().expect("wait").success());
+    }
+}
+
+#[test]
 fn the_secret_of_the_environment_is_wanted_from_all() {
     let server = serve(&[], &[("RAILHEAD_STORE_SECRET", "sesame")]);
     let with = |secret: Option<&str>| {
@@ -167,6 +258,15 @@ fn a_file_is_looked_into() {
     railhead::store::Store::set(&store, "k", b"v").expect("set");
     let output = program().args(["get", "k", "--file"]).arg(&path).output().expect("railhead");
     assert_eq!(output.stdout, b"v\n", "{output:?}");
+    let look = |name: &str, arguments: &[&str]| {
+        let output = program().arg(name).args(arguments).arg("--file").arg(&path).stdin(Stdio::null()).output().expect("railhead");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    assert_eq!(look("add", &["n", "2"]), (Some(0), "2\n".into()));
+    assert_eq!(look("set", &["empty"]), (Some(0), String::new()));
+    assert_eq!(look("wait", &["n", "empty"]), (Some(0), String::new()));
+    assert_eq!(look("wait", &["nope", "--timeout", "0.05"]), (Some(1), String::new()));
+    assert_eq!(look("ls", &[]), (Some(0), "empty\nk\nn\n".into()));
     drop(store);
     assert!(!path.exists(), "a look does not count as a user");
     std::fs::remove_dir_all(&folder).expect("remove");

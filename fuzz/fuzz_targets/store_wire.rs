@@ -23,7 +23,8 @@ fn requests(stream: &[u8], piece: usize) -> (Vec<String>, Option<String>) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some((&piece, stream)) = bytes.split_first() else { return };
-    let whole = requests(stream, stream.len().max(1));
-    assert_eq!(whole, requests(stream, usize::from(piece).max(1)));
+    let whole = requests(bytes, bytes.len().max(1));
+    for piece in [1, 3, 64] {
+        assert_eq!(whole, requests(bytes, piece), "in pieces of {piece}");
+    }
 });

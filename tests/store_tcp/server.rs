@@ -371,18 +371,53 @@ fn hundreds_wait_for_one_key() {
 }
 
 #[test]
+fn a_cancelled_wait_loses_its_place() {
+    const WAIT: &str = "06010000000000000003000000000000002f7171";
+    const PUSH: &str = "0e03000000000000002f7171010000000000000076";
+    let server = serve(|_| {});
+    let mut raws: Vec<Raw> = (0..3).map(|_| Raw::open(server.port())).collect();
+    let [first, second, pusher] = &mut raws[..] else { unreachable!() };
+    first.send(&[WAIT, "0c"].concat());
+    first.expect("01", "cancelled");
+    let mut gone = Raw::open(server.port());
+    gone.send(WAIT);
+    gone.in_step("waiting");
+    gone.0.shutdown(std::net::Shutdown::Write).unwrap();
+    gone.expect_end("gone");
+    second.send(WAIT);
+    second.in_step("waiting");
+    // It gets the number that the one who went had.
+    let mut third = Raw::open(server.port());
+    for raw in [&mut *first, &mut third] {
+        raw.send(WAIT);
+        raw.in_step("waiting behind");
+    }
+    for (next, what) in [(second, "the first who still waits"), (first, "the second"), (&mut third, "the third")] {
+        pusher.send(PUSH);
+        next.expect("00", what);
+        next.send("0f03000000000000002f7171");
+        next.expect("0100000000000000010000000000000076", what);
+    }
+}
+
+#[test]
 fn what_had_arrived_is_taken_in_before_the_server_stops() {
+    const PAIRS: u64 = 128 << 10;
     for _ in 0..20 {
         let server = serve(|_| {});
-        let (mut waiter, mut writer) = (Raw::open(server.port()), Raw::open(server.port()));
+        let mut raws: Vec<Raw> = (0..3).map(|_| Raw::open(server.port())).collect();
+        let [busy, waiter, writer] = &mut raws[..] else { unreachable!() };
         waiter.send("06010000000000000003000000000000002f6b62");
         waiter.in_step("waiting");
-        writer.in_step("there");
-        // More than one read takes, so that some of it is certainly unread when the server is told to stop.
-        let mut burst = keyed(1, b"/ka", &value(&vec![0; 300_000]));
-        burst.extend(keyed(1, b"/kb", &value(b"v")));
-        writer.0.write_all(&burst).unwrap();
-        drop(writer);
+        // All of a long request but its last byte, read when the server has gone round often enough.
+        let pair = [value(b"/k"), value(b"v")].concat();
+        let long = [&[11][..], &PAIRS.to_le_bytes(), &pair.repeat(PAIRS as usize)].concat();
+        let (last, most) = long.split_last().unwrap();
+        busy.write(most);
+        (0..20).for_each(|_| writer.in_step("there"));
+        // While the server is at it the write comes, and the word to stop.
+        busy.write(&[*last]);
+        writer.write(&keyed(1, b"/kb", &value(b"v")));
         drop(server);
         waiter.expect("00", "the write counts");
         waiter.expect_end("and that was the server's last word");
