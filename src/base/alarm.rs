@@ -31,8 +31,8 @@ impl Alarm {
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Waits until somebody rings, one of `others` is readable or has ended, or `most` is over. May return early.
-    pub fn wait(&self, others: &[RawFd], most: Option<Duration>) {
+    /// Waits until somebody rings, one of `others` is readable or has ended, or `most` is over. May return early. True if somebody rang.
+    pub fn wait(&self, others: &[RawFd], most: Option<Duration>) -> bool {
         let watched = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds: Vec<libc::pollfd> = std::iter::once(&self.0.as_raw_fd()).chain(others).map(watched).collect();
         let time = most.map(|most| libc::timespec {
@@ -42,11 +42,13 @@ impl Alarm {
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: the array has as many entries as are said; the time is absent or outlives the call, and so is the mask.
         let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
-        if ready > 0 && fds.first().is_some_and(|alarm| alarm.revents != 0) {
+        let rung = ready > 0 && fds.first().is_some_and(|alarm| alarm.revents != 0);
+        if rung {
             let mut count = [0u8; 8];
             // SAFETY: room for the eight bytes that an eventfd yields.
             unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         }
+        rung
     }
 }
 
@@ -66,18 +68,18 @@ mod tests {
         // Rung before, and heard once.
         alarm.ring();
         alarm.ring();
-        alarm.wait(&others, None);
+        assert!(alarm.wait(&others, None));
         let (from, pause) = (Instant::now(), Duration::from_millis(5));
         while from.elapsed() < pause {
-            alarm.wait(&others, Some(pause - from.elapsed()));
+            assert!(!alarm.wait(&others, Some(pause.saturating_sub(from.elapsed()))));
         }
         std::thread::scope(|scope| {
             scope.spawn(|| alarm.ring());
-            alarm.wait(&others, None);
+            assert!(alarm.wait(&others, None));
         });
         far.write_all(&[1]).unwrap();
-        alarm.wait(&others, None);
+        assert!(!alarm.wait(&others, None));
         drop(far);
-        alarm.wait(&others, None);
+        assert!(!alarm.wait(&others, None));
     }
 }

@@ -293,6 +293,11 @@ impl<W: Work> Engine<W> {
         self.check().is_ok() && self.shared.door.asleep()
     }
 
+    /// Whether the engine's own thread asks, which cannot wait for the engine.
+    pub fn is_own_thread(&self) -> bool {
+        self.thread_id == Some(std::thread::current().id())
+    }
+
     /// What the next operation's opCount will be.
     pub fn next_op_count(&self) -> Result<u64> {
         self.check()?;
@@ -326,7 +331,7 @@ impl<W: Work> Engine<W> {
     }
 
     fn check_thread(&self) -> Result<()> {
-        if self.thread_id == Some(std::thread::current().id()) { Err(Refusal::OwnThread) } else { Ok(()) }
+        if self.is_own_thread() { Err(Refusal::OwnThread) } else { Ok(()) }
     }
 
     #[cold]
