@@ -219,14 +219,8 @@ extern "C" fn acts(_: c_int, _: c_ulong, _: *const c_char, _: c_int, _: *const c
     }
 }
 
-fn at_dump(act: impl FnOnce() + Send + 'static) {
-    *AT_DUMP.lock().unwrap() = Some(Box::new(act));
-    raise(libc::SIGUSR1);
-    until("the dump", || AT_DUMP.lock().unwrap().is_none().then_some(()));
-}
-
-/// The application's logger makes and ends proxies while it is given a dump.
-fn from_the_logger(_: &Ctx) {
+/// Sets the logger, as an init does. Each init of a proxy forgets it.
+fn set_logger() {
     // The proxies' own copy of the library, which is linked into this program.
     let table = &raw const railhead::abi::nccl::v12::ncclNetPlugin_v12;
     type Init = unsafe extern "C" fn(*mut *mut c_void, u64, *mut c_int, *const c_void, *const c_void) -> c_int;
@@ -237,6 +231,17 @@ fn from_the_logger(_: &Ctx) {
         init(&raw mut context, 1, config.as_mut_ptr(), acts as *const c_void, std::ptr::null())
     };
     assert_eq!(status, 0);
+}
+
+fn at_dump(act: impl FnOnce() + Send + 'static) {
+    set_logger();
+    *AT_DUMP.lock().unwrap() = Some(Box::new(act));
+    raise(libc::SIGUSR1);
+    until("the dump", || AT_DUMP.lock().unwrap().is_none().then_some(()));
+}
+
+/// The application's logger makes and ends proxies while it is given a dump.
+fn from_the_logger(_: &Ctx) {
     let alive = Proxy::new();
     // One is made, works, shows itself and is ended.
     let told = Arc::new(AtomicU32::new(0));

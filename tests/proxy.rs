@@ -216,8 +216,11 @@ fn many_connectors(_: &Ctx) {
         proxy.group_start().expect("group");
     }
     // In an order of their own across connectors.
-    let mut order: Vec<(usize, bool)> =
-        programs.iter().enumerate().flat_map(|(p, programs)| programs.operations.iter().flat_map(move |_| [(p, true), (p, false)])).collect();
+    let mut order: Vec<(usize, bool)> = programs
+        .iter()
+        .enumerate()
+        .flat_map(|(p, programs)| programs.operations.iter().flat_map(move |_| [(p, true), (p, false)]))
+        .collect();
     for i in (1..order.len()).rev() {
         order.swap(i, random.below(i as u64 + 1) as usize);
     }

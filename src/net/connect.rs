@@ -142,8 +142,7 @@ impl Connector {
         let qps = self.setup.config.qps_per_rail as usize;
         let stats = self.stats.as_ref().ok_or_else(over)?;
         let devices = rail_devices(&self.setup, stats, usize::MAX)?;
-        let rails =
-            Rails::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.setup.notify())?;
+        let rails = Rails::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.setup.notify())?;
         self.ends = Some((rails, fifo));
 
         let addr = self.handle.addr;

@@ -216,7 +216,7 @@ fn every_slot_is_looked_at_from_its_first_line_on_for_its_own_flags() {
             put(0, [0, 0]);
             // The next slot has no size yet.
             assert_eq!(look(), (1, 0, Wait::Producer), "{protocol} {start}");
-            for flags in [[OLD, 1], [0, 0], [1, 0], [9, 1], [1, OLD]] {
+            for flags in [[OLD, 1], [0, 0], [9, 1], [0, 1], [1, 0], [1, OLD]] {
                 put(1, flags);
                 assert_eq!(look(), (1, 0, Wait::Flags), "{protocol} {start}: {flags:?}");
             }
