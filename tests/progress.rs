@@ -188,7 +188,7 @@ fn an_idle_thread_sleeps_until_there_is_something_to_do() {
 /// The thread is there as long as a comm is.
 fn threads(_: &Ctx) {
     let plugin = Plugin::start(12);
-    assert_eq!(device_threads().len(), 0);
+    assert!(device_threads().is_empty());
     for _ in 0..3 {
         let pairs: Vec<_> = (0..3).map(|_| comms::to_itself(&plugin, 0).expect("comms")).collect();
         // It gives itself its name.
@@ -199,7 +199,7 @@ fn threads(_: &Ctx) {
             plugin.close_recv(recv).expect("closeRecv");
         }
         // The kernel may take a moment to clear away what was waited for.
-        until("its end", || (device_threads().len() == 0).then_some(()));
+        until("its end", || device_threads().is_empty().then_some(()));
     }
 }
 

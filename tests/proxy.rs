@@ -254,10 +254,14 @@ fn many_connectors(_: &Ctx) {
                 }
                 let data = || pattern(message.seed, message.len);
                 let done = if fills {
-                    message.chunk.map(|chunk| p.filler.side.start(chunk).expect("start"));
+                    if let Some(chunk) = message.chunk {
+                        p.filler.side.start(chunk).expect("start");
+                    }
                     p.filler.put(message.slice, &data())
                 } else {
-                    message.chunk.map(|chunk| p.emptier.side.start(chunk).expect("start"));
+                    if let Some(chunk) = message.chunk {
+                        p.emptier.side.start(chunk).expect("start");
+                    }
                     p.emptier.take(message.slice).is_some_and(|got| {
                         assert!(got == data(), "seed {seed}: pair {}, message {at} of {} bytes", p.n, message.len);
                         true
