@@ -3,10 +3,12 @@
 
 mod support;
 
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::fs::File;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use support::plugin::Plugin;
 use support::proxy::*;
@@ -14,7 +16,7 @@ use support::{Ctx, World, comms, until};
 
 #[test]
 fn child_entry() {
-    support::enter(&[("proxies", proxies), ("device", device), ("off", off)]);
+    support::enter(&[("proxies", proxies), ("device", device), ("off", off), ("from_the_logger", from_the_logger)]);
 }
 
 fn alone(role: &'static str) -> World {
@@ -211,6 +213,105 @@ fn device(_: &Ctx) {
 #[test]
 fn a_signal_shows_what_a_devices_thread_watches_over() {
     alone("device").env("RAILHEAD_DUMP_SIGNAL", "SIGUSR2").env("RAILHEAD_PROGRESS", "thread").spawn().finish();
+}
+
+/// What the logger is to do at the next dump: a turn of this test's.
+static AT_DUMP: Mutex<Option<Box<dyn FnOnce() + Send>>> = Mutex::new(None);
+
+/// NCCL's logger, for calls with one argument behind the format.
+extern "C" fn acts(_: c_int, _: c_ulong, _: *const c_char, _: c_int, _: *const c_char, message: *const c_char) {
+    // SAFETY: the library passes a C string.
+    let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+    if message.starts_with("railhead-proxy: ") && message.contains("operations") {
+        // Not under the lock: what it does may log.
+        let act = AT_DUMP.lock().unwrap().take();
+        if let Some(act) = act {
+            act();
+        }
+    }
+}
+
+/// Sets the logger, as an init does. Each init of a proxy forgets it.
+fn set_logger() {
+    // The proxies' own copy of the library, which is linked into this program.
+    let table = &raw const railhead::abi::nccl::v12::ncclNetPlugin_v12;
+    type Init = unsafe extern "C" fn(*mut *mut c_void, u64, *mut c_int, *const c_void, *const c_void) -> c_int;
+    let (mut context, mut config) = (std::ptr::null_mut(), [-1; 4]);
+    // SAFETY: the second word of a v12 table is its init, of this type; places for its results, and a logger.
+    let status = unsafe {
+        let init = std::mem::transmute::<*const c_void, Init>(table.cast::<*const c_void>().add(1).read());
+        init(&raw mut context, 1, config.as_mut_ptr(), acts as *const c_void, std::ptr::null())
+    };
+    assert_eq!(status, 0);
+}
+
+fn at_dump(act: impl FnOnce() + Send + 'static) {
+    set_logger();
+    *AT_DUMP.lock().unwrap() = Some(Box::new(act));
+    raise(libc::SIGUSR1);
+    until("the dump", || AT_DUMP.lock().unwrap().is_none().then_some(()));
+}
+
+/// The application's logger makes and ends proxies while it is given a dump.
+fn from_the_logger(_: &Ctx) {
+    let alive = Proxy::new();
+    // One is made, works, shows itself and is ended.
+    let told = Arc::new(AtomicU32::new(0));
+    let done = told.clone();
+    at_dump(move || {
+        let proxy = Proxy::new();
+        let (send, recv) = pair(proxy, proxy, &slots(1024));
+        for connector in [send, recv] {
+            connector.append(&operation(1, 1, 1, SIMPLE)).expect("append");
+        }
+        proxy.start().expect("start");
+        assert!(send.producer().put(1, &[1; 10]) && proxy.dump().contains("2 operations"));
+        let mut emptier = recv.consumer();
+        assert_eq!(until("data", || emptier.take(1)), [1; 10]);
+        proxy.stop().expect("stop");
+        proxy.destroy().expect("destroy");
+        done.store(1, Ordering::Release);
+    });
+    until("its end", || (told.load(Ordering::Acquire) == 1).then_some(()));
+    // The last one is ended while it is shown, and a new one is made at once.
+    let (made, make) = std::sync::mpsc::channel();
+    at_dump(move || {
+        alive.destroy().expect("destroy");
+        made.send(Proxy::new()).expect("the test");
+    });
+    let second = make.recv_timeout(support::PATIENCE).expect("a proxy");
+    assert_eq!(alive.start(), Err(RAILHEAD_INTERNAL));
+    until("the old thread's end", || (threads("railhead-signal") == 1).then_some(()));
+    // Another thread ends the last one and waits for the logger, which makes another meanwhile.
+    let (made, make) = std::sync::mpsc::channel();
+    at_dump(move || {
+        let ending = std::thread::spawn(move || {
+            // SAFETY: plain system call.
+            WITH_INFO.store(unsafe { libc::gettid() } as u32, Ordering::Release);
+            second.destroy().expect("destroy");
+        });
+        until("the other thread to wait", || {
+            let tid = WITH_INFO.load(Ordering::Acquire);
+            let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+            (second.start() == Err(RAILHEAD_INTERNAL) && threads("railhead-proxy") == 0 && stat.contains(") S ")).then_some(())
+        });
+        let third = Proxy::new();
+        assert!(!ending.is_finished(), "nobody had to wait for this");
+        made.send((third, ending)).expect("the test");
+    });
+    let (third, ending) = make.recv_timeout(support::PATIENCE).expect("a proxy");
+    ending.join().expect("the other thread");
+    // It is shown as any other.
+    let (shown, show) = std::sync::mpsc::channel();
+    at_dump(move || shown.send(()).expect("the test"));
+    show.recv_timeout(support::PATIENCE).expect("a dump");
+    third.destroy().expect("destroy");
+    until("the thread's end", || (threads("railhead-signal") == 0).then_some(()));
+}
+
+#[test]
+fn a_logger_may_make_and_end_proxies_while_it_is_given_a_dump() {
+    alone("from_the_logger").env("RAILHEAD_DUMP_SIGNAL", "SIGUSR1").spawn().finish();
 }
 
 /// Nobody asked for it.

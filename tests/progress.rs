@@ -9,7 +9,7 @@ use support::{Ctx, World, pattern, until};
 
 #[test]
 fn child_entry() {
-    support::enter(&[("quiet_receiver", quiet_receiver), ("quiet_sender", quiet_sender), ("threads", threads)]);
+    support::enter(&[("quiet_receiver", quiet_receiver), ("quiet_sender", quiet_sender), ("threads", threads), ("sleeper", sleeper)]);
 }
 
 const WIRES: [&str; 2] = ["shm", "tcp"];
@@ -94,28 +94,112 @@ fn messages_leave_while_the_sender_makes_no_call() {
     }
 }
 
-/// Threads of this process that belong to a device.
-fn device_threads() -> usize {
+/// What the kernel says of the threads of this process that belong to a device.
+fn device_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("tasks");
-    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.expect("task").path().join("comm"));
-    tasks.filter_map(|task| name(task).ok()).filter(|name| name.starts_with("rh-")).count()
+    let status = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.expect("task").path().join("status"));
+    tasks.filter_map(|task| status(task).ok()).filter(|status| status.starts_with("Name:\trh-")).collect()
+}
+
+/// How often the device's thread was given a processor, and whether it waits for something.
+fn switches() -> (u64, bool) {
+    let threads = device_threads();
+    let [status] = threads.as_slice() else { panic!("{} threads of devices", threads.len()) };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t")).expect(name);
+    let count = |name| field(name).parse::<u64>().expect("a number");
+    (count("voluntary_ctxt_switches") + count("nonvoluntary_ctxt_switches"), field("State").starts_with('S'))
+}
+
+/// How often the device's thread is woken while this one naps so many times for a millisecond; `None` if it is not asleep at the end.
+fn wakes_during(naps: u64) -> Option<u64> {
+    let (before, _) = switches();
+    (0..naps).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+    let (after, asleep) = switches();
+    asleep.then(|| after - before)
+}
+
+/// Waits until the device's thread sleeps soundly.
+fn until_it_sleeps() {
+    until("the thread to sleep", || (wakes_during(20) == Some(0)).then_some(()));
+}
+
+/// Rank 0 receives and rank 1 sends, each while its thread sleeps and it makes no more than the one call.
+fn sleeper(ctx: &Ctx) {
+    const LEN: usize = 8 << 20;
+    const ROUNDS: u64 = 15;
+    let plugin = Plugin::start(12);
+    let comm = comms::one_way(ctx, &plugin, 0).expect("a comm");
+    let mem = Mem::new(LEN);
+    let mr = plugin.reg_mr(comm, mem.ptr(0), mem.len()).expect("regMr");
+    // Nothing is outstanding: nothing wakes it at all.
+    until_it_sleeps();
+    ctx.to(1 - ctx.rank).send(b"asleep").expect("the other");
+    assert_eq!(ctx.to(1 - ctx.rank).text(), "asleep");
+    until_it_sleeps();
+    assert_eq!(wakes_during(300), Some(0));
+    ctx.to(1 - ctx.rank).send(b"go").expect("the other");
+    assert_eq!(ctx.to(1 - ctx.rank).text(), "go");
+    for round in 0..ROUNDS {
+        let len = if round % 3 == 2 { LEN } else { 8 + round as usize };
+        if ctx.rank == 0 {
+            let request = comms::irecv(&plugin, comm, &mem, 0, len, 1, mr).expect("irecv");
+            until_it_sleeps();
+            if round == 0 {
+                // A look at an outstanding request now and then is no more than that.
+                let naps = 300;
+                let wakes = wakes_during(naps);
+                assert!(wakes.is_none_or(|wakes| wakes * 10 < naps), "woken {wakes:?} times in {naps} ms or more");
+            }
+            ctx.to(1).send(b"posted").expect("rank 1");
+            assert_eq!(ctx.to(1).text(), "sent");
+            until("the message", || plugin.test(request).expect("test"));
+            assert!(mem.read(0, len) == pattern(round, len), "round {round}");
+            ctx.to(1).send(b"received").expect("rank 1");
+        } else {
+            assert_eq!(ctx.to(0).text(), "posted");
+            mem.write(0, &pattern(round, len));
+            until_it_sleeps();
+            let request = comms::isend(&plugin, comm, &mem, 0, len, 1, mr).expect("isend");
+            // Round by round, one of the two makes all further calls.
+            if round % 2 == 0 {
+                comms::wait(&plugin, request).expect("test");
+                ctx.to(0).send(b"sent").expect("rank 0");
+                assert_eq!(ctx.to(0).text(), "received");
+            } else {
+                ctx.to(0).send(b"sent").expect("rank 0");
+                assert_eq!(ctx.to(0).text(), "received");
+                comms::wait(&plugin, request).expect("test");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_idle_thread_sleeps_until_there_is_something_to_do() {
+    for wire in WIRES {
+        // Looks at what is outstanding are far apart.
+        let world = |cma| with_thread("sleeper", wire, 2).env("RAILHEAD_CMA", cma).env("RAILHEAD_STALL_WARN_S", "60");
+        for cma in ["0", "1"] {
+            world(cma).spawn().finish();
+        }
+    }
 }
 
 /// The thread is there as long as a comm is.
 fn threads(_: &Ctx) {
     let plugin = Plugin::start(12);
-    assert_eq!(device_threads(), 0);
+    assert!(device_threads().is_empty());
     for _ in 0..3 {
         let pairs: Vec<_> = (0..3).map(|_| comms::to_itself(&plugin, 0).expect("comms")).collect();
         // It gives itself its name.
-        until("the thread", || (device_threads() == 1).then_some(()));
+        until("the thread", || (device_threads().len() == 1).then_some(()));
         for (send, recv) in pairs {
             comms::exchange_with_itself(&plugin, send, recv, &[7; 4096]);
             plugin.close_send(send).expect("closeSend");
             plugin.close_recv(recv).expect("closeRecv");
         }
         // The kernel may take a moment to clear away what was waited for.
-        until("its end", || (device_threads() == 0).then_some(()));
+        until("its end", || device_threads().is_empty().then_some(()));
     }
 }
 

@@ -7,7 +7,7 @@ use std::thread;
 
 use railhead::abi::connector::railhead_connector_config_t;
 use support::proxy::*;
-use support::{Ctx, World, pattern, until};
+use support::{Ctx, Random, World, pattern, until};
 
 #[test]
 fn child_entry() {
@@ -38,8 +38,16 @@ fn streams_in_both_directions_between_two_engines_of_one_process() {
 }
 
 #[test]
-fn sixty_four_connectors_with_operations_of_all_kinds() {
-    alone("many_connectors");
+fn sixty_four_connectors_with_random_operations() {
+    let seed = support::seed();
+    for wire in ["shm", "tcp"] {
+        World::new("many_connectors", 1)
+            .env("RAILHEAD_SOCKET_IFNAME", "=lo")
+            .env("RAILHEAD_SOFT_WIRE", wire)
+            .env("RHT_SEED", &seed.to_string())
+            .spawn()
+            .finish();
+    }
 }
 
 #[test]
@@ -143,22 +151,86 @@ fn streams(_: &Ctx) {
     b.destroy().expect("destroy");
 }
 
+/// Operations, messages and pauses of 64 pairs of connectors, all drawn from one seed.
 fn many_connectors(_: &Ctx) {
     const PAIRS: u64 = 64;
+    // At most, of an operation and of a connector; they bound the time.
+    const MESSAGES: u64 = 40;
+    const OPERATIONS: u64 = 12;
+    let seed: u64 = std::env::var("RHT_SEED").expect("RHT_SEED").parse().expect("a number");
+    let mut random = Random(seed);
     let (a, b) = (Proxy::new(), Proxy::new());
-    let config = slots(1024);
-    let pairs: Vec<_> = (0..PAIRS).map(|n| if n % 2 == 0 { pair(a, b, &config) } else { pair(b, a, &config) }).collect();
-    // Each pair's operations follow from its number: how many, of how many messages, of how many bytes.
-    let plan = |n: u64| -> Vec<(u64, u64)> { (0..1 + n * 7 % 12).map(|k| (1 << ((n + k) % 4), 1 + (n * 31 + k * 17) % 40)).collect() };
+    // What a pair's two programs have to move, in order: steps, bytes, and what the data follows from.
+    struct Message {
+        slice: u64,
+        /// Of the operation that it is the first of.
+        chunk: Option<u64>,
+        len: usize,
+        seed: u64,
+    }
+    struct Programs {
+        n: u64,
+        send: Connector,
+        recv: Connector,
+        filler: Filler,
+        emptier: Emptier,
+        operations: Vec<(u64, u64, u64)>,
+        messages: Vec<Message>,
+        filled: usize,
+        emptied: usize,
+        /// Turns for which either program does nothing.
+        pauses: [u64; 2],
+    }
+    let mut programs: Vec<Programs> = (0..PAIRS)
+        .map(|n| {
+            let bytes = 128 * (1 + random.below(16)) as usize;
+            // Near the end of the counters, or not.
+            let first_step = if random.below(2) == 0 { 0u64.wrapping_sub(random.below(64)) } else { random.next() };
+            let config = railhead_connector_config_t { home: random.below(3) as u32, first_step, ..slots(bytes) };
+            let (send, recv) = if random.below(2) == 0 { pair(a, b, &config) } else { pair(b, a, &config) };
+            let operations: Vec<_> = (0..random.below(OPERATIONS + 1))
+                .map(|_| {
+                    let slice = 1u64 << random.below(4);
+                    let chunk = slice << random.below(4 - u64::from(slice.trailing_zeros()));
+                    (slice, chunk, chunk / slice * (1 + random.below(MESSAGES * slice / chunk)))
+                })
+                .collect();
+            let mut messages = Vec::new();
+            for &(slice, chunk, count) in &operations {
+                messages.extend((0..count).map(|k| {
+                    let most = slice * bytes as u64;
+                    // None, all, and anything between.
+                    let len = match random.below(4) {
+                        0 => 0,
+                        1 => most,
+                        _ => random.below(most + 1),
+                    };
+                    Message { slice, chunk: (k == 0).then_some(chunk), len: len as usize, seed: random.next() }
+                }));
+            }
+            let (filler, emptier) = (send.producer(), recv.consumer());
+            Programs { n, send, recv, filler, emptier, operations, messages, filled: 0, emptied: 0, pauses: [0; 2] }
+        })
+        .collect();
     for proxy in [a, b] {
         proxy.group_start().expect("group");
     }
-    for (n, (send, recv)) in (0..).zip(&pairs) {
-        for (slice, messages) in plan(n) {
-            for connector in [send, recv] {
-                connector.append(&operation(slice * messages, slice as u32, slice as u32, SIMPLE)).expect("append");
-            }
-        }
+    // In an order of their own across connectors.
+    let mut order: Vec<(usize, bool)> = programs
+        .iter()
+        .enumerate()
+        .flat_map(|(p, programs)| programs.operations.iter().flat_map(move |_| [(p, true), (p, false)]))
+        .collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.below(i as u64 + 1) as usize);
+    }
+    let mut next = vec![[0usize; 2]; programs.len()];
+    for (p, sends) in order {
+        let at = &mut next[p][usize::from(sends)];
+        let (slice, chunk, count) = programs[p].operations[*at];
+        *at += 1;
+        let connector = if sends { programs[p].send } else { programs[p].recv };
+        connector.append(&operation(slice * count, slice as u32, chunk as u32, SIMPLE)).expect("append");
     }
     for proxy in [a, b] {
         proxy.start().expect("start");
@@ -166,42 +238,38 @@ fn many_connectors(_: &Ctx) {
         proxy.group_end().expect("group");
         proxy.start().expect("start");
     }
-    // All programs in turn, in one thread: each does what it can and goes on, some more slowly than others.
-    struct Programs {
-        n: u64,
-        filler: Filler,
-        emptier: Emptier,
-        messages: Vec<u64>,
-        filled: usize,
-        emptied: usize,
-    }
-    let mut programs: Vec<Programs> = (0..)
-        .zip(&pairs)
-        .map(|(n, (send, recv))| {
-            let messages = plan(n).into_iter().flat_map(|(slice, messages)| (0..messages).map(move |_| slice)).collect();
-            Programs { n, filler: send.producer(), emptier: recv.consumer(), messages, filled: 0, emptied: 0 }
-        })
-        .collect();
-    let data = |n: u64, message: usize, slice: u64| {
-        let len = (message * 131 + n as usize * 7) % (1024 * slice as usize + 1);
-        pattern(n << 32 | message as u64, len)
+    // All programs in turn, in one thread; after what it did, each pauses for a while, most not at all and some for long.
+    let pause = |random: &mut Random| {
+        let most = 1 << random.below(10);
+        if random.below(4) == 0 { random.below(most) } else { 0 }
     };
-    let mut turn = 0u64;
     until("all messages", || {
-        turn += 1;
-        for p in programs.iter_mut().filter(|p| turn.is_multiple_of(1 + p.n % 5)) {
-            if let Some(&slice) = p.messages.get(p.filled) {
-                // Where the slice changes, so does the operation.
-                p.filler.side.start(slice).expect("start");
-                if p.filler.put(slice, &data(p.n, p.filled, slice)) {
-                    p.filled += 1;
+        for p in &mut programs {
+            for (pauses, fills) in [(0, true), (1, false)] {
+                let at = if fills { p.filled } else { p.emptied };
+                let Some(message) = p.messages.get(at) else { continue };
+                if p.pauses[pauses] > 0 {
+                    p.pauses[pauses] -= 1;
+                    continue;
                 }
-            }
-            if let Some(&slice) = p.messages.get(p.emptied) {
-                p.emptier.side.start(slice).expect("start");
-                if let Some(got) = p.emptier.take(slice) {
-                    assert!(got == data(p.n, p.emptied, slice), "pair {}, message {}", p.n, p.emptied);
-                    p.emptied += 1;
+                let data = || pattern(message.seed, message.len);
+                let done = if fills {
+                    if let Some(chunk) = message.chunk {
+                        p.filler.side.start(chunk).expect("start");
+                    }
+                    p.filler.put(message.slice, &data())
+                } else {
+                    if let Some(chunk) = message.chunk {
+                        p.emptier.side.start(chunk).expect("start");
+                    }
+                    p.emptier.take(message.slice).is_some_and(|got| {
+                        assert!(got == data(), "seed {seed}: pair {}, message {at} of {} bytes", p.n, message.len);
+                        true
+                    })
+                };
+                if done {
+                    *if fills { &mut p.filled } else { &mut p.emptied } += 1;
+                    p.pauses[pauses] = pause(&mut random);
                 }
             }
         }
@@ -211,8 +279,13 @@ fn many_connectors(_: &Ctx) {
         proxy.stop().expect("stop");
         assert_eq!(proxy.error(), (RAILHEAD_OK, String::new()));
     }
-    for (n, (send, recv)) in (0..).zip(&pairs) {
-        assert_eq!((send.state().operations, recv.state().operations), (plan(n).len() as u64, plan(n).len() as u64));
+    for Programs { n, send, recv, operations, messages, .. } in &programs {
+        let sum: u64 = messages.iter().map(|message| message.len as u64).sum();
+        for connector in [send, recv] {
+            let state = connector.state();
+            let expected = (operations.len() as u64, messages.len() as u64, sum);
+            assert_eq!((state.operations, state.messages, state.bytes), expected, "seed {seed}: pair {n}");
+        }
     }
     a.destroy().expect("destroy");
     b.destroy().expect("destroy");

@@ -55,6 +55,11 @@ impl<T> Objects<T> {
         self.live.with(|live| live.0.get(&(handle.addr() as u64)).cloned()).ok_or_else(|| self.unknown(handle.addr() as u64))
     }
 
+    /// Whether some handle names this object.
+    pub fn holds(&self, object: &Arc<T>) -> bool {
+        self.live.with(|live| live.0.values().any(|other| Arc::ptr_eq(other, object)))
+    }
+
     /// Ends the handle. The object is the caller's to drop: that may take its time.
     pub fn remove<H>(&self, handle: *mut H) -> Result<Arc<T>> {
         self.live.with(|live| live.0.remove(&(handle.addr() as u64))).ok_or_else(|| self.unknown(handle.addr() as u64))
@@ -102,7 +107,9 @@ mod tests {
         assert_eq!((&**OBJECTS.get(a).unwrap(), &**OBJECTS.get(b).unwrap()), ("a", "b"));
         assert!(in_child(|| says(OBJECTS.get(a)).contains("before a fork")));
         let held = OBJECTS.get(a).unwrap();
+        assert!(OBJECTS.holds(&held));
         assert_eq!(*OBJECTS.remove(a).unwrap(), "a");
+        assert!(!OBJECTS.holds(&held));
         assert!(says(OBJECTS.get(a)).ends_with("was closed"));
         assert!(says(OBJECTS.remove(a)).ends_with("was closed"), "closed twice");
         assert_eq!(*held, "a", "a call that is under way keeps it");

@@ -56,8 +56,14 @@ pub fn connector(handle: Handle) -> Result<Arc<Connector>> {
 
 /// Aborts a proxy, and closes it with all its connectors and listeners; all their handles are spent.
 ///
-/// Errors: the first that closing them met; they are gone all the same.
+/// Errors: the proxy's own thread asks: nothing was done. The first that closing them met: they are gone all the same.
 pub fn destroy(handle: Handle) -> Result<()> {
+    let proxy = self::proxy(handle)?;
+    if proxy.engine().is_own_thread() {
+        return Err(proxy.refused(engine::Refusal::OwnThread));
+    }
+    drop(proxy);
+    // From here on nothing is added to it that is not closed at once: see `admit`.
     let proxy = PROXIES.remove(handle.to_pointer())?;
     let aborted = proxy.engine().abort().map_err(|refusal| proxy.refused(refusal));
     let connectors = CONNECTORS.remove_all(|connector| Arc::ptr_eq(&connector.proxy, &proxy));
@@ -73,11 +79,25 @@ pub fn destroy(handle: Handle) -> Result<()> {
     result
 }
 
+/// Gives something of a proxy its handle. A proxy that was destroyed while it was made has not closed it, or may not have.
+fn admit<T>(objects: &Objects<T>, proxy: &Arc<Proxy<Table>>, made: T, close: impl FnOnce(&T) -> Result<()>) -> Result<Handle> {
+    let handle = objects.insert(made);
+    if PROXIES.holds(proxy) {
+        return Ok(Handle::from_pointer(handle));
+    }
+    if let Ok(made) = objects.remove(handle)
+        && let Err(error) = close(&made)
+    {
+        log_warn!(log::NET, "closing what a destroyed proxy was given: {error}");
+    }
+    Err(Error::internal("the proxy was destroyed meanwhile"))
+}
+
 /// Opens a listener on a device.
 pub fn listen(proxy: &Arc<Proxy<Table>>, dev: i32) -> Result<(Handle, net::Handle)> {
     let (comm, handle) = proxy.net().listen(dev)?;
     let listener = Listener { proxy: proxy.clone(), comm: Mutex::new(Some(comm)) };
-    Ok((Handle::from_pointer(LISTENERS.insert(listener)), handle))
+    Ok((admit(&LISTENERS, proxy, listener, Listener::close)?, handle))
 }
 
 /// Connects to a peer's listener; none while that is under way. `ring` is asked once there is a comm.
@@ -114,7 +134,8 @@ pub fn adopt(
         }
     };
     let link = proxy.connect(direction, comm, ring, options)?;
-    Ok(Handle::from_pointer(CONNECTORS.insert(Connector { proxy: proxy.clone(), link: Mutex::new(Some(link)) })))
+    let connector = Connector { proxy: proxy.clone(), link: Mutex::new(Some(link)) };
+    admit(&CONNECTORS, proxy, connector, Connector::close)
 }
 
 /// Closes a listener; its handle is spent.

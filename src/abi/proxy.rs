@@ -183,7 +183,12 @@ pub extern "C" fn railhead_proxy_group_cancel(proxy: *mut railhead_proxy_t) -> r
 /// Takes no more operations in, and waits until those that were started are done and the thread has ended. An operation that never ends makes this wait
 /// until another thread calls railhead_proxy_abort.
 ///
-/// Errors: that of the operation that failed, if one did.
+/// What was appended and not started, or belongs to an open group, never runs. Operations that are not done go on whatever the thread is at: behind
+/// others, waiting for the producer, the consumer or the peer, or napping. A proxy that has ended stays as it is, however often it is stopped or
+/// aborted. Several threads may wait here at once.
+///
+/// Errors: that of the operation that failed, if one did, each time; RAILHEAD_INTERNAL on the proxy's own thread (in a plugin's function or a logger
+/// that it calls), which cannot wait for itself: the proxy stops all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn railhead_proxy_stop(proxy: *mut railhead_proxy_t) -> railhead_status_t {
     call_status("railhead_proxy_stop", || {
@@ -193,16 +198,26 @@ pub extern "C" fn railhead_proxy_stop(proxy: *mut railhead_proxy_t) -> railhead_
     })
 }
 
-/// Ends the proxy's thread after its present step, whatever is not done, and waits for that.
+/// Ends the proxy's thread after its present step, whatever is not done, and waits for that. Its step may be a call of the table that does not return:
+/// then neither does this.
+///
+/// Operations that are not done stay as they are and never move again, and rings keep what is in them; their connectors may be closed. A stop that
+/// waits on another thread returns. What has ended, in whatever way, stays as it is; also what failed, which is no error here.
+///
+/// Errors: RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: the proxy ends after its present step all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn railhead_proxy_abort(proxy: *mut railhead_proxy_t) -> railhead_status_t {
     engine_call("railhead_proxy_abort", proxy, engine::Engine::abort)
 }
 
 /// Aborts the proxy and closes it with all its connectors and listeners: all their handles are spent, and their rings' memory, unless the caller
-/// supplied it, is gone. A comm that the caller supplied stays open. NULL is fine.
+/// supplied it, is gone. A comm that the caller supplied stays open. NULL is fine. It need not have been stopped.
 ///
-/// Errors: the first that closing them met; they are gone all the same.
+/// A call that another thread is making on it, its connectors or its listeners ends as if it had come before, and what it made is closed, or after, and is
+/// refused. The table and its code must stay until such calls have returned too.
+///
+/// Errors: the first that closing them met: they are gone all the same. RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: nothing was
+/// done.
 ///
 /// # Safety
 /// No thread may use a ring of it any more.

@@ -3,6 +3,7 @@
 //!
 //! Nothing here runs at load time, starts a thread or opens a socket. Process-wide state starts anew in a forked child.
 
+pub mod alarm;
 pub mod clock;
 pub mod config;
 pub mod error;

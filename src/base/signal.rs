@@ -6,6 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::os::fd::RawFd;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -32,31 +33,20 @@ impl Notice {
         Ok(reader)
     }
 
-    /// Waits until there is something to tell. Signals that come in quick succession may be told of once.
-    ///
-    /// Errors: out of memory.
-    pub fn wait(self) -> io::Result<()> {
-        let mut p = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid pollfd.
-        while unsafe { libc::poll(&raw mut p, 1, -1) } < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-        self.forget();
-        Ok(())
+    /// Readable while there is something to tell. Signals that come in quick succession may be told of once.
+    pub fn fd(self) -> RawFd {
+        self.0
     }
 
-    /// Drops what there is to tell.
-    pub fn forget(self) {
+    /// Takes away what there is to tell; whether there was anything.
+    pub fn forget(self) -> bool {
         let mut word = 0u64;
         // SAFETY: room for the eight bytes that an eventfd yields; it does not wait.
-        unsafe { libc::read(self.0, (&raw mut word).cast(), 8) };
+        unsafe { libc::read(self.0, (&raw mut word).cast(), 8) == 8 }
     }
 
-    /// Ends somebody's wait as a signal would.
-    pub fn ring(self) {
+    /// Async-signal-safe.
+    fn ring(self) {
         let word = 1u64;
         // SAFETY: 8 bytes that outlive the call, to an eventfd, which does not wait.
         unsafe { libc::write(self.0, (&raw const word).cast(), 8) };

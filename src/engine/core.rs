@@ -2,11 +2,12 @@
 //! else looks at it only while the loop gives way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::connectors::ConnectorId;
 use super::door::Door;
 use super::list::{List, NONE};
-use super::{Connectors, Options, Posted, Progress, State, Work};
+use super::{Connectors, Options, Posted, Progress, Rest, State, Work};
 use crate::base::clock;
 
 /// Laps between two looks at the clock, from which it is known since when an operation waits.
@@ -82,8 +83,8 @@ pub(super) enum Pause<E> {
     Rung,
     /// There is nothing to do.
     Empty,
-    /// There is, but nothing moves.
-    Nap,
+    /// There is, but nothing moves: for so long at most.
+    Nap(Option<Duration>),
     /// An operation failed.
     Failed(E),
 }
@@ -196,7 +197,12 @@ impl<W: Work> Core<W> {
                         self.idle_laps = 0;
                         self.clock = clock::now();
                         if !options.nap.is_zero() && self.yields >= options.yields {
-                            return Pause::Nap;
+                            let mut operations = self.slots.iter_mut().filter_map(|slot| slot.op.as_mut());
+                            match self.work.rest(&mut operations, options.nap) {
+                                Rest::Awake => continue,
+                                Rest::For(most) => return Pause::Nap(Some(most)),
+                                Rest::UntilWoken => return Pause::Nap(None),
+                            }
                         }
                         self.yields = self.yields.saturating_add(1);
                         Counts::add(&counts.yields);

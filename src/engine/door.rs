@@ -9,6 +9,8 @@
 //! nothing else sleeps.
 
 use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -36,6 +38,14 @@ pub struct Orders {
     pub visitors: bool,
 }
 
+/// How a loop sleeps that has more to wait for than its door.
+pub trait Sleeper: Debug + Send + Sync {
+    /// Returns once `wake` was called, even if that was before, for whatever else it watches, or after `most`. Called by the loop's thread.
+    fn sleep(&self, most: Option<Duration>);
+    /// Ends the sleep that is going on, or else the next one. Any thread; never waits.
+    fn wake(&self);
+}
+
 /// `T`: an operation. `S`: what callers keep under the same lock.
 pub struct Door<T, S> {
     inside: Mutex<Inside<T, S>>,
@@ -48,6 +58,7 @@ pub struct Door<T, S> {
     /// Operations that the loop has done with.
     finished: AtomicU64,
     limit: u64,
+    sleeper: Option<Arc<dyn Sleeper>>,
 }
 
 struct Inside<T, S> {
@@ -74,7 +85,8 @@ struct Inside<T, S> {
 impl<T, S> Door<T, S> {
     /// * `limit` - operations that may wait or run at a time.
     /// * `first` - opCount of the first operation.
-    pub fn new(limit: u64, first: u64, shared: S) -> Self {
+    /// * `sleeper` - if there is more to wait for than what comes in here.
+    pub fn new(limit: u64, first: u64, sleeper: Option<Arc<dyn Sleeper>>, shared: S) -> Self {
         let inside = Inside {
             held: VecDeque::new(),
             started: Vec::new(),
@@ -96,6 +108,7 @@ impl<T, S> Door<T, S> {
             changed: Condvar::new(),
             finished: AtomicU64::new(0),
             limit,
+            sleeper,
         }
     }
 
@@ -190,7 +203,10 @@ impl<T, S> Door<T, S> {
         self.bell.store(1, Ordering::Relaxed);
         // Who is awake looks at the bell before it goes to sleep.
         if inside.asleep {
-            self.wake.notify_one();
+            match &self.sleeper {
+                None => self.wake.notify_one(),
+                Some(sleeper) => sleeper.wake(),
+            }
         }
     }
 
@@ -219,8 +235,11 @@ impl<T, S> Door<T, S> {
         self.finished.store(self.finished.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
-    /// Sleeps until the bell rings, or for `most`.
+    /// Sleeps until the bell rings, or for `most`, or until there is something else to wake for.
     pub fn sleep(&self, most: Option<Duration>) {
+        if let Some(sleeper) = &self.sleeper {
+            return self.sleep_with(&**sleeper, most);
+        }
         let mut inside = self.lock();
         // Rung under this lock, so that nobody can ring between the look and the sleep.
         while self.bell.load(Ordering::Relaxed) == 0 {
@@ -234,6 +253,18 @@ impl<T, S> Door<T, S> {
                 return;
             }
         }
+    }
+
+    fn sleep_with(&self, sleeper: &dyn Sleeper, most: Option<Duration>) {
+        let mut inside = self.lock();
+        // Whoever rings after this look finds the loop asleep, and wakes it.
+        if self.bell.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        inside.asleep = true;
+        drop(inside);
+        sleeper.sleep(most);
+        self.lock().asleep = false;
     }
 
     /// Whether the loop sleeps.

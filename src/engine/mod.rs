@@ -23,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
 
 use crate::base::error::{Error, Result as BaseResult};
 use crate::base::log::{self, log_warn};
@@ -31,6 +32,7 @@ use crate::base::{clock, fork};
 use connectors::Connectors;
 pub use connectors::{ConnectorId, MAX_CONNECTORS};
 use core::{Core, Counts, Pause};
+pub use door::Sleeper;
 use door::{Door, Shut};
 pub use dump::{Dump, OpView};
 pub use types::{Cause, Counters, Fatal, Options, Refusal, State, Step};
@@ -46,6 +48,17 @@ pub enum Progress {
     Done,
 }
 
+/// What the thread does where nothing has moved for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// It goes on: there is something to do after all.
+    Awake,
+    /// It sleeps for so long at most.
+    For(Duration),
+    /// It sleeps until it is woken.
+    UntilWoken,
+}
+
 /// The client of an engine: what operations are, and how they move. Called by whoever steps the engine, one call at a time.
 pub trait Work: Send + 'static {
     /// An operation, with all that it needs to go on from where it is. Kept by value: a few hundred bytes at most.
@@ -56,6 +69,14 @@ pub trait Work: Send + 'static {
     /// Makes what progress there is to be made on `op` without waiting. It is the oldest operation of `connector` that is not done. A panic counts as
     /// an error.
     fn progress(&mut self, connector: ConnectorId, op: &mut Self::Op) -> std::result::Result<Progress, Self::Error>;
+
+    /// What the thread is to do, as no step on any of its operations has found anything for a while. What wakes it is [`Options::sleeper`].
+    ///
+    /// * `nap` - [`Options::nap`].
+    fn rest(&mut self, operations: &mut dyn Iterator<Item = &mut Self::Op>, nap: Duration) -> Rest {
+        let _ = operations;
+        Rest::For(nap)
+    }
 
     /// Says in a few words what `op` is and what it waits for.
     fn describe(&self, connector: ConnectorId, op: &Self::Op, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -99,7 +120,7 @@ impl<W: Work> Engine<W> {
     pub fn stepped(work: W, options: Options) -> Self {
         let shared = Shared {
             core: Mutex::new(Core::new(work)),
-            door: Door::new(options.limit, options.first_op_count, Connectors::default()),
+            door: Door::new(options.limit, options.first_op_count, options.sleeper.clone(), Connectors::default()),
             counts: Counts::default(),
             fatal: OnceLock::new(),
             options,
@@ -272,6 +293,11 @@ impl<W: Work> Engine<W> {
         self.check().is_ok() && self.shared.door.asleep()
     }
 
+    /// Whether the engine's own thread asks, which cannot wait for the engine.
+    pub fn is_own_thread(&self) -> bool {
+        self.thread_id == Some(std::thread::current().id())
+    }
+
     /// What the next operation's opCount will be.
     pub fn next_op_count(&self) -> Result<u64> {
         self.check()?;
@@ -305,7 +331,7 @@ impl<W: Work> Engine<W> {
     }
 
     fn check_thread(&self) -> Result<()> {
-        if self.thread_id == Some(std::thread::current().id()) { Err(Refusal::OwnThread) } else { Ok(()) }
+        if self.is_own_thread() { Err(Refusal::OwnThread) } else { Ok(()) }
     }
 
     #[cold]
@@ -401,10 +427,10 @@ fn run<W: Work>(shared: &Shared<W>) {
                 }
             }
             Ok(Pause::Empty) if core.stopping => return,
-            Ok(pause @ (Pause::Empty | Pause::Nap)) => {
+            Ok(pause @ (Pause::Empty | Pause::Nap(_))) => {
                 Counts::add(&shared.counts.sleeps);
                 drop(core);
-                shared.door.sleep(matches!(pause, Pause::Nap).then_some(shared.options.nap));
+                shared.door.sleep(if let Pause::Nap(most) = pause { most } else { None });
                 core = lock(&shared.core);
             }
             Ok(Pause::Failed(error)) => return shared.fail(&core, Cause::Error(error)),

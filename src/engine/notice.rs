@@ -3,11 +3,11 @@
 //! The signal's handler only writes to a descriptor. A thread reads that, which lives as long as there is such an engine, and has no other task. It
 //! looks at the engines from outside, so that one which sleeps, or is stuck in a step, is shown as well.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::Dump;
+use crate::base::alarm::Alarm;
 use crate::base::error::{Error, Result};
 use crate::base::fork::PerProcess;
 use crate::base::log::{self, log_warn};
@@ -24,7 +24,7 @@ static WATCH: PerProcess<Arc<Watch>> = PerProcess::new();
 
 #[derive(Default)]
 struct Watch {
-    /// Taken first, and never by the thread.
+    /// Taken first. Nobody waits for the thread under it, since an application's logger may make or end engines there.
     life: Mutex<Life>,
     /// Held while dumps are made: who has left it is looked at no more.
     engines: Mutex<Vec<(u64, Arc<dyn Watched>)>>,
@@ -38,8 +38,7 @@ struct Life {
 
 struct Reader {
     thread: JoinHandle<()>,
-    stop: Arc<AtomicBool>,
-    notice: Notice,
+    stop: Arc<Alarm>,
 }
 
 /// An engine's place among those that are shown. Dropping it takes it away, after the dump that is being made.
@@ -58,18 +57,19 @@ pub fn watch(signal: i32, engine: Arc<dyn Watched>) -> Result<Place> {
     if life.thread.is_none() {
         // A signal that came while there was nobody to show.
         notice.forget();
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(Alarm::new()?);
         let (told, shared) = (stop.clone(), Arc::downgrade(&watch));
         let body = move || {
-            while !told.load(Ordering::Acquire) && notice.wait().is_ok() {
-                if let Some(watch) = shared.upgrade().filter(|_| !told.load(Ordering::Acquire)) {
+            // A thread that is to stop leaves signals to its successor.
+            while !told.wait(&[notice.fd()], None) {
+                if let (true, Some(watch)) = (notice.forget(), shared.upgrade()) {
                     watch.show();
                 }
             }
         };
         let thread = thread::spawn("railhead-signal", &Cpus::default(), body);
         let thread = thread.map_err(|e| Error::system("starting the thread for dumps", e))?;
-        life.thread = Some(Reader { thread, stop, notice });
+        life.thread = Some(Reader { thread, stop });
     }
     let number = life.next;
     life.next += 1;
@@ -96,10 +96,10 @@ impl Drop for Place {
         let last = engines.is_empty();
         drop(engines);
         drop(gone);
-        if let Some(reader) = last.then(|| life.thread.take()).flatten() {
-            // Release: pairs with the thread's Acquires.
-            reader.stop.store(true, Ordering::Release);
-            reader.notice.ring();
+        let reader = last.then(|| life.thread.take()).flatten();
+        drop(life);
+        if let Some(reader) = reader {
+            reader.stop.ring();
             // An application's logger may end the last engine on the thread that shows it; that ends right after.
             if reader.thread.thread().id() != std::thread::current().id() {
                 let _ = reader.thread.join();

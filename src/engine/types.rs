@@ -1,10 +1,12 @@
 //! What callers of an engine give it and get from it: plain data.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Progress;
 use super::connectors::{ConnectorId, MAX_CONNECTORS};
+use super::door::Sleeper;
 use crate::base::thread::Cpus;
 
 /// Where an operation stands. Names and meaning as in NCCL 2.7 (src/include/proxy.h: ncclProxyOpState).
@@ -27,8 +29,8 @@ pub struct Options {
     pub cpus: Cpus,
     /// Idle laps before the thread lets others run. Source of 10: NCCL 2.7, src/proxy.cc, `++idleSpin == 10`.
     pub idle_laps: u32,
-    /// How long the thread sleeps each time once it has let others run `yields` times in vain. Zero: never; it polls as long as there are
-    /// operations, as NCCL's does. `start`, `stop` and `abort` end the sleep.
+    /// How long the thread sleeps each time once it has let others run `yields` times in vain, unless [`super::Work::rest`] knows better. Zero:
+    /// never; it polls as long as there are operations, as NCCL's does. `start`, `stop` and `abort` end the sleep.
     pub nap: Duration,
     /// See `nap`.
     pub yields: u32,
@@ -36,6 +38,8 @@ pub struct Options {
     pub limit: u64,
     /// opCount of the first operation.
     pub first_op_count: u64,
+    /// How the thread sleeps, if its client has more to wait for than calls of the engine.
+    pub sleeper: Option<Arc<dyn Sleeper>>,
     /// A dump goes to the log whenever this signal comes. Of an engine with a thread.
     pub dump_signal: Option<i32>,
 }
@@ -50,6 +54,7 @@ impl Default for Options {
             yields: 1000,
             limit: 1 << 20,
             first_op_count: 0,
+            sleeper: None,
             dump_signal: None,
         }
     }

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
@@ -15,6 +16,7 @@ use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
 
 use super::Ready;
+use super::background::Sleep;
 use super::connect::rail_devices;
 use super::cts_fifo::Records;
 use super::handle::SECRET_SIZE;
@@ -154,6 +156,21 @@ impl Acceptor {
         match when {
             Ready::Eager => Ok(self.meeting.pop_front()),
             Ready::Full => self.meet(),
+        }
+    }
+
+    /// What the device's thread is to wake for.
+    pub fn rest(&self, sleep: &mut Sleep) {
+        if !self.meeting.is_empty() || !self.suspects.is_empty() {
+            sleep.nap();
+        }
+        for connection in &self.half_open {
+            match connection.step {
+                // From its first byte on, its time is limited.
+                Step::AwaitH1 { .. } if connection.first_byte == 0 => sleep.watch(connection.stream.as_raw_fd()),
+                Step::AwaitH3 { .. } => sleep.watch(connection.stream.as_raw_fd()),
+                Step::AwaitH1 { .. } | Step::SendH2 { .. } | Step::SendRefusal { .. } => sleep.nap(),
+            }
         }
     }
 
@@ -303,7 +320,7 @@ impl Acceptor {
         let traffic_class = if self.setup.config.traffic_class < 0 { theirs.traffic_class } else { self.setup.config.traffic_class };
         // What this side sends is announcements.
         let own_class = if self.setup.config.ib_fifo_tc < 0 { traffic_class } else { self.setup.config.ib_fifo_tc };
-        let mut rails = Rails::new(&devices, qps, Side::Recv, records.pages().as_memory(), own_class)?;
+        let mut rails = Rails::new(&devices, qps, Side::Recv, records.pages().as_memory(), own_class, self.setup.notify())?;
         let used: Vec<Endpoint> = theirs
             .endpoints
             .chunks(usize::from(theirs.qps_per_rail))

@@ -2,25 +2,35 @@
 //!
 //! A caller and the thread share what they move under a lock, which is almost always free: the thread does not wait for it, as a caller who has
 //! it makes progress himself. Without the setting there is neither thread nor lock.
+//!
+//! Once nothing moves and no caller calls, the thread arms every queue that it watches over, drains it, and blocks on the device's descriptor until
+//! something comes. A call may take away what would have woken it: so a caller who finds it blocked wakes it, and it arms anew once the calls cease.
 
 use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
+use crate::base::alarm::Alarm;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_warn};
 use crate::base::thread::Cpus;
-use crate::engine::{ConnectorId, Engine, Options, Progress, Work};
+use crate::engine::{ConnectorId, Engine, Options, Progress, Rest, Sleeper, Work};
 
 use super::connect::PendingTable;
 use super::listen::Listening;
 use super::recv::Receiver;
 use super::send::State;
 
-/// How long the thread sleeps at a time while nothing moves. A caller who polls does not wait for it.
-const NAP: Duration = Duration::from_millis(1);
+/// How long the thread sleeps at a time while a handshake goes on that it cannot be woken for.
+const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
+/// How long it sleeps at a time while callers call: they make progress themselves, and to be woken by each would slow them down.
+const CALLED_NAP: Duration = Duration::from_micros(200);
+/// How long it sleeps at most while requests are outstanding: how late a silent peer is noticed.
+const WATCH_NAP: Duration = Duration::from_secs(1);
 /// How often the thread lets others run before it sleeps.
 const YIELDS: u32 = 100;
 
@@ -28,12 +38,61 @@ const YIELDS: u32 = 100;
 pub trait Member: Send {
     /// Makes what progress there is to be made. Done: there never will be any more.
     fn step(&mut self) -> Progress;
+
+    /// Asks to be woken for whatever may come, and then looks once more for what has come already.
+    fn rest(&mut self, sleep: &mut Sleep) -> Progress;
 }
 
-/// What a caller has taken away is done with.
-impl<T: Member> Member for Option<T> {
+/// What the thread is to wake for.
+#[derive(Default)]
+pub struct Sleep {
+    fds: Vec<RawFd>,
+    most: Option<Duration>,
+    called: bool,
+}
+
+impl Sleep {
+    /// It wakes when this is readable. Many may name one device's.
+    pub fn watch(&mut self, fd: RawFd) {
+        if !self.fds.contains(&fd) {
+            self.fds.push(fd);
+        }
+    }
+
+    /// It wakes when so much time is over.
+    pub fn within(&mut self, most: Duration) {
+        self.most = Some(self.most.map_or(most, |other| other.min(most)));
+    }
+
+    /// It looks again soon, as nothing would wake it for what goes on.
+    pub fn nap(&mut self) {
+        self.within(HANDSHAKE_NAP);
+    }
+
+    /// Requests are outstanding, whose age is looked at every `look` if that is set.
+    pub fn with_requests(&mut self, look: Option<Duration>) {
+        self.within(look.map_or(WATCH_NAP, |look| look.clamp(HANDSHAKE_NAP, WATCH_NAP)));
+    }
+}
+
+/// What a caller and the thread share. What the caller has taken away is done with.
+pub struct Attended<T> {
+    value: Option<T>,
+    /// The caller has called since the thread last thought of sleep.
+    called: bool,
+}
+
+impl<T: Member> Member for Attended<T> {
     fn step(&mut self) -> Progress {
-        self.as_mut().map_or(Progress::Done, T::step)
+        self.value.as_mut().map_or(Progress::Done, T::step)
+    }
+
+    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+        sleep.called |= std::mem::take(&mut self.called);
+        if sleep.called {
+            return Progress::Idle;
+        }
+        self.value.as_mut().map_or(Progress::Done, |value| value.rest(sleep))
     }
 }
 
@@ -42,11 +101,11 @@ type Watched<T> = Weak<Mutex<T>>;
 /// What the thread watches over, without keeping it alive.
 pub enum Watch {
     /// A send comm.
-    Send(Watched<Option<State>>),
+    Send(Watched<Attended<State>>),
     /// A receive comm.
-    Recv(Watched<Option<Receiver>>),
+    Recv(Watched<Attended<Receiver>>),
     /// A listen comm.
-    Listen(Watched<Option<Listening>>),
+    Listen(Watched<Attended<Listening>>),
     /// Connects in progress.
     Connects(Watched<PendingTable>),
 }
@@ -54,6 +113,40 @@ pub enum Watch {
 /// The engine's client: each thing that it watches over is one operation, on a connector of its own.
 struct Mover {
     idle: Arc<Mutex<Vec<ConnectorId>>>,
+    bed: Arc<Bed>,
+}
+
+/// Where the thread sleeps.
+#[derive(Debug)]
+struct Bed {
+    alarm: Alarm,
+    /// Whoever calls is to wake the thread.
+    wakes: AtomicBool,
+    /// What else it watches in its next sleep.
+    fds: Mutex<Vec<RawFd>>,
+}
+
+impl Bed {
+    /// A caller's call is over.
+    #[inline]
+    fn called(&self) {
+        // Set before the thread last had the lock that the caller has just given back, or the thread has yet to look at what he did.
+        if self.wakes.load(Ordering::Relaxed) && self.wakes.swap(false, Ordering::Relaxed) {
+            self.alarm.ring();
+        }
+    }
+}
+
+impl Sleeper for Bed {
+    fn sleep(&self, most: Option<Duration>) {
+        let fds = std::mem::take(&mut *lock(&self.fds));
+        self.alarm.wait(&fds, most);
+        self.wakes.store(false, Ordering::Relaxed);
+    }
+
+    fn wake(&self) {
+        self.alarm.ring();
+    }
 }
 
 impl Work for Mover {
@@ -62,15 +155,45 @@ impl Work for Mover {
 
     fn progress(&mut self, connector: ConnectorId, op: &mut Watch) -> std::result::Result<Progress, Self::Error> {
         let progress = match op {
-            Watch::Send(comm) => step(comm),
-            Watch::Recv(comm) => step(comm),
-            Watch::Listen(comm) => step(comm),
-            Watch::Connects(table) => step(table),
+            Watch::Send(comm) => with(comm, Member::step),
+            Watch::Recv(comm) => with(comm, Member::step),
+            Watch::Listen(comm) => with(comm, Member::step),
+            Watch::Connects(table) => with(table, Member::step),
         };
+        let progress = progress.unwrap_or(Progress::Idle);
         if progress == Progress::Done {
             lock(&self.idle).push(connector);
         }
         Ok(progress)
+    }
+
+    fn rest(&mut self, operations: &mut dyn Iterator<Item = &mut Watch>, _nap: Duration) -> Rest {
+        // Before any lock is taken: whoever gets one behind this thread sees it.
+        self.bed.wakes.store(true, Ordering::Relaxed);
+        let mut sleep = Sleep::default();
+        for op in operations {
+            let rested = match op {
+                Watch::Send(comm) => with(comm, |comm| comm.rest(&mut sleep)),
+                Watch::Recv(comm) => with(comm, |comm| comm.rest(&mut sleep)),
+                Watch::Listen(comm) => with(comm, |comm| comm.rest(&mut sleep)),
+                Watch::Connects(table) => with(table, |table| table.rest(&mut sleep)),
+            };
+            match rested {
+                Some(Progress::Idle) => {}
+                // A caller has it.
+                None => sleep.called = true,
+                Some(Progress::Moved | Progress::Done) => {
+                    self.bed.wakes.store(false, Ordering::Relaxed);
+                    return Rest::Awake;
+                }
+            }
+            if sleep.called {
+                self.bed.wakes.store(false, Ordering::Relaxed);
+                return Rest::For(CALLED_NAP);
+            }
+        }
+        *lock(&self.bed.fds) = sleep.fds;
+        sleep.most.map_or(Rest::UntilWoken, Rest::For)
     }
 
     fn describe(&self, _connector: ConnectorId, op: &Watch, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,13 +206,14 @@ impl Work for Mover {
     }
 }
 
-fn step<T: Member>(watched: &Watched<T>) -> Progress {
-    let Some(shared) = watched.upgrade() else { return Progress::Done };
+/// `None`: its caller is at it.
+fn with<T: Member>(watched: &Watched<T>, f: impl FnOnce(&mut T) -> Progress) -> Option<Progress> {
+    let Some(shared) = watched.upgrade() else { return Some(Progress::Done) };
     match shared.try_lock() {
-        Ok(mut member) => member.step(),
-        Err(TryLockError::WouldBlock) => Progress::Idle,
+        Ok(mut member) => Some(f(&mut member)),
+        Err(TryLockError::WouldBlock) => None,
         // Its caller panicked.
-        Err(TryLockError::Poisoned(_)) => Progress::Done,
+        Err(TryLockError::Poisoned(_)) => Some(Progress::Done),
     }
 }
 
@@ -98,6 +222,7 @@ fn step<T: Member>(watched: &Watched<T>) -> Progress {
 pub struct Background {
     engine: Engine<Mover>,
     idle: Arc<Mutex<Vec<ConnectorId>>>,
+    bed: Arc<Bed>,
 }
 
 impl Background {
@@ -107,10 +232,19 @@ impl Background {
     pub fn start(config: &Config, device: &str) -> Result<Background> {
         let cpus = Cpus::parse(&config.proxy_cpuset).unwrap_or_default();
         let dump_signal = config.dump_signal.number();
-        let options = Options { name: format!("rh-{device}"), cpus, nap: NAP, yields: YIELDS, dump_signal, ..Options::default() };
+        let bed = Arc::new(Bed { alarm: Alarm::new()?, wakes: AtomicBool::new(false), fds: Mutex::default() });
+        let options = Options {
+            name: format!("rh-{device}"),
+            cpus,
+            nap: HANDSHAKE_NAP,
+            yields: YIELDS,
+            dump_signal,
+            sleeper: Some(bed.clone()),
+            ..Options::default()
+        };
         let idle = Arc::<Mutex<Vec<ConnectorId>>>::default();
-        let engine = Engine::new(Mover { idle: idle.clone() }, options)?;
-        Ok(Background { engine, idle })
+        let engine = Engine::new(Mover { idle: idle.clone(), bed: bed.clone() }, options)?;
+        Ok(Background { engine, idle, bed })
     }
 
     /// Watches over something until it is done or gone.
@@ -123,31 +257,42 @@ impl Background {
             log_warn!(log::NET, "a comm is not moved along in the background: {refusal}");
         }
     }
+
+    /// Something that it watches over was touched by somebody else, who has given back its lock.
+    #[inline]
+    pub fn called(&self) {
+        self.bed.called();
+    }
 }
 
 /// What a caller and the device's thread have in common.
 pub struct Guarded<T> {
-    shared: Arc<Mutex<Option<T>>>,
+    shared: Arc<Mutex<Attended<T>>>,
     epoch: u64,
-    _background: Arc<Background>,
+    background: Arc<Background>,
 }
 
 impl<T> Guarded<T> {
     /// Shares `value` with the thread.
-    pub fn new(value: T, background: Arc<Background>, watch: impl FnOnce(Watched<Option<T>>) -> Watch) -> Guarded<T> {
-        let shared = Arc::new(Mutex::new(Some(value)));
+    pub fn new(value: T, background: Arc<Background>, watch: impl FnOnce(Watched<Attended<T>>) -> Watch) -> Guarded<T> {
+        let shared = Arc::new(Mutex::new(Attended { value: Some(value), called: false }));
         background.watch(watch(Arc::downgrade(&shared)));
-        Guarded { shared, epoch: fork::epoch(), _background: background }
+        Guarded { shared, epoch: fork::epoch(), background }
     }
 
     /// Runs `f` on it, after the thread's present step on it.
     ///
     /// Errors: a step on it panicked.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        match self.shared.lock() {
-            Ok(mut value) => value.as_mut().map_or_else(|| Err(Error::internal("the comm is closed")), f),
+        let result = match self.shared.lock() {
+            Ok(mut attended) => {
+                attended.called = true;
+                attended.value.as_mut().map_or_else(|| Err(Error::internal("the comm is closed")), f)
+            }
             Err(_) => Err(Error::internal("the comm broke in an earlier call, or in its device's thread")),
-        }
+        };
+        self.background.called();
+        result
     }
 }
 
@@ -159,8 +304,9 @@ impl<T> Drop for Guarded<T> {
             return;
         }
         // Dropped here and not by the thread: once a comm is closed, nothing touches its caller's memory.
-        let value = lock(&self.shared).take();
+        let value = lock(&self.shared).value.take();
         drop(value);
+        self.background.called();
     }
 }
 

@@ -7,8 +7,10 @@ use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, CommStats, WaitCause};
+use crate::engine;
 use crate::fabric::{Completion, Opcode, Payload, SendRequest, WcStatus};
 
+use super::background::Sleep;
 use super::cts_fifo::RECORD_SIZE;
 use super::handshake::Established;
 use super::liveness::{Failure, Liveness, Peer, Verdict, cause};
@@ -121,6 +123,32 @@ impl Core {
         self.idle_polls = self.idle_polls.wrapping_add(1);
         let look = self.dying.is_some() || self.idle_polls.is_multiple_of(LOOK_EVERY);
         (false, look && self.requests.unfinished().0 > 0 && self.idle(waits_for))
+    }
+
+    /// Before the device's thread sleeps: asks for a notification of whatever comes, and hands on what has come. As for
+    /// [`Core::progress_unasked`].
+    pub fn rest(
+        &mut self,
+        sleep: &mut Sleep,
+        waits_for: WaitCause,
+        on: impl FnMut(&mut Core, &WrId, &Completion),
+    ) -> (engine::Progress, bool) {
+        if self.rails.arm(|fd| sleep.watch(fd)).is_err() {
+            sleep.nap();
+        }
+        if self.poll(on) {
+            return (engine::Progress::Moved, false);
+        }
+        if self.requests.unfinished().0 == 0 {
+            return (engine::Progress::Idle, false);
+        }
+        // Sleep is long, and the polls of the thread are too few to look now and then.
+        let watch = self.idle(waits_for);
+        match self.dying {
+            Some(_) => sleep.nap(),
+            None => sleep.with_requests(self.watch.interval()),
+        }
+        (engine::Progress::Idle, watch)
     }
 
     /// Whether it has failed for good.

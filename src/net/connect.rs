@@ -3,6 +3,7 @@
 //! back to through the handle's cursor.
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use crate::base::clock;
@@ -12,7 +13,7 @@ use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats, WaitCause};
 use crate::engine;
 
-use super::background::{Background, Member, Watch};
+use super::background::{Background, Member, Sleep, Watch};
 use super::cts_fifo::CtsFifo;
 use super::handle::Handle;
 use super::handshake::{Established, Setup, tune};
@@ -140,8 +141,8 @@ impl Connector {
         let fifo = CtsFifo::new()?;
         let qps = self.setup.config.qps_per_rail as usize;
         let stats = self.stats.as_ref().ok_or_else(over)?;
-        let rails =
-            Rails::new(&rail_devices(&self.setup, stats, usize::MAX)?, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class)?;
+        let devices = rail_devices(&self.setup, stats, usize::MAX)?;
+        let rails = Rails::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.setup.notify())?;
         self.ends = Some((rails, fifo));
 
         let addr = self.handle.addr;
@@ -301,6 +302,16 @@ impl Member for Connector {
         }
         if self.outcome.is_some() { engine::Progress::Done } else { engine::Progress::Idle }
     }
+
+    fn rest(&mut self, sleep: &mut Sleep) -> engine::Progress {
+        match &self.step {
+            _ if self.outcome.is_some() => {}
+            // The peer may take as long as it likes to accept.
+            Step::AwaitH2 { stream, .. } => sleep.watch(stream.as_raw_fd()),
+            _ => sleep.nap(),
+        }
+        engine::Progress::Idle
+    }
 }
 
 /// The connects in progress of a [`super::Net`], by cursor: generation << 32 | index + 1.
@@ -322,6 +333,13 @@ impl Member for PendingTable {
         self.watched = unfinished;
         if unfinished { engine::Progress::Idle } else { engine::Progress::Done }
     }
+
+    fn rest(&mut self, sleep: &mut Sleep) -> engine::Progress {
+        for connector in self.entries.iter_mut().filter_map(|entry| entry.connector.as_mut()) {
+            connector.rest(sleep);
+        }
+        engine::Progress::Idle
+    }
 }
 
 #[derive(Default)]
@@ -339,6 +357,8 @@ impl PendingTable {
         if !std::mem::replace(&mut self.watched, true) {
             background.watch(watch());
             self.background = Some(background);
+        } else if let Some(background) = &self.background {
+            background.called();
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 
-use crate::base::config::Config;
+use crate::base::config::{self, Config};
 use crate::base::error::{Error, Result};
 use crate::base::stats::{CommStats, WaitCause};
 use crate::base::{host, rand};
@@ -55,6 +55,11 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Whether queues are to notify, for the device's thread to sleep.
+    pub fn notify(&self) -> bool {
+        self.config.progress == config::Progress::Thread
+    }
+
     /// This side's parameters.
     pub fn params(&self, rails: &mut Rails, qps_per_rail: usize, memory: usize, instance: u32, traffic_class: i32) -> Result<Params> {
         let mut nonce = [0u8; 16];

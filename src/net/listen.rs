@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::base::{clock, listen, rand};
 use crate::engine::Progress;
 
 use super::accept::Acceptor;
-use super::background::{Guarded, Member, Watch};
+use super::background::{Guarded, Member, Sleep, Watch};
 use super::cts_fifo::Records;
 use super::handle::{HANDLE_SIZE, Handle, SECRET_SIZE};
 use super::handshake::{Established, Setup};
@@ -153,6 +154,11 @@ impl Listening {
         self.acceptor.drive(clock::now(), when)
     }
 
+    /// Whether the thread leaves it to the caller. An error may come again each time: it is told once.
+    fn is_full(&self) -> bool {
+        self.outcomes.len() >= MAX_OUTCOMES || self.outcomes.iter().any(Result::is_err)
+    }
+
     fn admit(&mut self) -> Result<()> {
         for _ in 0..ADMIT_AT_ONCE {
             match self.listener.accept() {
@@ -171,13 +177,20 @@ impl Listening {
 
 impl Member for Listening {
     fn step(&mut self) -> Progress {
-        // An error may come again each time: it is told once.
-        if self.outcomes.len() >= MAX_OUTCOMES || self.outcomes.iter().any(Result::is_err) {
+        if self.is_full() {
             return Progress::Idle;
         }
         let outcome = self.advance(Ready::Full).transpose();
         let moved = outcome.is_some();
         self.outcomes.extend(outcome);
         if moved { Progress::Moved } else { Progress::Idle }
+    }
+
+    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+        if !self.is_full() {
+            sleep.watch(self.listener.as_raw_fd());
+            self.acceptor.rest(sleep);
+        }
+        Progress::Idle
     }
 }

@@ -4,6 +4,8 @@
 //! A *rail* is a physical device with a completion queue of its own; a *lane* is one queue pair. Lanes are numbered across rails
 //! first (lane `i` is on rail `i % rails`), so that neighbouring stripes travel on different rails.
 
+use std::os::fd::RawFd;
+
 use crate::base::error::{Error, Result};
 use crate::base::stats::RailStats;
 use crate::fabric::{
@@ -161,6 +163,8 @@ pub struct RailDevice {
 /// nothing touches the regions.
 pub struct Rails {
     queues: Vec<CompletionQueue>,
+    /// What to sleep on for the queues, if they notify.
+    sleep_fds: Vec<RawFd>,
     lanes: Vec<Lane>,
     /// Queue pairs that are connected to themselves, one per rail, once a flush has been asked for.
     loops: Vec<QpId>,
@@ -187,8 +191,16 @@ pub enum Side {
 }
 
 impl Rails {
-    /// Makes the queue pairs and registers `own` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's.
-    pub fn new(devices: &[RailDevice], qps_per_rail: usize, side: Side, own: UserMemory, traffic_class: i32) -> Result<Rails> {
+    /// Makes the queue pairs and registers `own` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's. `notify` if they are to
+    /// be armed.
+    pub fn new(
+        devices: &[RailDevice],
+        qps_per_rail: usize,
+        side: Side,
+        own: UserMemory,
+        traffic_class: i32,
+        notify: bool,
+    ) -> Result<Rails> {
         let caps = QpCaps {
             recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
             traffic_class: u8::try_from(traffic_class).ok(),
@@ -197,6 +209,7 @@ impl Rails {
         let mut rails = Rails {
             counts_silent_writes: true,
             queues: Vec::new(),
+            sleep_fds: Vec::new(),
             lanes: Vec::new(),
             loops: Vec::new(),
             own: Vec::new(),
@@ -206,7 +219,10 @@ impl Rails {
             splits_data: devices.iter().all(|device| device.domain.splits_data()),
         };
         for device in devices {
-            rails.queues.push(device.domain.create_cq(false)?);
+            rails.queues.push(device.domain.create_cq(notify)?);
+            if notify {
+                rails.sleep_fds.push(device.domain.notification_fd()?);
+            }
             rails.own.push(device.domain.register(own, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
         }
         for _ in 0..qps_per_rail {
@@ -289,6 +305,7 @@ impl Rails {
             keep
         });
         self.queues.truncate(rails);
+        self.sleep_fds.truncate(rails);
         self.own.truncate(rails);
     }
 
@@ -508,6 +525,14 @@ impl Rails {
             all &= qp.met();
         }
         Ok(all)
+    }
+
+    /// Asks for notifications, and names the descriptors to sleep on.
+    ///
+    /// Errors: queues that do not notify; no memory left for it.
+    pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<()> {
+        self.sleep_fds.iter().copied().for_each(watch);
+        self.queues.iter_mut().try_for_each(CompletionQueue::arm)
     }
 
     /// The peer's process id, where a fabric has proven it.

@@ -10,7 +10,7 @@ use crate::base::stats::{CommCounter, WaitCause};
 use crate::engine::Progress;
 use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest};
 
-use super::background::{Guarded, Member, Watch};
+use super::background::{Guarded, Member, Sleep, Watch};
 use super::comm::{Core, too_long};
 use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
 use super::flush::Flusher;
@@ -178,6 +178,19 @@ impl Member for Receiver {
         let (moved, watch) = core.progress_unasked(WaitCause::PeerNoSend, |core, wr, done| completed(core, records, slots, wr, done));
         self.follow(watch);
         if moved { Progress::Moved } else { Progress::Idle }
+    }
+
+    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+        if self.core.has_failed() {
+            return Progress::Done;
+        }
+        let Receiver { core, records, slots, .. } = self;
+        let (progress, watch) = core.rest(sleep, WaitCause::PeerNoSend, |core, wr, done| completed(core, records, slots, wr, done));
+        self.follow(watch);
+        if self.early.is_some() {
+            sleep.nap();
+        }
+        progress
     }
 }
 

@@ -9,7 +9,7 @@ use crate::base::stats::{CommCounter, WaitCause};
 use crate::engine::Progress;
 use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest, Sge};
 
-use super::background::{Guarded, Member, Watch};
+use super::background::{Guarded, Member, Sleep, Watch};
 use super::comm::{Core, too_long};
 use super::connect::Connector;
 use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
@@ -183,6 +183,14 @@ impl Member for State {
                 Progress::Idle
             }
             State::Up(sender) => sender.step(),
+            State::Failed(_) | State::Shared(_) => Progress::Done,
+        }
+    }
+
+    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+        match self {
+            State::Connecting(connector) => connector.rest(sleep),
+            State::Up(sender) => sender.rest(sleep),
             State::Failed(_) | State::Shared(_) => Progress::Done,
         }
     }
@@ -387,6 +395,18 @@ impl Sender {
             self.watch(WaitCause::Fabric);
         }
         if moved { Progress::Moved } else { Progress::Idle }
+    }
+
+    /// Before the device's thread sleeps.
+    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+        if self.core.has_failed() {
+            return Progress::Done;
+        }
+        let (progress, watch) = self.core.rest(sleep, WaitCause::Fabric, sent);
+        if watch {
+            self.watch(WaitCause::Fabric);
+        }
+        progress
     }
 
     #[cold]

@@ -3,6 +3,8 @@
 //! Nothing is noted when a request is posted or completes, so a message pays nothing: a look finds the oldest thing that the caller waits
 //! for and remembers since when it has been the same. Ages are therefore lower bounds, and what is reported did wait that long.
 
+use std::time::Duration;
+
 use super::request::RequestId;
 
 /// Looks per limit: how late a report may come.
@@ -82,6 +84,11 @@ impl Watch {
             question: 0,
             answered: false,
         }
+    }
+
+    /// How far apart looks are to be.
+    pub fn interval(&self) -> Option<Duration> {
+        (self.limit_ns > 0).then(|| Duration::from_nanos(self.limit_ns / LOOKS))
     }
 
     /// Whether it is time for a look.

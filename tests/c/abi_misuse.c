@@ -513,7 +513,7 @@ static int entries(const char *path) {
 /* 100 times, each with its own setting, which the log names. */
 static void cycles(void) {
     int fds = 0, tasks = 0;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i <= 100; i++) {
         char value[16];
         snprintf(value, sizeof value, "%d", 70000 + 128 * i);
         setenv("RAILHEAD_SPLIT_MIN", value, 1);

@@ -11,7 +11,7 @@ use crate::sync::{Mistake, gets_stuck, model};
 type Numbers = Door<u64, ()>;
 
 fn door() -> Arc<Numbers> {
-    Arc::new(Door::new(100, 0, ()))
+    Arc::new(Door::new(100, 0, None, ()))
 }
 
 fn append(door: &Numbers) -> Result<u64, Shut> {

@@ -26,6 +26,35 @@ const PARENT_FD: RawFd = 200;
 /// Descriptor that a stage is reported on.
 const STAGE_FD: RawFd = 199;
 
+/// A seed: RHT_SEED, or one of the moment's, which a test that fails shows.
+pub fn seed() -> u64 {
+    let given = std::env::var("RHT_SEED").ok().map(|text| text.parse().expect("RHT_SEED: a number"));
+    let seed = given.unwrap_or_else(|| Random(clock() ^ u64::from(std::process::id())).next());
+    println!("seed {seed}: RHT_SEED={seed} repeats it");
+    seed
+}
+
+fn clock() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Random numbers, the same for the same seed (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
 /// One end of a message-preserving socket pair.
 pub struct Chan(OwnedFd);
 

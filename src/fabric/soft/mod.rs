@@ -244,8 +244,12 @@ impl CompletionQueue {
                 self.armed = n == 0;
                 return n;
             }
+            // What moved may have been what the peer had rung for, so that it would not ring again.
+            if self.qps.iter_mut().flatten().any(|qp| qp.arm().is_err()) {
+                break;
+            }
         }
-        // A peer that streams without end does not keep the caller here, nor lets it sleep.
+        // A peer that streams without end, or that cannot be watched, does not keep the caller here, nor lets it sleep.
         self.shared.hub.ring();
         0
     }

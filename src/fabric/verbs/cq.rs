@@ -201,6 +201,8 @@ impl CompletionQueue {
         let Some(id) = self.notice else {
             return Err(Error::usage("this completion queue was created without notification"));
         };
+        // Who sleeps polls rarely.
+        self.look();
         // What was notified of before is about to be drained.
         self.shared.channel()?.take(id);
         self.request()?;

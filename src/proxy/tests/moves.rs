@@ -184,6 +184,48 @@ fn ll_goes_by_its_flags_alone_and_ll128_by_both() {
     }
 }
 
+/// What was seen of one slot says nothing of the next, and each has the flags of its own step, whatever is still under way.
+#[test]
+fn every_slot_is_looked_at_from_its_first_line_on_for_its_own_flags() {
+    for protocol in [Protocol::Ll, Protocol::Ll128] {
+        for start in [0, u64::from(u32::MAX) - 1, u64::MAX - 1] {
+            let rig = Rig::new(Behaviour { delay: u64::MAX - 1, ..Behaviour::default() }, start);
+            let ring = rig.send.ring().clone();
+            let steps = Steps { count: 2, slice: 1, chunk: 1, protocol };
+            let (mut sending, mut receiving) = (Args::new(steps).unwrap(), Args::new(steps).unwrap());
+            let _ = recv::progress(&rig.recv, &mut receiving).unwrap();
+            // Two parts of a slot with the flags of these steps.
+            let put = |at: u64, flags: [u64; 2]| {
+                let step = start.wrapping_add(at);
+                let part = |flag: u64| match protocol {
+                    Protocol::Ll => [[0xee; 4], ll_flag(start.wrapping_add(flag)).to_ne_bytes()].concat().repeat(16),
+                    _ => [&[0xee; 120][..], &ll128_flag(start.wrapping_add(flag)).to_ne_bytes()].concat(),
+                };
+                // SAFETY: this test is the producer, and the proxy only looks at the flags.
+                unsafe { ring.copy_in(protocol, step, &flags.map(part).concat()) }.unwrap();
+                ring.set_size((step % STEPS) as usize, 256);
+                ring.set_tail(step.wrapping_add(1));
+            };
+            let mut look = || {
+                let _ = send::progress(&rig.send, &mut sending).unwrap();
+                (sending.tail.wrapping_sub(start), sending.head.wrapping_sub(start), sending.wait)
+            };
+            const OLD: u64 = 0u64.wrapping_sub(8);
+            put(0, [0, OLD]);
+            assert_eq!(look(), (0, 0, Wait::Flags));
+            put(0, [0, 0]);
+            // The next slot has no size yet.
+            assert_eq!(look(), (1, 0, Wait::Producer), "{protocol} {start}");
+            for flags in [[OLD, 1], [0, 0], [9, 1], [0, 1], [1, 0], [1, OLD]] {
+                put(1, flags);
+                assert_eq!(look(), (1, 0, Wait::Flags), "{protocol} {start}: {flags:?}");
+            }
+            put(1, [1, 1]);
+            assert_eq!(look(), (2, 0, Wait::Sent), "{protocol} {start}");
+        }
+    }
+}
+
 #[test]
 fn what_is_flushed_is_announced_only_then() {
     let flush = Options { flush: true, ..Options::default() };
