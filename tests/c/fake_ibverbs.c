@@ -45,6 +45,7 @@ enum { DEVICES = 8, KEYS = 1 << 14, QPS = 1 << 12, DEPTH = 1 << 13, INLINE = 256
     X(ece_mask_1, -1)       /* those that the second device can do */ \
     X(ece_set_errno, 0) \
     X(modify_errno, 0) X(modify_fails, 0) X(modify_state, -1) /* how often, to which state (-1: any) */ \
+    X(fork_errno, 0)        /* of ibv_fork_init */ \
     X(reg_errno, 0)         /* of ibv_reg_mr */ \
     X(relaxed_errno, 0)     /* of registrations with relaxed ordering */ \
     X(dma_buf_errno, 0)     /* 0: the driver looks at the descriptor */ \
@@ -435,8 +436,19 @@ static int req_notify_cq(struct ibv_cq *raw, int solicited) {
 
 /* ---- devices ---- */
 
+int ibv_fork_init(void) {
+    from_environment();
+    lock();
+    say("fork_init\n");
+    unlock();
+    return (int)n_fork_errno;
+}
+
 struct ibv_device **ibv_get_device_list(int *count) {
     from_environment();
+    lock();
+    say("get_device_list\n");
+    unlock();
     int n = n_devices < DEVICES ? (int)n_devices : DEVICES;
     const char *sysfs = getenv("FAKE_IBV_SYSFS");
     struct ibv_device **list = calloc(n + 1, sizeof *list);

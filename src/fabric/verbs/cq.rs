@@ -15,8 +15,9 @@ use crate::base::stats::RailStats;
 use crate::fabric::QpId;
 use crate::fabric::types::*;
 
-/// Entries to begin with; it grows with its queue pairs.
-const FIRST_ENTRIES: u64 = 1024;
+/// Entries to begin with: enough for a comm with one queue pair per rail, flush included. Drivers that take powers of two less one
+/// have as much for it as for 1024. It grows with its queue pairs.
+const FIRST_ENTRIES: u64 = 1280;
 /// Entries taken from the device at once.
 const BATCH: usize = 16;
 /// Polls between two looks at what no completion tells.
@@ -116,7 +117,8 @@ impl CompletionQueue {
                 "{label}: {wanted} completions may be outstanding, its completion queues have {most} entries at most"
             )));
         }
-        let entries = wanted.next_power_of_two().min(most);
+        // And for what may come late, as a flush's queue pair: it had better find room than wait for the device.
+        let entries = (wanted + wanted / 4).next_power_of_two().min(most);
         // SAFETY: the queue is live, and this thread drives it.
         let result = check(unsafe { (self.shared.library().resize_cq)(self.raw, entries as i32) });
         result.map_err(|e| Error::system(format!("{label}: resizing a completion queue to {entries} entries"), e))?;

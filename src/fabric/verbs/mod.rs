@@ -9,6 +9,7 @@
 //! waits included.
 
 mod channel;
+mod choices;
 mod cq;
 mod endpoint;
 mod events;
@@ -33,6 +34,7 @@ use crate::base::log::{self, log_info, log_warn};
 use crate::fabric::soft::iface;
 use crate::fabric::types::*;
 use channel::Channel;
+pub use choices::{Choices, choices};
 pub use cq::CompletionQueue;
 use events::Events;
 use library::{Library, made};
