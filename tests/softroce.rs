@@ -103,9 +103,11 @@ fn run_inside(pairs: u32, test: &str) -> Option<softroce::Ran> {
     Some(ran)
 }
 
+/// And over IPv6 from one end of a pair to the other.
 #[test]
 fn two_rails_one_by_one_and_merged() {
-    run_inside(2, "two_rails_one_by_one_and_merged");
+    let Some(ran) = run_inside(2, "two_rails_one_by_one_and_merged") else { return };
+    ran.says("RDMA port rxe0:1: GID fd08::1 (").says("RDMA port rxe3:1: GID fd08:1::2 (");
 }
 
 #[test]
@@ -124,15 +126,23 @@ fn long_data_goes_apart_where_routing_is_adaptive() {
 }
 
 #[test]
-fn addresses_that_come_and_go_are_counted_and_end_nothing() {
+fn addresses_and_links_that_come_and_go_are_counted_and_end_nothing() {
     let Some(ran) = run_inside(1, "addresses_come_and_go") else { return };
     ran.says("rxe0:1: GID table change: existing connections go on");
+    assert!(!ran.output.contains("was removed"), "the address in use is still there");
+    ran.says("rxe1:1: port error: the link is down").says("rxe1:1: port active: the link is up");
 }
 
 #[test]
 fn a_link_that_goes_down_is_an_error_with_a_diagnosis() {
     let Some(ran) = run_inside(1, "a_link_that_goes_down") else { return };
     ran.says("rxe1:1: port error: the link is down").says("failed: IBV_WC_").says("vendor_err");
+}
+
+#[test]
+fn the_address_in_use_is_removed() {
+    let Some(ran) = run_inside(1, "the_address_in_use_is_removed") else { return };
+    ran.says("rxe1:1: its address (GID) ::ffff:10.8.0.2 was removed").says("failed: IBV_WC_RETRY_EXC_ERR (12)");
 }
 
 #[test]
@@ -143,7 +153,41 @@ fn packets_that_vanish_are_an_error_although_the_device_never_gives_up() {
 
 #[test]
 fn a_peer_that_is_killed_is_an_error_although_the_device_never_gives_up() {
-    run_inside(1, "a_peer_is_killed");
+    let Some(ran) = run_inside(1, "a_peer_is_killed") else { return };
+    // What each survivor said before it said that it ended.
+    let parts: Vec<&str> = ran.output.split("the other of rank ").collect();
+    assert_eq!(parts.len(), 3);
+    for part in &parts[..2] {
+        assert!(part.contains("its process died") || part.contains("the control connection was "), "in the output above");
+    }
+    assert!(!ran.output.contains("without completion"), "the device's patience is a day");
+}
+
+/// What the commands' exit statuses are in this program's tests: the harness hands them on.
+#[test]
+fn a_status_of_the_machine_is_the_harness_own() {
+    let Some(ran) = Vm::new(1, 300).run("echo here; exit 42") else { return };
+    assert_eq!(ran.status, Some(42));
+    ran.says("here");
+}
+
+/// Without QEMU nothing is fetched or built: a status of its own, and one line.
+#[test]
+fn where_there_is_no_qemu_the_harness_says_so() {
+    let path = tempfile::tempdir().expect("a folder");
+    for program in ["bash", "dirname", "uname"] {
+        let found = std::env::split_paths(&std::env::var_os("PATH").expect("PATH")).map(|dir| dir.join(program)).find(|file| file.exists());
+        std::os::unix::fs::symlink(found.expect(program), path.path().join(program)).expect("a link");
+    }
+    let mut vm = Command::new(format!("{ROOT}/tests/softroce/vm"));
+    let output = vm.args(["--", "true"]).env("PATH", path.path()).output().expect("tests/softroce/vm");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(77), "{said}");
+    assert!(said.lines().count() == 1 && said.starts_with("SKIP softroce: "), "{said}");
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(said, "SKIP softroce: no qemu-system-x86_64 (make deps)\n");
+    }
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Every size over the device that NCCL_IB_HCA leaves.
@@ -267,7 +311,8 @@ fn streams(ctx: &Ctx) {
             ctx.say("flowing");
         }
     };
-    ctx.say(&format!("ended with {end}"));
+    let events = support::holdings::rail_sum(std::process::id() as i32, RailCounter::NicEvents);
+    ctx.say(&format!("ended with {end}; events: {events}"));
     plugin.close_send(send).expect("close_send");
     plugin.close_recv(recv).expect("close_recv");
 }
@@ -304,6 +349,9 @@ mod inside {
             assert!(bytes.len() == 2 && bytes.iter().all(|&n| n >= large / 3), "bytes by rail: {words}");
         }
         ranks.finish();
+        let mut ranks = world("exchanges").env("NCCL_IB_ADDR_FAMILY", "AF_INET6").env("RAILHEAD_DEBUG", "info").spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "2 devices"));
+        ranks.finish();
     }
 
     #[test]
@@ -323,15 +371,18 @@ mod inside {
         world("announces_early").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6").spawn().finish();
     }
 
-    /// Lets messages flow, does something to the wire, and waits for both ranks' errors.
-    fn broken_by(world: World, line: &str) {
+    /// Lets messages flow, does something to the wire, and waits for both ranks' errors. How many events each rank's device reported.
+    fn broken_by(world: World, line: &str) -> [u64; 2] {
         let mut ranks = world.spawn();
         (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
         sh(line);
-        for rank in 0..2 {
-            println!("rank {rank} {}", ranks.hear(rank));
-        }
+        let events = [0, 1].map(|rank| {
+            let words = ranks.hear(rank);
+            println!("rank {rank} {words}");
+            words.rsplit(' ').next().and_then(|word| word.parse().ok()).expect("a number")
+        });
         ranks.finish();
+        events
     }
 
     #[test]
@@ -354,13 +405,27 @@ mod inside {
         (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
         sh("for v in v0 v1; do ip addr add 10.9.0.1/24 dev $v && ip addr del 10.9.0.1/24 dev $v || exit 1; done");
         ranks.finish();
+        // The device sends again until the link is back.
+        let mut ranks = world("outlives").env("RAILHEAD_DEBUG", "info").env("NCCL_IB_TIMEOUT", "16").spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
+        sh("relink v1 down && relink v1 up");
+        ranks.finish();
     }
 
     #[test]
     #[ignore = "runs in the virtual machine"]
     fn a_link_that_goes_down() {
         let world = world("streams").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
-        broken_by(world, "relink v1 down");
+        let events = broken_by(world, "relink v1 down");
+        assert!(events[1] > 0, "the port's event was not counted");
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn the_address_in_use_is_removed() {
+        let world = world("streams").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
+        let events = broken_by(world, "ip addr del 10.8.0.2/24 dev v1");
+        assert!(events[1] > 0, "the event of the GID table was not counted");
     }
 
     #[test]
@@ -374,7 +439,7 @@ mod inside {
     #[ignore = "runs in the virtual machine"]
     fn a_peer_is_killed() {
         for killed in [0, 1] {
-            let mut ranks = world("streams").spawn();
+            let mut ranks = world("streams").env("RAILHEAD_FABRIC_TIMEOUT_S", "86400").spawn();
             (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
             ranks.ranks[killed].signal(libc::SIGKILL);
             println!("the other of rank {killed} {}", ranks.hear(1 - killed));

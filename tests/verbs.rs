@@ -216,6 +216,13 @@ fn fatal_events_end_what_they_concern_and_nothing_else() {
 }
 
 #[test]
+fn an_address_that_is_removed_is_told_and_ends_nothing_by_itself() {
+    inside("addresses_change")
+        .says("fake0:1: its address (GID) ::ffff:10.77.0.1 was removed from index 1")
+        .does_not_say("fake1:1: its address");
+}
+
+#[test]
 fn a_device_that_takes_less_than_it_promised_is_an_error() {
     inside("chain_not_taken");
 }
@@ -276,6 +283,7 @@ mod inside {
     const CQ_ERR: u32 = 0;
     const QP_FATAL: u32 = 1;
     const DEVICE_FATAL: u32 = 8;
+    const GID_CHANGE: u32 = 18;
 
     fn settings() -> Config {
         log::set_stderr(Level::Info);
@@ -890,6 +898,21 @@ mod inside {
         assert_eq!(on_second.a.state(), QpState::Rts);
         on_second.ping();
         until("acknowledgements", || control.get("async_acks") == 3);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn addresses_change() {
+        let control = Control::new();
+        let devices = all_devices();
+        let mut pairs = [0, 1].map(|n| across(&devices[n], &devices[n], QpCaps::default()));
+        // Something else in the table, then what is used.
+        control.raise(GID_CHANGE, 1);
+        until("an acknowledgement", || control.get("async_acks") == 1);
+        control.set("gid_gone", 1);
+        control.raise(GID_CHANGE, 0);
+        until("acknowledgements", || control.get("async_acks") == 2);
+        pairs.iter_mut().for_each(Pair::ping);
     }
 
     #[test]

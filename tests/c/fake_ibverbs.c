@@ -39,6 +39,7 @@ enum { DEVICES = 8, KEYS = 1 << 14, QPS = 1 << 12, DEPTH = 1 << 13, INLINE = 256
     X(mtu_1, 0)             /* of the second device, if not 0 */ \
     X(port_speed, 0)        /* of ibv_query_port_speed, 100 Mbit/s; 0: EOPNOTSUPP */ \
     X(flid, 0) X(subnets, 0) X(port_flags, 0) /* on InfiniBand: of the routable GID; whether each device is in one of its own */ \
+    X(gid_gone, 0)          /* no device has its addresses any more */ \
     X(port_state, IBV_PORT_ACTIVE) X(max_cqe, 1 << 20) X(max_inline, 256) \
     X(inline_refused, 0)    /* queue pairs with inline data cannot be made */ \
     X(ece, 0)               /* options that devices offer; 0: none */ \
@@ -534,6 +535,7 @@ int ibv_query_gid(struct ibv_context *raw, uint8_t port, int index, union ibv_gi
     };
     memset(gid, 0, sizeof *gid);
     if (index < 0 || index > 3) return EINVAL;
+    if (n_gid_gone) return 0;
     if (n_link_layer == IBV_LINK_LAYER_INFINIBAND) {
         /* The second one is for routers, where there are any. */
         int device = ((struct context *)raw)->index;
