@@ -189,7 +189,7 @@ fn addresses(library: &Library, context: &Context, port: i32, watched: &Watched,
         if answer.is_err() || Gid(unsafe { raw.raw }) != gid {
             log_warn!(
                 log::NET,
-                "{device}:{port}: its address (GID) {gid} was removed from index {index}: connections that use it fail once their retries are                  used up, unless it comes back"
+                "{device}:{port}: its address (GID) {gid} was removed from index {index}: connections that use it fail once their retries are used up"
             );
         }
     }
