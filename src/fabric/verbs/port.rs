@@ -224,7 +224,7 @@ fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Resul
 /// Asks the driver, as NCCL does, with a descriptor that is none: drivers that can are the ones that look at it.
 ///
 /// Errors: why DMA-BUFs cannot be registered, in words.
-pub fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> std::result::Result<(), String> {
+pub(super) fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> std::result::Result<(), String> {
     let Some(reg_mr) = library.reg_dmabuf_mr else {
         return Err("libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 has)".into());
     };
@@ -244,11 +244,11 @@ pub fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> std::result::R
 }
 
 /// Where the kernel's modules say that they are there.
-pub const SYS: &str = "/sys";
+pub(super) const SYS: &str = "/sys";
 
 /// Which module of the kernel lets NICs reach a GPU's memory by its address, if any does (NCCL 2.28 src/transport/net_ib, ncclIbGdrSupport;
 /// RCCL's for amdkfd). `sys` is where sysfs is mounted.
-pub fn peer_memory(sys: &Path) -> Option<&'static str> {
+pub(super) fn peer_memory(sys: &Path) -> Option<&'static str> {
     const MODULES: [(&str, &str); 4] = [
         ("nv_peer_mem", "kernel/mm/memory_peers/nv_mem/version"),
         ("nv_peer_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
