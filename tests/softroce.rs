@@ -124,15 +124,23 @@ fn long_data_goes_apart_where_routing_is_adaptive() {
 }
 
 #[test]
-fn addresses_that_come_and_go_are_counted_and_end_nothing() {
+fn addresses_and_links_that_come_and_go_are_counted_and_end_nothing() {
     let Some(ran) = run_inside(1, "addresses_come_and_go") else { return };
     ran.says("rxe0:1: GID table change: existing connections go on");
+    assert!(!ran.output.contains("was removed"), "the address in use is still there");
+    ran.says("rxe1:1: port error: the link is down").says("rxe1:1: port active: the link is up");
 }
 
 #[test]
 fn a_link_that_goes_down_is_an_error_with_a_diagnosis() {
     let Some(ran) = run_inside(1, "a_link_that_goes_down") else { return };
     ran.says("rxe1:1: port error: the link is down").says("failed: IBV_WC_").says("vendor_err");
+}
+
+#[test]
+fn the_address_in_use_is_removed() {
+    let Some(ran) = run_inside(1, "the_address_in_use_is_removed") else { return };
+    ran.says("rxe1:1: its address (GID) ::ffff:10.8.0.2 was removed from index 1").says("failed: IBV_WC_").says("vendor_err");
 }
 
 #[test]
@@ -143,7 +151,41 @@ fn packets_that_vanish_are_an_error_although_the_device_never_gives_up() {
 
 #[test]
 fn a_peer_that_is_killed_is_an_error_although_the_device_never_gives_up() {
-    run_inside(1, "a_peer_is_killed");
+    let Some(ran) = run_inside(1, "a_peer_is_killed") else { return };
+    // What each survivor said before it said that it ended.
+    let parts: Vec<&str> = ran.output.split("the other of rank ").collect();
+    assert_eq!(parts.len(), 3);
+    for part in &parts[..2] {
+        assert!(part.contains("its process died") || part.contains("the control connection was "), "in the output above");
+    }
+    assert!(!ran.output.contains("without completion"), "the device's patience is a day");
+}
+
+/// What the commands' exit statuses are in this program's tests: the harness hands them on.
+#[test]
+fn a_status_of_the_machine_is_the_harness_own() {
+    let Some(ran) = Vm::new(1, 300).run("echo here; exit 42") else { return };
+    assert_eq!(ran.status, Some(42));
+    ran.says("here");
+}
+
+/// Without QEMU nothing is fetched or built: a status of its own, and one line.
+#[test]
+fn where_there_is_no_qemu_the_harness_says_so() {
+    let path = tempfile::tempdir().expect("a folder");
+    for program in ["bash", "dirname", "uname"] {
+        let found = std::env::split_paths(&std::env::var_os("PATH").expect("PATH")).map(|dir| dir.join(program)).find(|file| file.exists());
+        std::os::unix::fs::symlink(found.expect(program), path.path().join(program)).expect("a link");
+    }
+    let mut vm = Command::new(format!("{ROOT}/tests/softroce/vm"));
+    let output = vm.args(["--", "true"]).env("PATH", path.path()).output().expect("tests/softroce/vm");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(77), "{said}");
+    assert!(said.lines().count() == 1 && said.starts_with("SKIP softroce: "), "{said}");
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(said, "SKIP softroce: no qemu-system-x86_64 (make deps)\n");
+    }
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Every size over the device that NCCL_IB_HCA leaves.
@@ -233,6 +275,9 @@ fn outlives(ctx: &Ctx) {
     let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
     let peer = ctx.to(1 - ctx.rank);
     ctx.say("flowing");
+    if std::env::var_os("RHT_PAUSE").is_some() {
+        assert_eq!(ctx.parent.text(), "go on");
+    }
     support::until("an event of the device", || {
         comms::exchange(&plugin, ctx.rank, send, recv, &[100_000]).expect("exchange");
         let comms = support::holdings::comms(std::process::id() as i32);
@@ -354,6 +399,12 @@ mod inside {
         (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
         sh("for v in v0 v1; do ip addr add 10.9.0.1/24 dev $v && ip addr del 10.9.0.1/24 dev $v || exit 1; done");
         ranks.finish();
+        // Soft-RoCE fails what is sent meanwhile, so nothing is.
+        let mut ranks = world("outlives").env("RAILHEAD_DEBUG", "info").env("RHT_PAUSE", "1").spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
+        sh("relink v1 down && relink v1 up");
+        (0..2).for_each(|rank| ranks.tell(rank, "go on"));
+        ranks.finish();
     }
 
     #[test]
@@ -361,6 +412,13 @@ mod inside {
     fn a_link_that_goes_down() {
         let world = world("streams").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
         broken_by(world, "relink v1 down");
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn the_address_in_use_is_removed() {
+        let world = world("streams").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
+        broken_by(world, "ip addr del 10.8.0.2/24 dev v1");
     }
 
     #[test]
@@ -374,7 +432,7 @@ mod inside {
     #[ignore = "runs in the virtual machine"]
     fn a_peer_is_killed() {
         for killed in [0, 1] {
-            let mut ranks = world("streams").spawn();
+            let mut ranks = world("streams").env("RAILHEAD_FABRIC_TIMEOUT_S", "86400").spawn();
             (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
             ranks.ranks[killed].signal(libc::SIGKILL);
             println!("the other of rank {killed} {}", ranks.hear(1 - killed));

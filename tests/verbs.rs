@@ -25,6 +25,19 @@ fn a_library_that_is_too_old_is_no_error_and_no_device() {
 }
 
 #[test]
+fn nothing_is_asked_before_the_library_knows_of_forks() {
+    inside("forks_first").does_not_say("ibv_fork_init");
+    Fake::new(NEWEST).env("FAKE_IBV", "fork_errno=38").run("forks_first").says("ibv_fork_init: Function not implemented");
+}
+
+#[test]
+fn a_machine_without_a_usable_port_says_why() {
+    let run = |numbers: &str| Fake::new(NEWEST).env("FAKE_IBV", numbers).run("no_devices");
+    run("devices=0").says("no RDMA NICs: libibverbs lists none");
+    run("port_state=1").says("RDMA port fake0:1 is not active (down): no cable, or its link is down");
+}
+
+#[test]
 fn a_library_without_the_newer_functions_does_without() {
     for (abi, relaxed, dma_buf, ece) in [(1, 0, 0, 0), (8, 1, 0, 0), (10, 1, 0, 1), (12, 1, 1, 1), (16, 1, 1, 1)] {
         let has = format!("{relaxed}{dma_buf}{ece}");
@@ -155,8 +168,28 @@ fn memory_that_cannot_be_registered_is_an_error_that_can_be_mended() {
 }
 
 #[test]
+fn what_gpu_memory_can_be_registered_is_told_and_what_is_lacking_is_named() {
+    let run = |abi: u32, numbers: &str, takes: &str| Fake::new(abi).env("FAKE_IBV", numbers).env("RHT_DMA_BUF", takes).run("gpu_memory");
+    run(NEWEST, "devices=1", "1");
+    run(NEWEST, "dma_buf_errno=95", "0");
+    run(10, "devices=1", "0");
+}
+
+#[test]
+fn a_dma_buf_is_registered_once_on_each_device_of_a_virtual_one() {
+    Fake::new(NEWEST).env("NCCL_NET_FORCE_MERGE", "fake0,fake1").run("dma_buf_on_two_devices");
+}
+
+#[test]
+fn memory_that_two_comms_use_is_registered_once() {
+    inside("shared_registration");
+}
+
+#[test]
 fn a_flush_reads_on_every_device_behind_what_was_received() {
-    Fake::new(NEWEST).env("NCCL_NET_FORCE_MERGE", "fake0,fake1").run("flushes");
+    for queue_pairs in ["1", "5"] {
+        Fake::new(NEWEST).env("NCCL_NET_FORCE_MERGE", "fake0,fake1").env("NCCL_IB_QPS_PER_CONNECTION", queue_pairs).run("flushes");
+    }
 }
 
 // ---- what goes wrong ----
@@ -180,6 +213,13 @@ fn fatal_events_end_what_they_concern_and_nothing_else() {
     Fake::new(NEWEST).run("fatal_events").says(told).says("event 0: a completion queue overflowed or failed").says("the device failed");
     Fake::new(NEWEST).env("NCCL_IB_RETURN_ASYNC_EVENTS", "0").run("fatal_events_are_only_told").says("fake0: event");
     inside("a_comm_whose_device_fails").says("the device failed (IBV_EVENT_DEVICE_FATAL)");
+}
+
+#[test]
+fn an_address_that_is_removed_is_told_and_ends_nothing_by_itself() {
+    inside("addresses_change")
+        .says("fake0:1: its address (GID) ::ffff:10.77.0.1 was removed from index 1")
+        .does_not_say("fake1:1: its address");
 }
 
 #[test]
@@ -248,6 +288,7 @@ fn a_message_takes_one_queue_pair_or_all() {
 /// What the tests above run.
 mod inside {
     use std::collections::BTreeSet;
+    use std::os::fd::AsRawFd;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -257,7 +298,7 @@ mod inside {
     use railhead::base::mem::{Pages, UserMemory};
     use railhead::base::stats::RailStats;
     use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendRequest, WcOpcode, WcStatus, devices};
-    use railhead::net::{MemoryKind, MrHandle, Net, Ready, RecvBuffer, RecvComm, SendComm};
+    use railhead::net::{MemoryKind, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, Ready, RecvBuffer, RecvComm, SendComm};
 
     use super::bed::{Bed, Pair, Request, Side, Wire};
     use super::fake_ibverbs::{Control, value};
@@ -269,6 +310,7 @@ mod inside {
     const CQ_ERR: u32 = 0;
     const QP_FATAL: u32 = 1;
     const DEVICE_FATAL: u32 = 8;
+    const GID_CHANGE: u32 = 18;
 
     fn settings() -> Config {
         log::set_stderr(Level::Info);
@@ -344,6 +386,15 @@ mod inside {
     #[ignore = "needs the fake libibverbs"]
     fn no_devices() {
         assert!(all_devices().is_empty());
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn forks_first() {
+        let control = Control::new();
+        assert_eq!((all_devices().len(), all_devices().len()), (2, 2));
+        assert_eq!(control.log()[..2], ["fork_init", "get_device_list"]);
+        assert_eq!(control.calls("fork_init").len(), 1, "once per process");
     }
 
     #[test]
@@ -681,6 +732,94 @@ mod inside {
         assert_eq!(control.log().len(), empty, "the device was asked all the same");
     }
 
+    /// The keys of a range on two devices, as they were registered by the function of that name.
+    fn keys_of(control: &Control, by: &str, pages: &Pages) -> Vec<i64> {
+        let regions = control.calls(by);
+        let key_on = |device: i64| {
+            let on = |line: &&String| line.contains(&format!("dev={device} ")) && line.contains(&format!("addr={:#x} ", pages.addr()));
+            value(regions.iter().rev().find(on).expect("registered"), "key")
+        };
+        vec![key_on(0), key_on(1)]
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn gpu_memory() {
+        let _control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let takes = from_env("RHT_DMA_BUF") == "1";
+        let support = net.properties(0).expect("properties").ptr_support;
+        assert_eq!((support & PTR_HOST != 0, support & PTR_DMABUF != 0), (true, takes));
+        let pages = Pages::new(4096).expect("memory");
+        let file = std::fs::File::open("/dev/null").expect("a descriptor");
+        let by_dma_buf = net.register_dma_buf(0, memory(&pages), MemoryKind::Device, 0, file.as_raw_fd());
+        match by_dma_buf {
+            Ok(mr) => net.deregister(0, mr).expect("deregister"),
+            Err(error) => assert!(!takes && error.to_string().contains("fake0 takes no DMA-BUF (no NCCL_PTR_DMABUF)"), "{error}"),
+        }
+        // A machine that has nvidia_peermem has what is missing elsewhere.
+        if support & PTR_CUDA == 0 {
+            let error = net.register(0, memory(&pages), MemoryKind::Device).expect_err("no peer memory").to_string();
+            let wanted = if takes { "there is regMrDmaBuf" } else { "DMA-BUF does not work either (`railhead info` says why)" };
+            assert!(error.contains("fake0 does not reach a GPU's memory") && error.contains("`modprobe nvidia_peermem`"), "{error}");
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn dma_buf_on_two_devices() {
+        const REGISTERED: &str = "reg_dmabuf_mr dev=";
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let dev = net.make_virtual(&[0, 1]).expect("makeVDevice");
+        assert_ne!(net.properties(dev).expect("properties").ptr_support & PTR_DMABUF, 0, "both parts take them");
+        let (mut send, mut recv) = comms(&net, dev);
+        let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
+        let file = std::fs::File::open("/dev/null").expect("a descriptor");
+        let from = register(&net, dev, &pages[0]);
+        let before = control.get("mrs");
+        let by_dma_buf = || net.register_dma_buf(dev, memory(&pages[1]), MemoryKind::Device, 512, file.as_raw_fd()).expect("register");
+        let to = by_dma_buf();
+        let calls = control.calls(REGISTERED);
+        assert_eq!(calls.iter().map(|line| value(line, "dev")).collect::<Vec<_>>(), [0, 1], "{calls:?}");
+        let again = by_dma_buf();
+        assert_eq!(control.calls(REGISTERED).len(), 2, "the second call finds the first one's");
+        net.deregister(dev, again).expect("deregister");
+        assert_eq!(control.get("mrs"), before + 2);
+        message(&mut send, &mut recv, (&pages[0], from), (&pages[1], to), 4096);
+        control.set("log_requests", 1);
+        let flush = recv.iflush(&[RecvBuffer { addr: pages[1].addr(), len: 4096, tag: 0, mr: to }]).expect("iflush").expect("a request");
+        until("the flush", || recv.test(flush).expect("test").is_some());
+        let used: Vec<i64> = control.calls("request").iter().map(|line| value(line, "rkey")).collect();
+        assert_eq!(used, keys_of(&control, REGISTERED, &pages[1]), "each device's own key");
+        net.deregister(dev, from).expect("deregister");
+        net.deregister(dev, to).expect("deregister");
+        assert_eq!(control.calls("dereg_mr").len(), 4);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn shared_registration() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let mut pairs = [comms(&net, 0), comms(&net, 0)];
+        let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
+        let before = control.get("mrs");
+        // Each comm registers for itself, as NCCL has it.
+        let mrs = pairs.each_ref().map(|_| [register(&net, 0, &pages[0]), register(&net, 0, &pages[1])]);
+        assert_eq!(control.get("mrs") - before, 2);
+        for ((send, recv), [from, to]) in pairs.iter_mut().zip(mrs) {
+            message(send, recv, (&pages[0], from), (&pages[1], to), 4096);
+        }
+        mrs[0].into_iter().for_each(|mr| net.deregister(0, mr).expect("deregister"));
+        assert_eq!(control.get("mrs") - before, 2, "the other comm's");
+        let (send, recv) = &mut pairs[1];
+        message(send, recv, (&pages[0], mrs[1][0]), (&pages[1], mrs[1][1]), 4096);
+        mrs[1].into_iter().for_each(|mr| net.deregister(0, mr).expect("deregister"));
+        assert_eq!(control.get("mrs"), before);
+    }
+
     #[test]
     #[ignore = "needs the fake libibverbs"]
     fn flushes() {
@@ -688,6 +827,7 @@ mod inside {
         let net = Net::with_config(settings()).expect("net");
         let dev = net.make_virtual(&[0, 1]).expect("makeVDevice");
         let (mut send, mut recv) = comms(&net, dev);
+        let resized = control.calls("resize_cq").len();
         let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
         let from = register(&net, dev, &pages[0]);
         let to = net.register_as_device(dev, memory(&pages[1])).expect("register");
@@ -709,14 +849,9 @@ mod inside {
             let connected = control.calls(&format!("modify_qp qp={qp} state=2"));
             assert_eq!(value(&connected[0], "dest"), *qp);
         }
-        let regions = control.calls("reg_mr");
-        let key_on = |device: i64| {
-            let mine =
-                regions.iter().rev().find(|line| value(line, "dev") == device && line.contains(&format!("addr={:#x} ", pages[1].addr())));
-            value(mine.expect("registered"), "key")
-        };
         let keys: Vec<i64> = reads.iter().map(|line| value(line, "rkey")).collect();
-        assert_eq!(keys, [key_on(0), key_on(1)], "each device's own key");
+        assert_eq!(keys, keys_of(&control, "reg_mr", &pages[1]), "each device's own key");
+        assert_eq!(control.calls("resize_cq").len(), resized, "a comm's queue has room for its flushes from the beginning");
         // The next flush wakes the devices, and finds the first done.
         let second = recv.iflush(&[buffer]).expect("iflush").expect("a request");
         until("a flush", || recv.test(flush).expect("test").is_some());
@@ -790,6 +925,21 @@ mod inside {
         assert_eq!(on_second.a.state(), QpState::Rts);
         on_second.ping();
         until("acknowledgements", || control.get("async_acks") == 3);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn addresses_change() {
+        let control = Control::new();
+        let devices = all_devices();
+        let mut pairs = [0, 1].map(|n| across(&devices[n], &devices[n], QpCaps::default()));
+        // Something else in the table, then what is used.
+        control.raise(GID_CHANGE, 1);
+        until("an acknowledgement", || control.get("async_acks") == 1);
+        control.set("gid_gone", 1);
+        control.raise(GID_CHANGE, 0);
+        until("acknowledgements", || control.get("async_acks") == 2);
+        pairs.iter_mut().for_each(Pair::ping);
     }
 
     #[test]

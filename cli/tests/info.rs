@@ -1,5 +1,7 @@
 //! `railhead info`: devices of our plugin and of another, what is not usable and why, and where settings come from.
 
+#[path = "../../tests/support/fake_ibverbs.rs"]
+mod fake_ibverbs;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
@@ -135,6 +137,89 @@ fn settings_with_their_sources() {
     assert!(!shown.contains("RAILHEAD_SOFT_WIRE"));
     let all = text(info(&library(), &env, &["--all"]));
     assert!(all.contains("RAILHEAD_SOFT_WIRE") && all.contains(" = auto  [default]") && !all.contains("more at"), "{all}");
+}
+
+/// What is shown of the ports of a libibverbs of such a version, whose devices are as the numbers say.
+fn fake_ports(abi: u32, numbers: &str, env: &[(&str, &str)]) -> (Value, String) {
+    let path = fake_ibverbs::folder(abi);
+    let own = [("LD_LIBRARY_PATH", path.to_str().expect("text")), ("FAKE_IBV", numbers)];
+    let env: Vec<(&str, &str)> = own.iter().chain(env).copied().collect();
+    let page = json(&info(&library(), &env, &["--json"]));
+    (page["rdma"]["ports"].clone(), text(info(&library(), &env, &[])))
+}
+
+#[test]
+fn each_port_is_shown_with_what_came_of_each_wish() {
+    let (ports, shown) = fake_ports(16, "port_speed=8000,ece=7", &[("NCCL_IB_HCA", "=fake0:1:3:4,fake1")]);
+    let (first, second) = (named(&ports, "fake0:1"), named(&ports, "fake1:1"));
+    let link = serde_json::json!({
+        "state": "active", "layer": "Ethernet", "speed_mbps": 800_000, "speed_from": "the driver's word", "mtu": 4096, "lid": null,
+    });
+    assert_eq!(first["link"], link);
+    assert_eq!([&first["used"]["rail"], &first["used"]["plane"]], [3, 4]);
+    assert_eq!([&second["used"]["rail"], &second["used"]["plane"]], [&Value::Null, &Value::Null]);
+    for (what, came) in [
+        ("relaxed_ordering", "yes: the driver takes it"),
+        ("ece", "yes: options 0x7 are offered to each peer"),
+        ("dma_buf", "yes: the driver takes them"),
+    ] {
+        assert_eq!(first["used"][what], came, "{what}");
+    }
+    if !Path::new("/sys/module/nvidia_peermem").exists() && !Path::new("/sys/kernel/mm/memory_peers").exists() {
+        assert_eq!(first["used"]["peer_memory"], "no: nvidia_peermem is not loaded");
+    }
+    for part in [
+        "     active, Ethernet, 800000 Mbit/s (the driver's word), MTU 4096\n",
+        "     rail 3, plane 4 (NCCL_IB_HCA)\n",
+        "     rail not said, plane not said (NCCL_IB_HCA)\n",
+        "     relaxed ordering: yes: ",
+        "     enhancements (ECE): yes: options 0x7 ",
+        "     DMA-BUF: yes: ",
+        "     peer memory: ",
+    ] {
+        assert!(shown.contains(part), "no {part:?} in {shown}");
+    }
+}
+
+#[test]
+fn what_libibverbs_or_a_driver_lacks_is_told_apart_from_what_is_switched_off() {
+    let wishes = ["relaxed_ordering", "ece", "dma_buf"];
+    let came = |abi: u32, numbers: &str, env: &[(&str, &str)]| {
+        let (ports, shown) = fake_ports(abi, numbers, env);
+        let port = named(&ports, "fake0:1");
+        (wishes.map(|what| port["used"][what].as_str().unwrap_or_default().to_string()), port["link"].clone(), shown)
+    };
+    let (without, link, shown) = came(1, "ece=7", &[]);
+    assert_eq!(
+        without,
+        [
+            "no: libibverbs has no ibv_reg_mr_iova2 (rdma-core 28 has)",
+            "no: libibverbs has no ibv_query_ece (rdma-core 31 has)",
+            "no: libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 has)",
+        ]
+    );
+    assert_eq!([&link["speed_mbps"], &link["speed_from"]], [&Value::from(100_000), &Value::from("the port's codes")]);
+    assert!(shown.contains("DMA-BUF: no: libibverbs has no ibv_reg_dmabuf_mr"), "{shown}");
+    let (refused, link, _) = came(16, "relaxed_errno=22,dma_buf_errno=95,active_speed=0", &[]);
+    assert!(refused[0].starts_with("no: the driver refuses it: Invalid argument"), "{refused:?}");
+    assert_eq!(refused[1], "no: the driver has no enhancements");
+    assert!(refused[2].starts_with("no: the driver refuses them: Operation not supported"), "{refused:?}");
+    assert_eq!(
+        [&link["speed_mbps"], &link["speed_from"]],
+        [&Value::from(10_000), &Value::from("a default: the port's codes mean nothing here")]
+    );
+    let (off, ..) = came(16, "ece=7", &[("NCCL_IB_PCI_RELAXED_ORDERING", "0"), ("NCCL_IB_ECE_ENABLE", "0")]);
+    assert_eq!(off[..2], ["off: NCCL_IB_PCI_RELAXED_ORDERING is 0", "off: NCCL_IB_ECE_ENABLE is 0"]);
+}
+
+#[test]
+fn a_port_that_is_not_used_shows_its_state_all_the_same() {
+    let (ports, shown) = fake_ports(16, "port_state=1,link_layer=1", &[]);
+    let port = named(&ports, "fake1:1");
+    assert!(port["unused"].as_str().is_some_and(|why| why.starts_with("is not active (down)")), "{port}");
+    assert_eq!([&port["link"]["state"], &port["link"]["layer"]], ["down", "InfiniBand"]);
+    assert_eq!((&port["link"]["lid"], &port["used"]), (&Value::from(0x101), &Value::Null));
+    assert!(shown.contains("     down, InfiniBand, 100000 Mbit/s (the port's codes), MTU 4096, LID 257\n"), "{shown}");
 }
 
 /// A plugin that is not ours, of an older version.

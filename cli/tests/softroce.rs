@@ -45,6 +45,12 @@ fn info_explains_the_chosen_gid_and_every_other() {
     };
     let choices = |name: &str| -> Vec<Vec<String>> { ports(&json(&ran, name)).iter().map(chosen).collect() };
     for port in ports(&json(&ran, "plain")) {
+        // The veth takes 4200 bytes, which hold 4096 and the headers; the device has neither of the others.
+        assert_eq!([&port["link"]["state"], &port["link"]["layer"]], ["active", "Ethernet"]);
+        assert_eq!(port["link"]["mtu"], 4096);
+        assert!(port["used"]["dma_buf"].as_str().is_some_and(|why| why.starts_with("no: the driver refuses them: ")), "{port}");
+        assert_eq!(port["used"]["ece"], "no: the driver has no enhancements");
+        assert_eq!(port["used"]["peer_memory"], "no: nvidia_peermem is not loaded");
         let name = port["name"].as_str().expect("a name").split(':').next().expect("a device").to_string();
         let gids = port["gids"].as_array().expect("gids").clone();
         assert_eq!(gids.len() as u64, entries[&name].as_u64().expect("a count"), "{name}");
@@ -69,7 +75,7 @@ fn info_explains_the_chosen_gid_and_every_other() {
     }
     assert_eq!(choices("changed"), [vec!["::ffff:10.9.0.1".to_string()], vec![]]);
     // And for people.
-    ran.says("::ffff:10.8.0.1").says("link-local");
+    ran.says("::ffff:10.8.0.1").says("link-local").says("MTU 4096").says("     DMA-BUF: no: the driver refuses them: ");
 }
 
 /// The rules of NCCL's interface, over RDMA devices, in the oldest and in the newest version.

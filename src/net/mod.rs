@@ -217,7 +217,7 @@ impl Net {
     pub fn register(&self, dev: usize, memory: UserMemory, kind: MemoryKind) -> Result<MrHandle> {
         let device = self.device(dev)?;
         if kind != MemoryKind::Host && device.properties().ptr_support & PTR_CUDA == 0 {
-            return Err(Error::usage(format!("regMr: {} does not reach a GPU's memory by its address (no NCCL_PTR_CUDA)", device.name())));
+            return Err(Error::usage(format!("regMr: {} {}", device.name(), no_gpu_memory(&device))));
         }
         self.register_kind(dev, memory, kind)
     }
@@ -280,6 +280,20 @@ impl Net {
 
     fn pending(&self) -> MutexGuard<'_, PendingTable> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a GPU's memory cannot be registered by its address, and what to do.
+#[cold]
+fn no_gpu_memory(device: &NetDevice) -> &'static str {
+    if device.fabric() == "soft" {
+        "does not reach a GPU's memory (no NCCL_PTR_CUDA): the software fabric moves host memory"
+    } else if device.properties().ptr_support & PTR_DMABUF != 0 {
+        "does not reach a GPU's memory by its address (no NCCL_PTR_CUDA): the kernel has no peer memory (`modprobe nvidia_peermem`); \
+         it takes DMA-BUFs, for which there is regMrDmaBuf (NCCL_DMABUF_ENABLE=1)"
+    } else {
+        "does not reach a GPU's memory by its address (no NCCL_PTR_CUDA): the kernel has no peer memory (`modprobe nvidia_peermem`), and \
+         DMA-BUF does not work either (`railhead info` says why); NCCL_NET_GDR_LEVEL=LOC has NCCL go through host memory"
     }
 }
 

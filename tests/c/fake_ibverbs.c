@@ -39,12 +39,14 @@ enum { DEVICES = 8, KEYS = 1 << 14, QPS = 1 << 12, DEPTH = 1 << 13, INLINE = 256
     X(mtu_1, 0)             /* of the second device, if not 0 */ \
     X(port_speed, 0)        /* of ibv_query_port_speed, 100 Mbit/s; 0: EOPNOTSUPP */ \
     X(flid, 0) X(subnets, 0) X(port_flags, 0) /* on InfiniBand: of the routable GID; whether each device is in one of its own */ \
+    X(gid_gone, 0)          /* no device has its addresses any more */ \
     X(port_state, IBV_PORT_ACTIVE) X(max_cqe, 1 << 20) X(max_inline, 256) \
     X(inline_refused, 0)    /* queue pairs with inline data cannot be made */ \
     X(ece, 0)               /* options that devices offer; 0: none */ \
     X(ece_mask_1, -1)       /* those that the second device can do */ \
     X(ece_set_errno, 0) \
     X(modify_errno, 0) X(modify_fails, 0) X(modify_state, -1) /* how often, to which state (-1: any) */ \
+    X(fork_errno, 0)        /* of ibv_fork_init */ \
     X(reg_errno, 0)         /* of ibv_reg_mr */ \
     X(relaxed_errno, 0)     /* of registrations with relaxed ordering */ \
     X(dma_buf_errno, 0)     /* 0: the driver looks at the descriptor */ \
@@ -435,8 +437,19 @@ static int req_notify_cq(struct ibv_cq *raw, int solicited) {
 
 /* ---- devices ---- */
 
+int ibv_fork_init(void) {
+    from_environment();
+    lock();
+    say("fork_init\n");
+    unlock();
+    return (int)n_fork_errno;
+}
+
 struct ibv_device **ibv_get_device_list(int *count) {
     from_environment();
+    lock();
+    say("get_device_list\n");
+    unlock();
     int n = n_devices < DEVICES ? (int)n_devices : DEVICES;
     const char *sysfs = getenv("FAKE_IBV_SYSFS");
     struct ibv_device **list = calloc(n + 1, sizeof *list);
@@ -522,6 +535,7 @@ int ibv_query_gid(struct ibv_context *raw, uint8_t port, int index, union ibv_gi
     };
     memset(gid, 0, sizeof *gid);
     if (index < 0 || index > 3) return EINVAL;
+    if (n_gid_gone) return 0;
     if (n_link_layer == IBV_LINK_LAYER_INFINIBAND) {
         /* The second one is for routers, where there are any. */
         int device = ((struct context *)raw)->index;

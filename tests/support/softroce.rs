@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -50,7 +51,8 @@ impl Vm {
         let output = self.command.output().expect("tests/softroce/vm");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.code() == Some(SKIPPED) {
-            println!("{}", text.trim_end());
+            // Past the capture of the test's output, so that every run shows it; on a line of its own.
+            let _ = writeln!(std::io::stderr(), "\n{}", text.trim_end());
             return None;
         }
         // What came before the machine had to be started again.

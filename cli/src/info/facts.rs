@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyhow::bail;
 use railhead::base::config::{Effective, Fabric, Family, Source};
 use railhead::fabric::soft::iface;
-use railhead::fabric::verbs::{self, gid::Judged};
+use railhead::fabric::verbs::gid::Judged;
+use railhead::fabric::verbs::port::Attributes;
+use railhead::fabric::verbs::{self, Choices};
 use serde::Serialize;
 
 use super::host::{self, Host};
@@ -96,8 +98,46 @@ pub struct RdmaPort {
     pub name: String,
     /// Why it is not used, to be read after the name.
     pub unused: Option<String>,
+    /// What it says of itself, if it was asked.
+    pub link: Option<Link>,
+    /// What is made of it; of a port that is used only.
+    pub used: Option<Used>,
     /// Its addresses.
     pub gids: Vec<Gid>,
+}
+
+/// What a port says of itself.
+#[derive(Debug, Serialize)]
+pub struct Link {
+    /// "active", or what else.
+    pub state: &'static str,
+    /// "Ethernet" or "InfiniBand".
+    pub layer: String,
+    /// Mbit/s.
+    pub speed_mbps: u32,
+    /// Who says that.
+    pub speed_from: &'static str,
+    /// Bytes; 0 if unknown.
+    pub mtu: u32,
+    /// Local identifier, on InfiniBand.
+    pub lid: Option<u16>,
+}
+
+/// What is made of a port. What came of a wish begins with "yes", "no" or "off" and says why.
+#[derive(Debug, Serialize)]
+pub struct Used {
+    /// Of NCCL_IB_HCA.
+    pub rail: Option<i16>,
+    /// Of NCCL_IB_HCA.
+    pub plane: Option<i16>,
+    /// Of messages' memory.
+    pub relaxed_ordering: String,
+    /// Enhanced connection establishment.
+    pub ece: String,
+    /// A GPU's memory by DMA-BUF.
+    pub dma_buf: String,
+    /// A GPU's memory by its address.
+    pub peer_memory: String,
 }
 
 /// An address of a port.
@@ -257,9 +297,20 @@ fn rdma(effective: &Effective) -> Rdma {
     };
     match verbs::listing(&Arc::new(effective.config.clone())) {
         Ok(Ok(listing)) => {
-            let used = listing.ports.iter().map(|port| RdmaPort { name: port.label.clone(), unused: None, gids: gids(&port.gids) });
-            let unused = listing.rejected.iter();
-            let unused = unused.map(|port| RdmaPort { name: port.label.clone(), unused: Some(port.why.clone()), gids: gids(&port.gids) });
+            let used = listing.ports.iter().map(|port| RdmaPort {
+                name: port.label.clone(),
+                unused: None,
+                link: Some(link(&port.attributes)),
+                used: Some(made_of(verbs::choices(port), port.info.rail_id, port.info.plane_id)),
+                gids: gids(&port.gids),
+            });
+            let unused = listing.rejected.iter().map(|port| RdmaPort {
+                name: port.label.clone(),
+                unused: Some(port.why.clone()),
+                link: port.attributes.as_ref().map(link),
+                used: None,
+                gids: gids(&port.gids),
+            });
             Rdma { none: None, ports: used.chain(unused).collect() }
         }
         // Without a NIC nobody asks why.
@@ -269,6 +320,17 @@ fn rdma(effective: &Effective) -> Rdma {
         Ok(Err(_)) => Rdma::default(),
         Err(error) => Rdma { none: Some(error.to_string()), ports: Vec::new() },
     }
+}
+
+fn link(said: &Attributes) -> Link {
+    let Attributes { state, ref link_layer, speed_mbps, speed_from, mtu, lid } = *said;
+    Link { state, layer: link_layer.clone(), speed_mbps, speed_from, mtu, lid: (lid != 0).then_some(lid) }
+}
+
+fn made_of(choices: Choices, rail: i16, plane: i16) -> Used {
+    let Choices { relaxed_ordering, ece, dma_buf, peer_memory } = choices;
+    let told = |id: i16| (id >= 0).then_some(id);
+    Used { rail: told(rail), plane: told(plane), relaxed_ordering, ece, dma_buf, peer_memory }
 }
 
 fn setting(setting: railhead::base::config::Setting) -> Setting {

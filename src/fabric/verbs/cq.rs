@@ -15,8 +15,12 @@ use crate::base::stats::RailStats;
 use crate::fabric::QpId;
 use crate::fabric::types::*;
 
-/// Entries to begin with; it grows with its queue pairs.
-const FIRST_ENTRIES: u64 = 1024;
+/// Entries to begin with: enough for a comm with one queue pair per rail, flush included. Drivers that take powers of two less one
+/// have as much for it as for 1024. It grows with its queue pairs.
+const FIRST_ENTRIES: u64 = 1280;
+/// Entries kept free behind deep queue pairs for shallow ones that come late, as a comm's flush: it should not have to wait for the device
+/// to resize a queue that messages flow through.
+const SPARE: u64 = 512;
 /// Entries taken from the device at once.
 const BATCH: usize = 16;
 /// Polls between two looks at what no completion tells.
@@ -107,7 +111,8 @@ impl CompletionQueue {
     /// Makes room for so many more entries: a queue that overflows is lost with all its queue pairs.
     fn grow(&mut self, more: u64) -> Result<()> {
         let wanted = self.needed + self.left + more;
-        if wanted <= self.room {
+        let spare = if more > SPARE { SPARE } else { 0 };
+        if wanted + spare <= self.room {
             return Ok(());
         }
         let (label, most) = (&self.shared.port.label, self.shared.port.context.max_cqe);
@@ -116,7 +121,10 @@ impl CompletionQueue {
                 "{label}: {wanted} completions may be outstanding, its completion queues have {most} entries at most"
             )));
         }
-        let entries = wanted.next_power_of_two().min(most);
+        let entries = (wanted + spare).next_power_of_two().min(most);
+        if entries <= self.room {
+            return Ok(());
+        }
         // SAFETY: the queue is live, and this thread drives it.
         let result = check(unsafe { (self.shared.library().resize_cq)(self.raw, entries as i32) });
         result.map_err(|e| Error::system(format!("{label}: resizing a completion queue to {entries} entries"), e))?;

@@ -3,7 +3,7 @@
 //! The thread holds no queue pair: it knows each by its address alone, which is forgotten before the queue pair is destroyed, and
 //! reaches it through a word that both share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 use ibverbs_sys::*;
 
 use super::channel::nonblocking;
-use super::library::Library;
+use super::gid::Gid;
+use super::library::{Library, check};
 use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_info, log_warn};
@@ -66,6 +67,8 @@ type Watched = Mutex<HashMap<usize, Entry>>;
 
 struct Entry {
     port: u8,
+    /// Place in the port's table, and what was there.
+    address: (u8, Gid),
     cq: usize,
     fate: Arc<Fate>,
 }
@@ -108,10 +111,10 @@ impl Events {
         Ok(Events { watched, stop, thread: Some(thread), epoch: fork::epoch() })
     }
 
-    /// Watches over a queue pair of a port.
-    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8) -> Arc<Fate> {
+    /// Watches over a queue pair of a port, which has this address: place in the port's table, and GID.
+    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8, address: (u8, Gid)) -> Arc<Fate> {
         let fate = Arc::new(Fate::default());
-        lock(&self.watched).insert(qp as usize, Entry { port, cq: cq as usize, fate: fate.clone() });
+        lock(&self.watched).insert(qp as usize, Entry { port, address, cq: cq as usize, fate: fate.clone() });
         fate
     }
 
@@ -156,6 +159,10 @@ fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, dev
         // SAFETY: as above; the place outlives the call, which does not wait.
         while unsafe { (library.get_async_event)(context.0, &mut event) } == 0 {
             tell(library, &event, watched, device, fatal);
+            if event.event_type == IBV_EVENT_GID_CHANGE {
+                // SAFETY: of this kind of event, `port_num` is what the union holds.
+                addresses(library, context, unsafe { event.element.port_num }, watched, device);
+            }
             // SAFETY: an event that was got, acknowledged once.
             unsafe { (library.ack_async_event)(&mut event) };
         }
@@ -169,6 +176,23 @@ fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, dev
 /// What happens to a port ends no queue pair.
 fn at_port(watched: &Watched, port: i32, kind: ibv_event_type) {
     lock(watched).values().filter(|entry| i32::from(entry.port) == port).for_each(|entry| entry.fate.meet(kind, false));
+}
+
+/// Whether the addresses that queue pairs of the port were made with are still there.
+fn addresses(library: &Library, context: &Context, port: i32, watched: &Watched, device: &str) {
+    let used = lock(watched).values().filter(|entry| i32::from(entry.port) == port).map(|entry| entry.address).collect::<BTreeSet<_>>();
+    for (index, gid) in used {
+        let mut raw = ibv_gid { raw: [0; 16] };
+        // SAFETY: the context stays open until this thread has ended; the place outlives the call.
+        let answer = check(unsafe { (library.query_gid)(context.0, port as u8, index as i32, &mut raw) });
+        // SAFETY: every pattern of 16 bytes is one.
+        if answer.is_err() || Gid(unsafe { raw.raw }) != gid {
+            log_warn!(
+                log::NET,
+                "{device}:{port}: its address (GID) {gid} was removed from index {index}: connections that use it fail once their retries are used up"
+            );
+        }
+    }
 }
 
 fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &str, fatal: bool) {

@@ -26,7 +26,7 @@ impl fmt::Display for GidKind {
 }
 
 /// A GID: 16 bytes, shown as the address that they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {

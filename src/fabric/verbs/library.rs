@@ -10,6 +10,8 @@ use std::io;
 use ibverbs_sys::*;
 use once_cell::sync::OnceCell;
 
+use crate::base::log::{self, log_info};
+
 /// What the dynamic loader calls it (rdma-core: the ABI's major number, unchanged since 2006).
 const FILE: &CStr = c"libibverbs.so.1";
 
@@ -72,6 +74,7 @@ functions! {
         modify_qp "IBVERBS_1.1": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         query_qp "IBVERBS_1.1": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         destroy_qp "IBVERBS_1.1": fn(*mut ibv_qp) -> c_int;
+        fork_init "IBVERBS_1.1": fn() -> c_int;
     }
     optional {
         // Access flags beyond the first ones, which reg_mr refuses.
@@ -116,7 +119,13 @@ fn open(file: &CStr) -> Result<Library, String> {
         };
         return Err(text);
     }
-    Library::look_up(Handle(handle)).map_err(|missing| format!("{} is too old: {missing}", file.to_string_lossy()))
+    let library = Library::look_up(Handle(handle)).map_err(|missing| format!("{} is too old: {missing}", file.to_string_lossy()))?;
+    // Before everything else, or it is refused: a child must not take pages from under a NIC. Newer kernels see to that themselves.
+    // SAFETY: takes nothing, and may be called again.
+    if let Err(e) = check(unsafe { (library.fork_init)() }) {
+        log_info!(log::INIT, "ibv_fork_init: {e}: a process that forks while messages flow may damage them");
+    }
+    Ok(library)
 }
 
 /// What a function that returns 0 or an error number said.

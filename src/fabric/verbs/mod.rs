@@ -9,6 +9,7 @@
 //! waits included.
 
 mod channel;
+mod choices;
 mod cq;
 mod endpoint;
 mod events;
@@ -33,6 +34,7 @@ use crate::base::log::{self, log_info, log_warn};
 use crate::fabric::soft::iface;
 use crate::fabric::types::*;
 use channel::Channel;
+pub use choices::{Choices, choices};
 pub use cq::CompletionQueue;
 use events::Events;
 use library::{Library, made};
@@ -178,7 +180,7 @@ impl Shared {
 
     /// Started by `new`, so there is no error left to meet.
     fn events(&self) -> Watch<'_> {
-        Watch(self.port.context.events(self.port.config.ib_async_errors).ok())
+        Watch { events: self.port.context.events(self.port.config.ib_async_errors).ok(), port: &self.port }
     }
 
     fn channel(&self) -> Result<&Channel> {
@@ -281,15 +283,19 @@ impl Drop for Shared {
 }
 
 /// Whoever waits for asynchronous events, if that could be started.
-struct Watch<'a>(Option<&'a Events>);
+struct Watch<'a> {
+    events: Option<&'a Events>,
+    port: &'a Port,
+}
 
 impl Watch<'_> {
     fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8) -> Arc<events::Fate> {
-        self.0.map_or_else(Arc::default, |events| events.watch(qp, cq, port))
+        let address = (self.port.gid_index, self.port.gid);
+        self.events.map_or_else(Arc::default, |events| events.watch(qp, cq, port, address))
     }
 
     fn forget(&self, qp: *mut ibv_qp) {
-        if let Some(events) = self.0 {
+        if let Some(events) = self.events {
             events.forget(qp);
         }
     }

@@ -79,6 +79,23 @@ impl Drop for Context {
     }
 }
 
+/// What a port says of itself.
+#[derive(Debug, Clone)]
+pub struct Attributes {
+    /// Its state, in a word or two.
+    pub state: &'static str,
+    /// "Ethernet" or "InfiniBand", else its number.
+    pub link_layer: String,
+    /// Mbit/s.
+    pub speed_mbps: u32,
+    /// Who says that.
+    pub speed_from: &'static str,
+    /// Bytes; 0 for a code that means nothing here.
+    pub mtu: u32,
+    /// Local identifier; 0 on Ethernet.
+    pub lid: u16,
+}
+
 /// A port that can be used.
 pub struct Port {
     /// Its device.
@@ -101,6 +118,8 @@ pub struct Port {
     pub gid: Gid,
     /// What became of each GID of the table.
     pub gids: Vec<Judged>,
+    /// What it said when it was listed.
+    pub attributes: Attributes,
     /// Properties.
     pub info: DeviceInfo,
     /// The settings.
@@ -114,8 +133,16 @@ pub struct Rejected {
     pub label: String,
     /// Why, to be read after the label.
     pub why: String,
+    /// What it says of itself, if it was asked.
+    pub attributes: Option<Attributes>,
     /// What became of each GID, if it came to that.
     pub gids: Vec<Judged>,
+}
+
+impl Rejected {
+    fn unasked(label: String, why: String) -> Rejected {
+        Rejected { label, why, attributes: None, gids: Vec::new() }
+    }
 }
 
 /// What became of every port of the machine.
@@ -144,7 +171,7 @@ pub fn list(library: &'static Library, config: &Arc<Config>, addr: SocketAddr) -
         let name = unsafe { CStr::from_ptr((library.get_device_name)(device)) }.to_string_lossy().into_owned();
         match open(library, device, &name) {
             Ok((context, attr)) => ports(&Arc::new(context), &attr, config, addr, &mut listing),
-            Err(e) => listing.rejected.push(Rejected { label: name, why: format!("cannot be opened: {e}"), gids: Vec::new() }),
+            Err(e) => listing.rejected.push(Rejected::unasked(name, format!("cannot be opened: {e}"))),
         }
     }
     // SAFETY: made by get_device_list, freed once. Open devices stay valid.
@@ -152,8 +179,7 @@ pub fn list(library: &'static Library, config: &Arc<Config>, addr: SocketAddr) -
     listing.ports.sort_by_key(|port| (port.info.pci_path.is_none(), port.info.pci_path.clone(), port.info.name.clone(), port.number));
     tell_ports_apart(&mut listing.ports);
     for extra in listing.ports.drain(MAX_PORTS.min(listing.ports.len())..) {
-        let why = format!("more than {MAX_PORTS} ports");
-        listing.rejected.push(Rejected { label: extra.label.clone(), why, gids: Vec::new() });
+        listing.rejected.push(Rejected::unasked(extra.label.clone(), format!("is one of more than {MAX_PORTS} ports")));
     }
     Ok(listing)
 }
@@ -191,32 +217,45 @@ fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Resul
     check(unsafe { (library.query_device)(raw, &mut attr) }).map_err(|e| Error::system("ibv_query_device", e))?;
     context.max_cqe = u64::try_from(attr.max_cqe).unwrap_or(0);
     (context.reads_answered, context.reads_asked) = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
-    context.dma_buf = takes_dma_buf(library, raw);
+    context.dma_buf = takes_dma_buf(library, raw).is_ok();
     Ok((context, attr))
 }
 
 /// Asks the driver, as NCCL does, with a descriptor that is none: drivers that can are the ones that look at it.
-fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> bool {
-    let Some(reg_mr) = library.reg_dmabuf_mr else { return false };
+///
+/// Errors: why DMA-BUFs cannot be registered, in words.
+pub(super) fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> std::result::Result<(), String> {
+    let Some(reg_mr) = library.reg_dmabuf_mr else {
+        return Err("libibverbs has no ibv_reg_dmabuf_mr (rdma-core 34 has)".into());
+    };
     // SAFETY: the device is open.
-    let Ok(pd) = made(unsafe { (library.alloc_pd)(raw) }) else { return false };
+    let pd = made(unsafe { (library.alloc_pd)(raw) }).map_err(|e| format!("ibv_alloc_pd: {e}"))?;
     // SAFETY: the domain is live; nothing is registered, as -1 is no descriptor.
     let answer = made(unsafe { reg_mr(pd, 0, 0, 0, -1, 0) });
     // SAFETY: made above, given back once, empty.
     unsafe { (library.dealloc_pd)(pd) };
-    answer.is_err_and(|e| !matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)))
+    match answer {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)) => {
+            Err(format!("the driver refuses them: {e}"))
+        }
+        Err(_) => Ok(()),
+        Ok(_) => Err("the driver takes a descriptor that is none".into()),
+    }
 }
 
-/// Whether the kernel lets NICs reach a GPU's memory by its address: where its modules for that say so (NCCL 2.28 src/transport/net_ib,
-/// ncclIbGdrSupport; RCCL's for amdkfd).
-fn peer_memory() -> bool {
-    const MODULES: [&str; 4] = [
-        "/sys/kernel/mm/memory_peers/nv_mem/version",
-        "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
-        "/sys/module/nvidia_peermem/version",
-        "/sys/kernel/mm/memory_peers/amdkfd/version",
+/// Where the kernel's modules say that they are there.
+pub(super) const SYS: &str = "/sys";
+
+/// Which module of the kernel lets NICs reach a GPU's memory by its address, if any does (NCCL 2.28 src/transport/net_ib, ncclIbGdrSupport;
+/// RCCL's for amdkfd). `sys` is where sysfs is mounted.
+pub(super) fn peer_memory(sys: &Path) -> Option<&'static str> {
+    const MODULES: [(&str, &str); 4] = [
+        ("nv_peer_mem", "kernel/mm/memory_peers/nv_mem/version"),
+        ("nv_peer_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
+        ("nvidia_peermem", "module/nvidia_peermem/version"),
+        ("amdkfd", "kernel/mm/memory_peers/amdkfd/version"),
     ];
-    MODULES.iter().any(|path| Path::new(path).exists())
+    MODULES.into_iter().find(|(_, path)| sys.join(path).exists()).map(|(name, _)| name)
 }
 
 /// Judges the ports of a device.
@@ -225,11 +264,11 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
     let many = attr.phys_port_cnt > 1;
     for number in 1..=attr.phys_port_cnt {
         let label = format!("{}:{number}", context.name);
-        let mut gids = Vec::new();
+        let (mut gids, mut attributes) = (Vec::new(), None);
         let why = if let Some(place) = filter.admits(&context.name, u32::from(number)) {
-            match judge(context, number, config, &mut gids) {
-                Ok((port, chosen)) => {
-                    let info = describe(context, attr, (number, many), &port, place, config, addr);
+            match judge(context, number, config, &mut attributes, &mut gids) {
+                Ok((port, attributes, chosen)) => {
+                    let info = describe(context, attr, (number, many), &attributes, place, config, addr);
                     listing.ports.push(Arc::new(Port {
                         context: context.clone(),
                         number,
@@ -241,6 +280,7 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
                         gid_index: chosen.index as u8,
                         gid: chosen.gid,
                         gids,
+                        attributes,
                         info,
                         config: config.clone(),
                     }));
@@ -251,15 +291,22 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
         } else {
             format!("is left out by NCCL_IB_HCA={}", config.ib_hca)
         };
-        listing.rejected.push(Rejected { label, why, gids });
+        listing.rejected.push(Rejected { label, why, attributes, gids });
     }
 }
 
 /// The port's attributes and its GID, or why it cannot be used.
-fn judge(context: &Context, number: u8, config: &Config, gids: &mut Vec<Judged>) -> std::result::Result<(ibv_port_attr, Entry), String> {
+fn judge(
+    context: &Context,
+    number: u8,
+    config: &Config,
+    said: &mut Option<Attributes>,
+    gids: &mut Vec<Judged>,
+) -> std::result::Result<(ibv_port_attr, Attributes, Entry), String> {
     let mut port = ibv_port_attr::default();
     // SAFETY: the device is open; the place outlives the call.
     check(unsafe { (context.library.query_port)(context.raw, number, &mut port) }).map_err(|e| format!("cannot be queried: {e}"))?;
+    let attributes = said.insert(attributes(context, number, &port, config)).clone();
     if port.state != ibv_port_state::IBV_PORT_ACTIVE {
         return Err(format!("is not active ({}): no cable, or its link is down", state_name(port.state)));
     }
@@ -282,7 +329,7 @@ fn judge(context: &Context, number: u8, config: &Config, gids: &mut Vec<Judged>)
     };
     *gids = gid::choose(table, &wanted);
     let chosen = gids.iter().find(|gid| gid.chosen).map(|gid| gid.entry.clone());
-    chosen.map(|chosen| (port, chosen)).ok_or_else(|| match config.ib_gid_index {
+    chosen.map(|chosen| (port, attributes, chosen)).ok_or_else(|| match config.ib_gid_index {
         index @ 0.. => format!("has no GID {index}, which NCCL_IB_GID_INDEX names"),
         _ if !ethernet => "has no GID 0, which is an InfiniBand port's own".into(),
         _ if config.ib_addr_range.is_empty() => "has no GID but link-local ones: its interface has no IP address".into(),
@@ -325,11 +372,31 @@ fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
     Some(Entry { index, gid, kind, netdev: read("ndevs") })
 }
 
+fn attributes(context: &Context, number: u8, port: &ibv_port_attr, config: &Config) -> Attributes {
+    let told = told_speed(context, number, config).map(|speed| (speed, "the driver's word"));
+    let known = || speed(port.active_speed, port.active_width).map(|speed| (speed, "the port's codes"));
+    let (speed_mbps, speed_from) = told.or_else(known).unwrap_or((DEFAULT_SPEED_MBPS, "a default: the port's codes mean nothing here"));
+    Attributes {
+        state: state_name(port.state),
+        link_layer: match u32::from(port.link_layer) {
+            IBV_LINK_LAYER_ETHERNET => "Ethernet".into(),
+            IBV_LINK_LAYER_INFINIBAND => "InfiniBand".into(),
+            IBV_LINK_LAYER_UNSPECIFIED => "unspecified (InfiniBand)".into(),
+            other => other.to_string(),
+        },
+        speed_mbps,
+        speed_from,
+        // 256 << 0 is code 1.
+        mtu: if (1..=5).contains(&port.active_mtu) { 128 << port.active_mtu } else { 0 },
+        lid: port.lid,
+    }
+}
+
 fn describe(
     context: &Context,
     attr: &ibv_device_attr,
     (number, many): (u8, bool),
-    port: &ibv_port_attr,
+    attributes: &Attributes,
     place: Place,
     config: &Config,
     addr: SocketAddr,
@@ -341,14 +408,13 @@ fn describe(
         pci_path: pci_path(&context.sysfs, config.ib_merge_vfs),
         guid: u64::from_be(if attr.sys_image_guid == 0 { attr.node_guid } else { attr.sys_image_guid }),
         port: u16::from(number),
-        speed_mbps: told_speed(context, number, config).unwrap_or_else(|| speed(port.active_speed, port.active_width)),
+        speed_mbps: attributes.speed_mbps,
         latency_us: LATENCY_US,
-        // 256 << 0 is code 1.
-        mtu: 128u32 << port.active_mtu.min(5),
+        mtu: attributes.mtu,
         max_qp: u32::try_from(attr.max_qp).unwrap_or(0),
         rail_id: place.rail,
         plane_id: place.plane,
-        peer_memory: peer_memory(),
+        peer_memory: peer_memory(Path::new(SYS)).is_some(),
         dma_buf: context.dma_buf,
         addr,
     }
@@ -379,7 +445,7 @@ fn told_speed(context: &Context, number: u8, config: &Config) -> Option<u32> {
 }
 
 /// Mbit/s from the codes of InfiniBand (specification 1.4 and later, PortInfo; as NCCL has them).
-fn speed(speed: u8, width: u8) -> u32 {
+fn speed(speed: u8, width: u8) -> Option<u32> {
     let lane = match speed {
         1 => 2_500,
         2 => 5_000,
@@ -388,7 +454,7 @@ fn speed(speed: u8, width: u8) -> u32 {
         32 => 25_000,
         64 => 50_000,
         128 => 100_000,
-        _ => return DEFAULT_SPEED_MBPS,
+        _ => return None,
     };
     let lanes = match width {
         1 => 1,
@@ -396,9 +462,9 @@ fn speed(speed: u8, width: u8) -> u32 {
         4 => 8,
         8 => 12,
         16 => 2,
-        _ => return DEFAULT_SPEED_MBPS,
+        _ => return None,
     };
-    lane * lanes
+    Some(lane * lanes)
 }
 
 fn state_name(state: ibv_port_state::Type) -> &'static str {
@@ -407,6 +473,7 @@ fn state_name(state: ibv_port_state::Type) -> &'static str {
         ibv_port_state::IBV_PORT_DOWN => "down",
         ibv_port_state::IBV_PORT_INIT => "initialising",
         ibv_port_state::IBV_PORT_ARMED => "armed: does a subnet manager run?",
+        ibv_port_state::IBV_PORT_ACTIVE => "active",
         ibv_port_state::IBV_PORT_ACTIVE_DEFER => "active, deferred",
         _ => "unknown",
     }
@@ -430,7 +497,26 @@ mod tests {
 
     #[test]
     fn speeds() {
-        assert_eq!([speed(128, 2), speed(64, 2), speed(32, 1), speed(1, 1)], [400_000, 200_000, 25_000, 2_500]);
-        assert_eq!([speed(0, 2), speed(3, 1), speed(64, 0)], [DEFAULT_SPEED_MBPS; 3]);
+        assert_eq!([speed(128, 2), speed(64, 2), speed(32, 1), speed(1, 1)], [400_000, 200_000, 25_000, 2_500].map(Some));
+        assert_eq!([speed(0, 2), speed(3, 1), speed(64, 0)], [None; 3]);
+    }
+
+    #[test]
+    fn modules_for_peer_memory_are_found_by_name() {
+        for (name, version) in [
+            ("nv_peer_mem", "kernel/mm/memory_peers/nv_mem/version"),
+            ("nv_peer_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
+            ("nvidia_peermem", "module/nvidia_peermem/version"),
+            ("amdkfd", "kernel/mm/memory_peers/amdkfd/version"),
+        ] {
+            let sys = tempfile::tempdir().unwrap();
+            assert_eq!(peer_memory(sys.path()), None);
+            let file = sys.path().join(version);
+            // The folder alone is also there while the module is being loaded.
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            assert_eq!(peer_memory(sys.path()), None, "{name}");
+            fs::write(file, "1\n").unwrap();
+            assert_eq!(peer_memory(sys.path()), Some(name));
+        }
     }
 }
