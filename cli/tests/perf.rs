@@ -244,6 +244,32 @@ fn the_plot_names_plugin_and_limits() {
     }
 }
 
+/// Whatever is wrong with the plot, what was measured is shown; and what can be known before is told before.
+#[test]
+fn a_plot_costs_no_result() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (new, old) = (folder.join("perf_none.svg"), folder.join("perf_old.svg"));
+    let _ = std::fs::remove_file(&new);
+    std::fs::write(&old, "an older plot").expect("a file");
+    for file in [&new, &old] {
+        let done = Perf::new(&library()).args(["--sizes", "0", "--limits", "none", "--plot"]).args([file]).run();
+        assert!(done.passes().contains("0 B"), "{}", done.text());
+        assert!(done.text().contains("is not drawn"), "{}", done.text());
+    }
+    assert!(!new.exists() && std::fs::read_to_string(&old).expect("the file") == "an older plot");
+    // A plugin that no rank can load: what is wrong is told before one starts.
+    let nothing = Path::new("/proc/self/status");
+    for targets in [&["--targets"][..], &[]] {
+        Perf::new(nothing).args(targets).args(["--plot", "/nowhere/x.svg"]).run().fails("cannot write /nowhere/x.svg");
+        Perf::new(nothing).args(targets).args(["--sizes", "65M"]).run().fails("\"65M\" is no size");
+    }
+    // The disk is full.
+    let done = Perf::new(&library()).args(["--sizes", "8", "--limits", "none", "--plot", "/dev/full"]).run();
+    let table = String::from_utf8_lossy(&done.output.stdout).into_owned();
+    assert!(table.contains("8 B") && done.output.status.code() == Some(2), "{}", done.text());
+    assert!(done.text().contains("cannot write /dev/full"), "{}", done.text());
+}
+
 #[test]
 fn every_target_is_measured_and_judged() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -350,7 +376,7 @@ fn a_stamp_that_is_wrong_is_noticed_while_timing() {
 
 #[test]
 fn nonsense_is_refused_with_the_range() {
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 22] = [
         (&["--sizes", "65M"], "\"65M\" is no size from 0 to 64M"),
         (&["--sizes", ""], "--sizes"),
         (&["--outstanding", "33"], "\"33\" is no number from 1 to 32"),
@@ -366,6 +392,12 @@ fn nonsense_is_refused_with_the_range() {
         (&["--connect", "nowhere"], "is no ADDRESS:PORT"),
         (&["--listen", "nowhere"], "is no ADDRESS:PORT"),
         (&["--connect", "127.0.0.1:1", "--compare", "x"], "cannot be used with"),
+        (&["--targets", "--outstanding", "8"], "cannot be used with"),
+        (&["--targets", "--comms", "1"], "cannot be used with"),
+        (&["--targets", "--direction", "two"], "cannot be used with"),
+        (&["--targets", "--touch"], "cannot be used with"),
+        (&["--targets", "--what", "latency"], "cannot be used with"),
+        (&["--targets", "--limits", "none"], "cannot be used with"),
         (&["--plot", "/nowhere/plot.svg", "--sizes", "8", "--limits", "none"], "cannot write /nowhere/plot.svg"),
     ];
     for (arguments, message) in cases {

@@ -76,8 +76,8 @@ pub struct Args {
     /// Measures between this host and one that runs `railhead perf --listen`.
     #[arg(long, value_name = "HOST:PORT")]
     pub connect: Option<String>,
-    /// Measures all speed targets of the project and says which are met.
-    #[arg(long, conflicts_with_all = ["compare", "listen", "connect"])]
+    /// Measures all speed targets of the project and says which are met. With --plot, the sizes are drawn in each setting.
+    #[arg(long, conflicts_with_all = ["compare", "listen", "connect", "outstanding", "comms", "direction", "touch", "what", "limits"])]
     pub targets: bool,
     /// Makes the kernel refuse cross-memory attach to the plugin.
     #[arg(long, hide = true)]
