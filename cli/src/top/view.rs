@@ -3,6 +3,7 @@
 use railhead::base::stats::{CommKind, WaitCause};
 
 use super::rates::{Frame, Row};
+use crate::stats::processes::blame;
 use crate::stats::text::{age, bytes, count};
 
 /// Headings and widths. Together with a space between each, and the last one, 80 columns.
@@ -33,27 +34,13 @@ pub fn cells(row: &Row) -> [String; 10] {
         per_second(count(row.ops_rate.round() as u64)),
         bytes(row.bytes),
         row.outstanding.to_string(),
-        short(row.wait).to_owned(),
+        blame(row.wait, row.stopped).short.to_owned(),
         since,
     ]
 }
 
 fn per_second(number: String) -> String {
     number + "/s"
-}
-
-/// A cause in 15 characters.
-fn short(cause: WaitCause) -> &'static str {
-    match cause {
-        WaitCause::None => "-",
-        WaitCause::PeerNoReceive => "peer's receive",
-        WaitCause::PeerNoSend => "peer's send",
-        WaitCause::Fabric => "fabric",
-        WaitCause::LocalIdle => "local producer",
-        WaitCause::Handshake => "handshake",
-        WaitCause::PeerStopped => "stopped peer",
-        WaitCause::PeerGone => "peer is gone",
-    }
 }
 
 /// Totals, in one line of at most 80 columns.
@@ -77,7 +64,7 @@ pub fn details(row: &Row) -> [String; 2] {
     let preposition = if row.kind == CommKind::Recv { "from" } else { "to" };
     let wait = match row.wait {
         WaitCause::None => String::new(),
-        cause => format!("; {}, for {}", cause.words(), age(row.wait_age_ns)),
+        cause => format!("{}, for {}; ", blame(cause, row.stopped).words, age(row.wait_age_ns)),
     };
     let bad = match (row.errors, row.stalls) {
         (0, 0) => String::new(),
@@ -85,7 +72,7 @@ pub fn details(row: &Row) -> [String; 2] {
     };
     [
         format!("{} comm {} of pid {}: {}", row.kind.name(), row.key.2, row.key.0, row.command),
-        format!("  {preposition} {}{wait}{bad}", row.peer),
+        format!("  {wait}{preposition} {}{bad}", row.peer),
     ]
 }
 
@@ -108,11 +95,13 @@ mod tests {
             outstanding: 256,
             errors: 0,
             stalls: 0,
+            stopped: false,
             wait: WaitCause::None,
             wait_age_ns: 86_400 * 365 * 1_000_000_000,
         };
         for wait in WaitCause::ALL {
-            let row = Row { wait, ..row.clone() };
+            let (row, stopped) = (Row { wait, ..row.clone() }, Row { wait, stopped: true, ..row.clone() });
+            assert!(cells(&stopped)[8].len() <= usize::from(COLUMNS[8].1));
             for (cell, (name, width)) in cells(&row).iter().zip(COLUMNS) {
                 assert!(cell.chars().count() <= usize::from(width), "{name}: {cell}");
             }
