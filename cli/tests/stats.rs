@@ -321,7 +321,8 @@ fn what_cannot_be_shown_is_said() {
     for (args, why) in [
         (vec!["--pid", &gone], "there is no process"),
         (vec!["--pid", &here], "has no stats page"),
-        (vec!["--pid", "0"], "0 is not in 1.."),
+        (vec!["--pid", "0"], "expected a whole number from 1 to "),
+        (vec!["--pid", "abc"], "invalid value 'abc' for '--pid <PID>': expected a whole number from 1 to 4194304"),
         (vec!["--json", "--prometheus"], "cannot be used with"),
     ] {
         let output = railhead(&[&["stats"], &args[..]].concat());

@@ -76,7 +76,11 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     plugins.into_iter().chain(bare).try_for_each(close)?;
-    if args.json { say(&(serde_json::to_string_pretty(&report)? + "\n"))? } else { say(&report.table())? }
+    if args.json {
+        say(&(serde_json::to_string_pretty(&report)? + "\n"))?
+    } else {
+        say(&report.table())?
+    }
     canvas.map_or(Ok(()), |canvas| canvas.draw(&plot::charts(&report.names(), &report.rows)))
 }
 
@@ -192,7 +196,7 @@ fn bare(args: &Args) -> anyhow::Result<Shared> {
 /// Hidden where standard error is no terminal.
 fn bar(rows: u64) -> ProgressBar {
     let bar = ProgressBar::new(rows);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:20} {pos}/{len} {elapsed} {wide_msg}") {
         bar.set_style(style);
     }
     bar
@@ -201,7 +205,7 @@ fn bar(rows: u64) -> ProgressBar {
 fn describe(what: &What) -> String {
     match *what {
         What::Bandwidth { size, outstanding, comms, .. } => {
-            format!("throughput, {}, {outstanding} outstanding, {comms} comms", report::size(size))
+            format!("throughput, {}, {outstanding} outstanding, {comms} comm{}", report::size(size), if comms == 1 { "" } else { "s" })
         }
         What::Latency { size } => format!("half round trip, {}", report::size(size)),
     }

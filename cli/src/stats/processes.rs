@@ -59,7 +59,8 @@ fn look(pid: i32) -> Vec<Process> {
     }
     let command = command(pid);
     let stopped = is_stopped(pid);
-    let process = |(copy, page): (usize, &page::Page)| Process { pid, copy, command: command.clone(), stopped, page: tidy(page.snapshot()) };
+    let process =
+        |(copy, page): (usize, &page::Page)| Process { pid, copy, command: command.clone(), stopped, page: tidy(page.snapshot()) };
     pages.iter().enumerate().map(process).collect()
 }
 

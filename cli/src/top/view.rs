@@ -48,10 +48,11 @@ pub fn summary(frame: &Frame) -> String {
     let (out_bytes, out_ops) = frame.sum(CommKind::Send);
     let (in_bytes, in_ops) = frame.sum(CommKind::Recv);
     let way = |bytes_rate: f64, ops_rate: f64| format!("{}/s {}/s", bytes(bytes_rate as u64), count(ops_rate.round() as u64));
+    let over = frame.over.as_secs_f64();
+    let decimals = if over < 9.995 { 2 } else { usize::from(over < 99.95) };
     format!(
-        "#{} over {:.2} s: {} processes, {} comms, out {}, in {}",
+        "#{} over {over:.decimals$} s: {} procs, {} comms, out {}, in {}",
         frame.number,
-        frame.over.as_secs_f64(),
         frame.processes,
         frame.rows.len(),
         way(out_bytes, out_ops),
@@ -80,10 +81,8 @@ pub fn details(row: &Row) -> [String; 2] {
 mod tests {
     use super::*;
 
-    #[test]
-    fn everything_fits_into_eighty_columns() {
-        assert_eq!(COLUMNS.iter().map(|(_, width)| width + 1).sum::<u16>() - 1, 80);
-        let row = Row {
+    fn busiest() -> Row {
+        Row {
             key: (4_194_304, 0, 99_999),
             kind: CommKind::Recv,
             device: "a-very-long-name".into(),
@@ -98,7 +97,31 @@ mod tests {
             stopped: false,
             wait: WaitCause::None,
             wait_age_ns: 86_400 * 365 * 1_000_000_000,
-        };
+        }
+    }
+
+    #[test]
+    fn the_heading_fits_with_as_many_comms_as_a_page_holds() {
+        for over in [0.1, 1.0, 59.99, 99.99, 3600.0] {
+            // Sums of 99.9G and 99.9k.
+            let row = |kind| Row { kind, bytes_rate: 1.0477e8, ops_rate: 97.5, ..busiest() };
+            let rows = (0..1024).map(|i| row(if i % 2 == 0 { CommKind::Send } else { CommKind::Recv })).collect();
+            let over = std::time::Duration::from_secs_f64(over);
+            let line = summary(&Frame { number: 9999, over, processes: 99, rows });
+            assert!(line.len() <= 80 && line.contains("1024 comms") && line.ends_with("49.9k/s"), "{}: {line}", line.len());
+        }
+    }
+
+    #[test]
+    fn the_cause_stands_first_at_the_foot() {
+        let row = Row { wait: WaitCause::PeerNoSend, peer: "x".repeat(100), ..busiest() };
+        assert!(details(&row)[1].starts_with("  the peer has not sent, for "), "{:?}", details(&row));
+    }
+
+    #[test]
+    fn everything_fits_into_eighty_columns() {
+        assert_eq!(COLUMNS.iter().map(|(_, width)| width + 1).sum::<u16>() - 1, 80);
+        let row = busiest();
         for wait in WaitCause::ALL {
             let (row, stopped) = (Row { wait, ..row.clone() }, Row { wait, stopped: true, ..row.clone() });
             assert!(cells(&stopped)[8].len() <= usize::from(COLUMNS[8].1));
