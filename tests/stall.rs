@@ -7,6 +7,8 @@ mod support;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use railhead::base::stats::CommKind;
+use railhead::base::stats::page;
 use support::comms::{self, Mem};
 use support::plugin::{Buf, Opaque, Plugin, take_log};
 use support::{Ctx, Ranks, World, until};
@@ -14,9 +16,9 @@ use support::{Ctx, Ranks, World, until};
 const ROUNDS: usize = 20;
 /// RAILHEAD_STALL_WARN_S of the tests that want a report.
 const SOON: &str = "0.1";
-/// And of the one that wants none; what is injected there takes half of it.
-const LIMIT: Duration = Duration::from_secs(2);
-const DELAY: Duration = Duration::from_secs(1);
+/// And of the one that wants none; what is injected there takes nine tenths of it.
+const LIMIT: Duration = Duration::from_secs(3);
+const DELAY: Duration = Duration::from_millis(2700);
 const WIRES: [&str; 2] = ["shm", "tcp"];
 
 #[test]
@@ -89,6 +91,12 @@ impl Rank<'_> {
         });
         let age = report.split("for ").nth(1).and_then(|rest| rest.split(" s so far").next()).and_then(|age| age.parse::<f64>().ok());
         assert!(age.is_some_and(|age| (0.1..60.0).contains(&age)), "{report}");
+        // The number by which the process's page knows the comm.
+        let end = if what.starts_with("send") { CommKind::Send } else { CommKind::Recv };
+        let pages = page::find(std::process::id() as i32);
+        let comms = pages.iter().flat_map(|page| page.snapshot().comms).filter(|comm| comm.kind == end);
+        let ids: Vec<String> = comms.map(|comm| format!(" of {} comm {} on ", end.name(), comm.id)).collect();
+        assert!(matches!(&ids[..], [id] if report.contains(id)), "no {ids:?} in: {report}");
         for part in [&format!("stalled: {what} of "), &format!("cause: {cause}"), &format!("pid {} (", self.peer_pid), "outstanding"] {
             assert!(report.contains(part), "no {part:?} in: {report}");
         }
@@ -410,7 +418,7 @@ fn gone(ctx: &Ctx) {
     until("the death", || poll().err());
     let said: Vec<String> = take_log().into_iter().filter(|(level, _)| *level == 2).map(|(_, text)| text).collect();
     // Both comms may have died, each with a line.
-    let comm = if kind == "receive" { "recv comm on " } else { "send comm on " };
+    let comm = if kind == "receive" { "recv comm " } else { "send comm " };
     let report = said.iter().find(|text| text.contains(comm)).unwrap_or_else(|| panic!("{said:?}"));
     let number = if request.is_some() { "the oldest is number 0" } else { "0 request(s) outstanding" };
     for part in [number, "cause: the peer is gone", &format!("pid {} (", rank.peer_pid)] {
@@ -436,12 +444,15 @@ fn delay(ctx: &Ctx) {
     assert_eq!(ctx.parent.recv_within(DELAY).map_err(|e| e.kind()), Err(std::io::ErrorKind::TimedOut));
 }
 
-/// Every kind of wait, for half of the limit. A round in which the machine added as much again proves nothing and is repeated.
+/// Rounds of a kind in which the machine was too slow for them to prove anything, before that kind is skipped.
+const SLOW: usize = 10;
+
+/// Every kind of wait, for nine tenths of the limit. A round that took the limit itself by this test's clock proves nothing and is repeated.
 fn healthy(ctx: &Ctx) {
     let rank = Rank::new(ctx);
     let kinds = 4;
-    let (mut done, mut kind) = (0, 0);
-    while done < kinds {
+    let (mut slow, mut kind) = (0, 0);
+    while kind < kinds {
         let begin = Instant::now();
         match (ctx.rank, kind) {
             // The receive comes late.
@@ -493,20 +504,25 @@ fn healthy(ctx: &Ctx) {
         let took = begin.elapsed();
         let reports = reports();
         ctx.barrier();
-        let mine = if took < LIMIT - DELAY / 4 { "fair" } else { "slow" };
+        let mine = if took < LIMIT { "fair" } else { "slow" };
         rank.tell(mine);
         let theirs = ctx.to(1 - ctx.rank).text();
         if mine == "fair" && theirs == "fair" {
             assert_eq!(reports, [""; 0], "kind {kind}, {took:?}");
-            done += 1;
-            kind += 1;
+            (kind, slow) = (kind + 1, 0);
+        } else {
+            slow += 1;
+        }
+        if slow == SLOW {
+            println!("SKIP: the machine was too slow for a wait of kind {kind} in each of {SLOW} rounds");
+            (kind, slow) = (kind + 1, 0);
         }
     }
     ctx.say("done");
 }
 
 #[test]
-fn half_of_the_limit_is_no_stall() {
+fn nine_tenths_of_the_limit_are_no_stall() {
     for wire in WIRES {
         let limit = LIMIT.as_secs().to_string();
         let mut ranks = World::new("healthy", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", &limit).spawn();

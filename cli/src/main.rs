@@ -2,6 +2,7 @@
 
 mod check;
 mod info;
+mod number;
 mod perf;
 mod plugin;
 mod stats;

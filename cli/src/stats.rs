@@ -10,13 +10,15 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
+use crate::number::{PIDS, within};
+
 /// Counters of running processes: bytes, operations, wires, what each comm waits for and since when.
 ///
 /// Shows every process that uses Railhead and that this user may look into, without stopping it.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only this process.
-    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_parser = within(PIDS))]
     pid: Option<i32>,
     /// As JSON.
     #[arg(long, conflicts_with = "prometheus")]

@@ -9,6 +9,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::number::{PIDS, within};
 use crate::stats::processes::{self, Process};
 use rates::{Frame, Order};
 
@@ -19,7 +20,7 @@ use rates::{Frame, Order};
 #[derive(clap::Args)]
 pub struct Args {
     /// Only this process.
-    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_parser = within(PIDS))]
     pid: Option<i32>,
     /// Seconds between two looks, 0.1 to 3600.
     #[arg(long, default_value = "1", value_parser = seconds)]

@@ -262,7 +262,7 @@ fn wrong_usage_is_told_with_what_is_right() {
     let cases: [(&[&str], &str); 7] = [
         (&["--plugin", &plugin, "--rule", "ordr"], "there is no rule \"ordr\"; the rules are table, init"),
         (&["--plugin", &plugin, "--timeout", "0"], "must be a number of seconds from 0.1 to 600"),
-        (&["--plugin", &plugin, "--abi", "3"], "3 is not in 4..=12"),
+        (&["--plugin", &plugin, "--abi", "3"], "expected a whole number from 4 to 12"),
         (&["--plugin", &plugin, "--abi", "7"], "exports no ncclNetPlugin_v7"),
         (&["--plugin", program], "cannot load|exports no ncclNetPlugin_v4 to v12"),
         (&["--plugin", "/nowhere/libnccl-net.so"], "cannot open /nowhere/libnccl-net.so"),

@@ -244,6 +244,32 @@ fn the_plot_names_plugin_and_limits() {
     }
 }
 
+/// Whatever is wrong with the plot, what was measured is shown; and what can be known before is told before.
+#[test]
+fn a_plot_costs_no_result() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (new, old) = (folder.join("perf_none.svg"), folder.join("perf_old.svg"));
+    let _ = std::fs::remove_file(&new);
+    std::fs::write(&old, "an older plot").expect("a file");
+    for file in [&new, &old] {
+        let done = Perf::new(&library()).args(["--sizes", "0", "--limits", "none", "--plot"]).args([file]).run();
+        assert!(done.passes().contains("0 B"), "{}", done.text());
+        assert!(done.text().contains("is not drawn"), "{}", done.text());
+    }
+    assert!(!new.exists() && std::fs::read_to_string(&old).expect("the file") == "an older plot");
+    // A plugin that no rank can load: what is wrong is told before one starts.
+    let nothing = Path::new("/proc/self/status");
+    for targets in [&["--targets"][..], &[]] {
+        Perf::new(nothing).args(targets).args(["--plot", "/nowhere/x.svg"]).run().fails("cannot write /nowhere/x.svg");
+        Perf::new(nothing).args(targets).args(["--sizes", "65M"]).run().fails("\"65M\" is no size");
+    }
+    // The disk is full.
+    let done = Perf::new(&library()).args(["--sizes", "8", "--limits", "none", "--plot", "/dev/full"]).run();
+    let table = String::from_utf8_lossy(&done.output.stdout).into_owned();
+    assert!(table.contains("8 B") && done.output.status.code() == Some(2), "{}", done.text());
+    assert!(done.text().contains("cannot write /dev/full"), "{}", done.text());
+}
+
 #[test]
 fn every_target_is_measured_and_judged() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -350,22 +376,31 @@ fn a_stamp_that_is_wrong_is_noticed_while_timing() {
 
 #[test]
 fn nonsense_is_refused_with_the_range() {
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 25] = [
         (&["--sizes", "65M"], "\"65M\" is no size from 0 to 64M"),
         (&["--sizes", ""], "--sizes"),
         (&["--outstanding", "33"], "\"33\" is no number from 1 to 32"),
         (&["--comms", "9"], "\"9\" is no number from 1 to 8"),
-        (&["--abi", "13"], "4..=12"),
-        (&["--rounds", "0"], "1..=1000"),
-        (&["--timeout", "0"], "1..=86400"),
+        (&["--abi", "13"], "from 4 to 12"),
+        (&["--rounds", "0"], "from 1 to 1000"),
+        (&["--timeout", "0"], "from 1 to 86400"),
         (&["--limits", "speed-of-light"], "memcpy, readv, cache-line, tcp-stream, tcp-ping-pong"),
         (&["--env", "NAME"], "NAME=VALUE is wanted"),
         (&["--cpus", "0"], "two numbers are wanted"),
-        (&["--cpus", "0,1000"], "may not run on CPU 1000"),
+        (&["--cpus", "0,1000"], "may not run on CPU 1000, but on 0"),
         (&["--dev", "7"], "has no device 7: 0 to"),
-        (&["--connect", "nowhere"], "is no ADDRESS:PORT"),
-        (&["--listen", "nowhere"], "is no ADDRESS:PORT"),
+        (&["--abi", "x"], "invalid value 'x' for '--abi <ABI>': expected a whole number from 4 to 12"),
+        (&["--rounds", "abc"], "expected a whole number from 1 to 1000"),
+        (&["--dev", "-1"], "invalid value '-1' for '--dev <DEV>': expected a whole number from 0"),
+        (&["--connect", "nowhere:x"], "is no ADDRESS or ADDRESS:PORT"),
+        (&["--listen", "nowhere:x"], "is no ADDRESS or ADDRESS:PORT"),
         (&["--connect", "127.0.0.1:1", "--compare", "x"], "cannot be used with"),
+        (&["--targets", "--outstanding", "8"], "cannot be used with"),
+        (&["--targets", "--comms", "1"], "cannot be used with"),
+        (&["--targets", "--direction", "two"], "cannot be used with"),
+        (&["--targets", "--touch"], "cannot be used with"),
+        (&["--targets", "--what", "latency"], "cannot be used with"),
+        (&["--targets", "--limits", "none"], "cannot be used with"),
         (&["--plot", "/nowhere/plot.svg", "--sizes", "8", "--limits", "none"], "cannot write /nowhere/plot.svg"),
     ];
     for (arguments, message) in cases {
@@ -404,7 +439,11 @@ fn hangs(pid: u32) -> bool {
 
 /// A listening side and its address.
 fn listening(plugin: &Path) -> (Running, BufReader<std::process::ChildStdout>, String) {
-    let mut running = Perf::new(plugin).args(["--listen", "127.0.0.1:0"]).start();
+    listening_at(plugin, "127.0.0.1:0")
+}
+
+fn listening_at(plugin: &Path, address: &str) -> (Running, BufReader<std::process::ChildStdout>, String) {
+    let mut running = Perf::new(plugin).args(["--listen", address]).start();
     let mut lines = BufReader::new(running.child.stdout.take().expect("a pipe"));
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");
@@ -427,6 +466,16 @@ fn two_hosts_measure_over_a_connection() {
     assert!(rest.starts_with("measured by 127.0.0.1:"), "{rest}");
     assert!(listener.child.wait().unwrap().success());
     until("no rank", || ranks(&listener.mark).is_empty());
+}
+
+/// Where nothing else is said, a listener is there for both kinds of addresses.
+#[test]
+fn a_listener_at_any_address_is_found_over_ipv4() {
+    let (mut listener, _lines, address) = listening_at(&library(), "[::]:0");
+    let port = address.rsplit_once(':').expect("a port").1;
+    let report = Perf::new(&library()).args(["--json", "--sizes", "8", "--connect", &format!("127.0.0.1:{port}")]).run().json();
+    assert_eq!(report["rows"].as_array().unwrap().len(), 2);
+    assert!(listener.child.wait().unwrap().success());
 }
 
 #[test]

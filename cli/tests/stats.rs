@@ -154,6 +154,29 @@ fn a_wait_is_shown_with_its_cause_and_grows() {
     end(ranks);
 }
 
+/// The fault is not the fabric's, nor the peer's, while the process itself does not run.
+#[test]
+fn a_process_that_is_itself_stopped_is_told() {
+    let (ranks, pids) = moved("auto");
+    let cause = || comm_of(&pids[0])["waits_for"]["cause"].as_str().map(str::to_owned);
+    until("a wait", || cause().filter(|cause| cause == "peer_no_send"));
+    ranks.ranks[0].signal(libc::SIGSTOP);
+    until("the stop", || (ranks.ranks[0].state() == 'T').then_some(()));
+    assert_eq!(cause().as_deref(), Some("self_stopped"));
+    assert_eq!(json(&["--pid", &pids[0]])["processes"][0]["stopped"], true);
+    let text = stats(&["--pid", &pids[0]]);
+    assert!(text.contains("is stopped itself, for "), "{text}");
+    let samples = prometheus(&stats(&["--pid", &pids[0], "--prometheus"]));
+    assert!(samples.iter().any(|(key, value)| key.starts_with("railhead_process_stopped{") && *value == 1.0), "{samples:?}");
+    assert!(samples.keys().any(|key| key.starts_with("railhead_comm_waiting_seconds{") && key.contains("cause=self_stopped")));
+    let top = railhead(&["top", "--once", "--interval", "0.1", "--pid", &pids[0]]);
+    assert!(String::from_utf8_lossy(&top.stdout).contains("stopped itself"), "{top:?}");
+    ranks.ranks[0].signal(libc::SIGCONT);
+    until("the wait for the peer again", || cause().filter(|cause| cause == "peer_no_send"));
+    assert!(!stats(&["--pid", &pids[0]]).contains("itself"));
+    end(ranks);
+}
+
 #[test]
 fn without_a_pid_every_process_is_shown() {
     let (ranks, pids) = moved("auto");
@@ -298,7 +321,8 @@ fn what_cannot_be_shown_is_said() {
     for (args, why) in [
         (vec!["--pid", &gone], "there is no process"),
         (vec!["--pid", &here], "has no stats page"),
-        (vec!["--pid", "0"], "0 is not in 1.."),
+        (vec!["--pid", "0"], "expected a whole number from 1 to "),
+        (vec!["--pid", "abc"], "invalid value 'abc' for '--pid <PID>': expected a whole number from 1 to 4194304"),
         (vec!["--json", "--prometheus"], "cannot be used with"),
     ] {
         let output = railhead(&[&["stats"], &args[..]].concat());

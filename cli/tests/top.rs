@@ -265,7 +265,8 @@ fn ended(name: &str, stop: impl FnOnce(&Terminal)) -> String {
     let line = format!("{}; echo \"code $?\"; stty -a; cat", top("--interval 0.2"));
     let terminal = Terminal::new(name, &format!("sh -c '{}'", line.replace('\'', "'\\''")));
     terminal.wait_for("q quits");
-    assert_eq!(terminal.ask("#{alternate_on} #{cursor_flag}"), "1 0");
+    // The cursor is hidden behind the first frame.
+    until("the screen without a cursor", || (terminal.ask("#{alternate_on} #{cursor_flag}") == "1 0").then_some(()));
     stop(&terminal);
     let screen = terminal.wait_for("icanon");
     assert_eq!(terminal.ask("#{alternate_on} #{cursor_flag}"), "0 1");

@@ -43,7 +43,7 @@ pub struct Core {
     idle_polls: u32,
     /// Since a poll found something last, it was looked what there is to wait for.
     looked: bool,
-    /// For messages: "send comm on eth0 to host pid 5 (eth1 at 10.0.0.2)".
+    /// For messages: "send comm 3 on eth0 to host pid 5 (eth1 at 10.0.0.2)".
     name: String,
     batch: [Completion; BATCH],
     /// Evidence that the comm is lost. What had arrived before it is still completed: the comm fails once the queues are empty.
@@ -66,7 +66,7 @@ impl Dying {
 }
 
 impl Core {
-    /// From a handshake; `what` is "send comm on eth0 to" or the like. Requests are reported when they are older than `stall_ns`, unless
+    /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Requests are reported when they are older than `stall_ns`, unless
     /// that is 0. Also gives the memory that the peer writes to.
     pub fn new<M>(established: Established<M>, side: Side, what: String, config: &Config) -> (Core, M) {
         let Established { rails, memory, peer, liveness, stats } = established;

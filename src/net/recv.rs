@@ -96,7 +96,7 @@ struct Early(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
 impl RecvComm {
     /// From a handshake. Every lane gets as many receives as messages can come, and from then on one for each that came.
     pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
-        let name = format!("recv comm on {} from", net.device_name(dev));
+        let name = format!("recv comm {} on {} from", established.stats.id(), net.device_name(dev));
         let (mut core, records) = Core::new(established, Side::Recv, name, &net.config);
         for lane in 0..core.rails.lanes() {
             for _ in 0..MAX_REQUESTS {

@@ -204,7 +204,7 @@ impl Drop for Sender {
 
 impl Sender {
     fn new(net: &Net, dev: usize, established: Established<CtsFifo>) -> Sender {
-        let name = format!("send comm on {} to", net.device_name(dev));
+        let name = format!("send comm {} on {} to", established.stats.id(), net.device_name(dev));
         let (core, fifo) = Core::new(established, Side::Send, name, &net.config);
         Sender {
             core,

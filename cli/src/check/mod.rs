@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
+use crate::number::{ABIS, within};
 use crate::plugin::Plugin;
 use report::{Report, Result as RuleResult};
 use rules::{RULES, Rule};
@@ -31,10 +32,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
     plugin: Option<PathBuf>,
     /// Only this version of the interface; default: all that the plugin exports
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=12))]
+    #[arg(long, value_name = "N", value_parser = within(ABIS))]
     abi: Option<u32>,
     /// Device that the rules use
-    #[arg(long, value_name = "D", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
+    #[arg(long, value_name = "D", default_value_t = 0, allow_negative_numbers = true, value_parser = within(0..=i32::MAX))]
     device: i32,
     /// Only this rule (several times: these rules)
     #[arg(long, value_name = "NAME")]

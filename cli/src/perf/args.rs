@@ -7,6 +7,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::measure::Effort;
 use super::message::{MAX_OUTSTANDING, MAX_SIZE};
+use crate::number::{ABIS, within};
 
 /// Measures a plugin between two ranks, beside what the machine can do without one.
 ///
@@ -18,10 +19,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", required_unless_present = "rank")]
     pub plugin: Option<PathBuf>,
     /// Version of NCCL's table, 4 to 12; the newest that the plugin exports if not given.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(4..=12))]
+    #[arg(long, value_parser = within(ABIS))]
     pub abi: Option<u32>,
     /// Device of the plugin.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..))]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = within(0..=i32::MAX))]
     pub dev: i32,
     /// Another plugin, measured in turn with the first: A B A B.
     #[arg(long, value_name = "OTHER", conflicts_with_all = ["connect", "listen"])]
@@ -49,13 +50,13 @@ pub struct Args {
     #[arg(long, value_name = "LIST")]
     pub limits: Option<String>,
     /// Rounds of each figure, 1 to 1000; the table shows the median and the spread.
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 9, value_parser = within(1..=1000u32))]
     pub rounds: u32,
     /// Milliseconds of a round, about, 1 to 10000.
-    #[arg(long, value_name = "MS", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "MS", default_value_t = 40, value_parser = within(1..=10_000u32))]
     pub round_ms: u32,
     /// Seconds without any progress after which the ranks are ended, 1 to 86400.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = within(1..=86_400u32))]
     pub timeout: u32,
     /// Sets a variable in the ranks' environment only. May be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
@@ -70,14 +71,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
     /// Lets a `railhead perf --connect` on another host measure the plugin of this one, once. Give the plugin and its environment here,
-    /// everything else there.
-    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "0.0.0.0:18520", conflicts_with = "connect")]
+    /// everything else there. All addresses and port 18520 if not given.
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "[::]", conflicts_with = "connect")]
     pub listen: Option<String>,
-    /// Measures between this host and one that runs `railhead perf --listen`.
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Measures between this host and one that runs `railhead perf --listen`. The port is 18520 if not given.
+    #[arg(long, value_name = "HOST[:PORT]")]
     pub connect: Option<String>,
-    /// Measures all speed targets of the project and says which are met.
-    #[arg(long, conflicts_with_all = ["compare", "listen", "connect"])]
+    /// Measures all speed targets of the project and says which are met. With --plot, the sizes are drawn in each setting.
+    #[arg(long, conflicts_with_all = ["compare", "listen", "connect", "outstanding", "comms", "direction", "touch", "what", "limits"])]
     pub targets: bool,
     /// Makes the kernel refuse cross-memory attach to the plugin.
     #[arg(long, hide = true)]

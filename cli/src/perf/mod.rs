@@ -33,6 +33,7 @@ use lane::Shared;
 use measure::What;
 use message::{Outcome, PluginSpec, Start, ToRank};
 use pair::Pair;
+use plot::Canvas;
 use report::{About, Report};
 use targets::Setting;
 
@@ -57,6 +58,7 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     let limits = args.limits()?;
     let comms = args.comms()?.into_iter().max().unwrap_or(1);
     let effort = args.effort();
+    let canvas = args.plot.as_deref().map(Canvas::open).transpose()?;
     let mut plugins: Vec<Shared> = Vec::new();
     let mut about = Vec::new();
     for path in args.plugin.iter().chain(&args.compare) {
@@ -74,10 +76,12 @@ fn measure(args: &Args) -> anyhow::Result<()> {
     }
     bar.finish_and_clear();
     plugins.into_iter().chain(bare).try_for_each(close)?;
-    if let Some(file) = &args.plot {
-        plot::draw(file, &plot::charts(&report.names(), &report.rows))?;
+    if args.json {
+        say(&(serde_json::to_string_pretty(&report)? + "\n"))?
+    } else {
+        say(&report.table())?
     }
-    if args.json { say(&(serde_json::to_string_pretty(&report)? + "\n")) } else { say(&report.table()) }
+    canvas.map_or(Ok(()), |canvas| canvas.draw(&plot::charts(&report.names(), &report.rows)))
 }
 
 /// On standard output, which may be a pipe that nobody reads any more.
@@ -90,6 +94,8 @@ fn targets(args: &Args) -> anyhow::Result<()> {
     let path = args.plugin.as_deref().context("--plugin is missing")?;
     let env = args.env()?;
     let effort = args.effort();
+    let sizes = args.sizes()?;
+    let canvas = args.plot.as_deref().map(Canvas::open).transpose()?;
     let open = |setting: Setting, comms: usize| -> anyhow::Result<Shared> {
         let env: Vec<_> = env.iter().cloned().chain([("RAILHEAD_SOFT_WIRE".to_owned(), setting.wire().to_owned())]).collect();
         let spec = PluginSpec { refuse_cma: setting == Setting::ShmNoCma, ..spec(args, path)? };
@@ -102,8 +108,9 @@ fn targets(args: &Args) -> anyhow::Result<()> {
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    if let Some(file) = &args.plot {
-        let sizes = args.sizes()?;
+    let text = if args.json { serde_json::to_string_pretty(&verdicts)? + "\n" } else { targets::table(&verdicts, effort.rounds) };
+    say(&text)?;
+    if let Some(canvas) = canvas {
         let mut charts = Vec::new();
         let bar = self::bar(2 * sizes.len() as u64);
         let pairs = Setting::ALL.map(|setting| open(setting, 1));
@@ -119,11 +126,10 @@ fn targets(args: &Args) -> anyhow::Result<()> {
             charts.extend(plot::charts(&Setting::ALL.map(Setting::name), &rows));
         }
         bar.finish_and_clear();
-        plot::draw(file, &charts)?;
         pairs.into_iter().try_for_each(close)?;
+        canvas.draw(&charts)?;
     }
-    close(bare)?;
-    if args.json { say(&(serde_json::to_string_pretty(&verdicts)? + "\n")) } else { say(&targets::table(&verdicts, effort.rounds)) }
+    close(bare)
 }
 
 fn bulk(size: usize, outstanding: usize, comms: usize) -> What {
@@ -190,7 +196,7 @@ fn bare(args: &Args) -> anyhow::Result<Shared> {
 /// Hidden where standard error is no terminal.
 fn bar(rows: u64) -> ProgressBar {
     let bar = ProgressBar::new(rows);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:20} {pos}/{len} {elapsed} {wide_msg}") {
         bar.set_style(style);
     }
     bar
@@ -199,7 +205,7 @@ fn bar(rows: u64) -> ProgressBar {
 fn describe(what: &What) -> String {
     match *what {
         What::Bandwidth { size, outstanding, comms, .. } => {
-            format!("throughput, {}, {outstanding} outstanding, {comms} comms", report::size(size))
+            format!("throughput, {}, {outstanding} outstanding, {comms} comm{}", report::size(size), if comms == 1 { "" } else { "s" })
         }
         What::Latency { size } => format!("half round trip, {}", report::size(size)),
     }

@@ -36,6 +36,13 @@ pub fn allow_attach(pid: u32) {
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::from(pid)) };
 }
 
+/// The CPUs that this process may run on, as the kernel lists them: "0-3,8".
+pub fn allowed() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.map_or_else(|| "others only".into(), |list| list.trim().to_owned())
+}
+
 /// Keeps this thread, and those that it starts, on one CPU.
 pub fn stay_on(cpu: usize) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {

@@ -1,8 +1,10 @@
 //! Draws figures and limits over the size of the message, as SVG. Text is left to whoever shows the file, so no fonts are needed here.
 
-use std::path::Path;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -86,9 +88,47 @@ impl Chart {
     }
 }
 
-/// Writes the diagrams into one file, one above the other.
-pub fn draw(path: &Path, charts: &[Chart]) -> anyhow::Result<()> {
-    ensure!(!charts.is_empty(), "nothing was measured that could be drawn");
+/// A file that diagrams will be drawn into: opened before anything is measured, so that a bad path is noticed then. What stood in it stays
+/// until there is something to draw, and a file made for nothing is removed.
+pub struct Canvas {
+    path: PathBuf,
+    file: File,
+    made_for_nothing: bool,
+}
+
+impl Canvas {
+    /// Errors: the file cannot be written.
+    pub fn open(path: &Path) -> anyhow::Result<Canvas> {
+        let made = OpenOptions::new().write(true).create_new(true).open(path);
+        let made_for_nothing = made.is_ok();
+        let file = made.or_else(|_| OpenOptions::new().write(true).create(true).truncate(false).open(path));
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Canvas { path: path.to_owned(), file, made_for_nothing })
+    }
+
+    /// Draws the diagrams one above the other, or says on standard error that there are none.
+    pub fn draw(mut self, charts: &[Chart]) -> anyhow::Result<()> {
+        if charts.is_empty() {
+            eprintln!("railhead: {} is not drawn: the scales are logarithmic, and no figure is of more than 0 bytes", self.path.display());
+            return Ok(());
+        }
+        let text = svg(charts)?;
+        self.made_for_nothing = false;
+        let regular = self.file.metadata().is_ok_and(|about| about.is_file());
+        let emptied = if regular { self.file.set_len(0) } else { Ok(()) };
+        emptied.and_then(|()| self.file.write_all(text.as_bytes())).with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+impl Drop for Canvas {
+    fn drop(&mut self) {
+        if self.made_for_nothing {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn svg(charts: &[Chart]) -> anyhow::Result<String> {
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT * charts.len() as u32)).into_drawing_area();
@@ -102,7 +142,7 @@ pub fn draw(path: &Path, charts: &[Chart]) -> anyhow::Result<()> {
         };
         drawn().map_err(|e| anyhow!("cannot draw: {e}"))?;
     }
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    Ok(text)
 }
 
 fn one(area: &DrawingArea<SVGBackend, Shift>, chart: &Chart) -> Result<(), Box<dyn std::error::Error>> {

@@ -2,7 +2,7 @@
 //! the connection is frames of `channel`; nothing in them names a file here, and a rank checks the sizes that it is asked for.
 
 use std::io::{self, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ use super::channel;
 use super::message::{FromRank, PluginSpec, Start, ToRank};
 use super::pair::{ENDED_WELL, Process, printable};
 
+/// Where none is given.
+const PORT: u16 = 18520;
 /// Sent by both sides first, so that neither talks to something else.
 const GREETING: &[u8; 16] = b"railhead perf 1\n";
 /// For the greeting, for connecting, and for a rank to end.
@@ -23,7 +25,12 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Waits for a coordinator and serves it until it leaves.
 pub fn listen(address: &str, spec: &PluginSpec, cpu: Option<usize>, env: &[(String, String)]) -> anyhow::Result<()> {
     let addresses = resolve(address).context("--listen")?;
-    let listener = TcpListener::bind(&addresses[..]).with_context(|| format!("cannot listen at {address}"))?;
+    let listener = TcpListener::bind(&addresses[..]).or_else(|error| match addresses[..] {
+        // A host without IPv6.
+        [any] if any.ip() == Ipv6Addr::UNSPECIFIED => TcpListener::bind((Ipv4Addr::UNSPECIFIED, any.port())),
+        _ => Err(error),
+    });
+    let listener = listener.with_context(|| format!("cannot listen at {address}"))?;
     println!("listening at {}", listener.local_addr()?);
     io::stdout().flush()?;
     loop {
@@ -54,7 +61,13 @@ pub fn connect(address: &str) -> anyhow::Result<TcpStream> {
 }
 
 fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
-    let found: Vec<SocketAddr> = address.to_socket_addrs().with_context(|| format!("{address:?} is no ADDRESS:PORT"))?.collect();
+    let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+    let found = match bare.parse::<IpAddr>() {
+        Ok(ip) => Ok(vec![SocketAddr::new(ip, PORT)]),
+        Err(_) if address.contains(':') => address.to_socket_addrs().map(Iterator::collect),
+        Err(_) => (address, PORT).to_socket_addrs().map(Iterator::collect),
+    };
+    let found: Vec<SocketAddr> = found.with_context(|| format!("{address:?} is no ADDRESS or ADDRESS:PORT"))?;
     ensure!(!found.is_empty(), "{address:?} has no address");
     Ok(found)
 }
@@ -136,4 +149,26 @@ fn answers(mut from: UnixStream, mut to: TcpStream) -> Option<String> {
     // Wakes the other thread too, if the rank died.
     let _ = to.shutdown(Shutdown::Both);
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_may_be_left_out_and_an_address_may_be_of_either_kind() {
+        for (text, socket) in [
+            ("127.0.0.1", "127.0.0.1:18520"),
+            ("127.0.0.1:7", "127.0.0.1:7"),
+            ("::1", "[::1]:18520"),
+            ("[::1]", "[::1]:18520"),
+            ("[::1]:7", "[::1]:7"),
+            ("[::]", "[::]:18520"),
+        ] {
+            assert_eq!(resolve(text).unwrap(), [socket.parse().unwrap()], "{text}");
+        }
+        for bad in ["", "127.0.0.1:x", "127.0.0.1:65536", "[::1", "::1]:7", ":"] {
+            assert!(resolve(bad).is_err(), "{bad:?}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use railhead::base::stats::page::{CommSnapshot, RailSnapshot};
 use railhead::base::stats::{CommCounter, RailCounter, WaitCause};
 use serde::Serialize;
 
-use super::processes::Process;
+use super::processes::{Process, blame};
 
 #[derive(Serialize)]
 struct Page<'a> {
@@ -19,6 +19,7 @@ struct OneProcess<'a> {
     pid: i32,
     copy: usize,
     command: &'a str,
+    stopped: bool,
     age_s: f64,
     /// Comms and rails that found no room in the page.
     overflowed: u64,
@@ -65,14 +66,16 @@ fn process(process: &Process) -> OneProcess<'_> {
         pid: process.pid,
         copy: process.copy,
         command: &process.command,
+        stopped: process.stopped,
         age_s: seconds(process.page.age_ns),
         overflowed: process.page.overflowed,
-        comms: process.page.comms.iter().map(comm).collect(),
+        comms: process.page.comms.iter().map(|one| comm(one, process.stopped)).collect(),
     }
 }
 
-fn comm(comm: &CommSnapshot) -> Comm<'_> {
-    let wait = Wait { cause: comm.wait.name(), words: comm.wait.words(), for_s: seconds(comm.wait_age_ns) };
+fn comm(comm: &CommSnapshot, stopped: bool) -> Comm<'_> {
+    let blame = blame(comm.wait, stopped);
+    let wait = Wait { cause: blame.name, words: blame.words, for_s: seconds(comm.wait_age_ns) };
     Comm {
         id: comm.id,
         direction: comm.kind.name(),

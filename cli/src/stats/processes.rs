@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::io::ErrorKind;
 
 use anyhow::{Context, bail};
+use railhead::base::stats::WaitCause;
 use railhead::base::stats::page::{self, RailSnapshot, Snapshot};
 
 /// A process that has a page, at one moment.
@@ -17,6 +18,8 @@ pub struct Process {
     pub copy: usize,
     /// Its command line.
     pub command: String,
+    /// Whether it is itself stopped, by a signal or a debugger: what its page says it waits for was so when it last ran.
+    pub stopped: bool,
     /// The page.
     pub page: Snapshot,
 }
@@ -55,8 +58,48 @@ fn look(pid: i32) -> Vec<Process> {
         return Vec::new();
     }
     let command = command(pid);
-    let process = |(copy, page): (usize, &page::Page)| Process { pid, copy, command: command.clone(), page: tidy(page.snapshot()) };
+    let stopped = is_stopped(pid);
+    let process =
+        |(copy, page): (usize, &page::Page)| Process { pid, copy, command: command.clone(), stopped, page: tidy(page.snapshot()) };
     pages.iter().enumerate().map(process).collect()
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which stands in brackets and may hold any.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
+/// Who is to blame for a wait.
+pub fn blame(cause: WaitCause, stopped: bool) -> Wait {
+    match cause {
+        WaitCause::None => Wait { name: cause.name(), words: cause.words(), short: "-" },
+        _ if stopped => Wait { name: "self_stopped", words: "is stopped itself", short: "stopped itself" },
+        cause => Wait { name: cause.name(), words: cause.words(), short: short(cause) },
+    }
+}
+
+/// What a comm waits for, as it is shown.
+pub struct Wait {
+    /// In snake case.
+    pub name: &'static str,
+    /// In words.
+    pub words: &'static str,
+    /// In 15 characters.
+    pub short: &'static str,
+}
+
+fn short(cause: WaitCause) -> &'static str {
+    match cause {
+        WaitCause::None => "-",
+        WaitCause::PeerNoReceive => "peer's receive",
+        WaitCause::PeerNoSend => "peer's send",
+        WaitCause::Fabric => "fabric",
+        WaitCause::LocalIdle => "local producer",
+        WaitCause::Handshake => "handshake",
+        WaitCause::PeerStopped => "stopped peer",
+        WaitCause::PeerGone => "peer is gone",
+    }
 }
 
 /// Makes a page fit to be shown: no control characters, which a terminal would obey, and no number twice.

@@ -7,7 +7,7 @@ use railhead::base::stats::page::{CommSnapshot, RailSnapshot};
 use railhead::base::stats::{CommCounter, RailCounter, WaitCause};
 
 use super::json::{causes, seconds};
-use super::processes::Process;
+use super::processes::{Process, blame};
 
 /// What is shown by direction and path.
 const BYTES: [[RailCounter; 6]; 2] = [RailCounter::TX, RailCounter::RX];
@@ -20,6 +20,9 @@ pub fn page(processes: &[Process]) -> String {
     });
     metric(&mut out, "railhead_process_overflowed_total", "counter", "Comms and rails that found no room in the stats page.", |add| {
         processes.iter().for_each(|process| add(&labels_of(process), &process.page.overflowed));
+    });
+    metric(&mut out, "railhead_process_stopped", "gauge", "1 while the process is itself stopped.", |add| {
+        processes.iter().for_each(|process| add(&labels_of(process), &u8::from(process.stopped)));
     });
     let comms = || processes.iter().flat_map(|process| process.page.comms.iter().map(move |comm| (labels_of_comm(process, comm), comm)));
     for counter in CommCounter::ALL {
@@ -36,13 +39,16 @@ pub fn page(processes: &[Process]) -> String {
         }
     });
     metric(&mut out, "railhead_comm_waiting_seconds", "gauge", "Age of the present wait, by its cause.", |add| {
-        for (labels, comm) in comms().filter(|(_, comm)| comm.wait != WaitCause::None) {
-            add(&with(&labels, "cause", comm.wait.name()), &seconds(comm.wait_age_ns));
+        for process in processes {
+            for comm in process.page.comms.iter().filter(|comm| comm.wait != WaitCause::None) {
+                let cause = blame(comm.wait, process.stopped).name;
+                add(&with(&labels_of_comm(process, comm), "cause", cause), &seconds(comm.wait_age_ns));
+            }
         }
     });
     let rails =
         || comms().flat_map(|(labels, comm)| comm.rails.iter().map(move |rail| (with(&labels, "rail", &rail.index.to_string()), rail)));
-    metric(&mut out, "railhead_rail_bytes_total", "counter", "Payload bytes moved, by direction and path.", |add| {
+    metric(&mut out, "railhead_rail_bytes_total", "counter", PAYLOAD, |add| {
         for (labels, rail) in rails() {
             bytes(&labels, rail).for_each(|(labels, bytes)| add(&labels, &bytes));
         }
@@ -109,6 +115,36 @@ fn help_of_rail(counter: RailCounter) -> &'static str {
         RailCounter::CmaRefused => "Cross-memory copies that the kernel refused.",
         RailCounter::Syscalls => "System calls made to move data.",
         RailCounter::Reconnects => "Connections made anew.",
-        _ => "Payload bytes moved.",
+        RailCounter::TxGranted => "Bytes sent by cross-memory attach that the sender wrote into the receiver's memory.",
+        RailCounter::NicEvents => "What a NIC reported unasked: of its link, its addresses, its queue pairs, itself.",
+        RailCounter::TxInline
+        | RailCounter::TxMapped
+        | RailCounter::TxCma
+        | RailCounter::TxBounce
+        | RailCounter::TxTcp
+        | RailCounter::TxNic
+        | RailCounter::RxInline
+        | RailCounter::RxMapped
+        | RailCounter::RxCma
+        | RailCounter::RxBounce
+        | RailCounter::RxTcp
+        | RailCounter::RxNic => PAYLOAD,
+    }
+}
+
+/// Of all paths together, which are one metric.
+const PAYLOAD: &str = "Payload bytes moved, by direction and path.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_metric_of_a_rail_has_a_help_text_of_its_own() {
+        let alone = RailCounter::ALL.into_iter().filter(|counter| !BYTES.as_flattened().contains(counter));
+        let mut seen = std::collections::HashSet::from([PAYLOAD]);
+        for counter in alone {
+            assert!(seen.insert(help_of_rail(counter)), "{}: {}", counter.name(), help_of_rail(counter));
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use railhead::base::stats::page::CommSnapshot;
 use railhead::base::stats::{CommCounter, CommKind, RailCounter, WaitCause};
 
-use super::processes::{Process, wires};
+use super::processes::{Process, blame, wires};
 
 /// A table per process.
 pub fn page(processes: &[Process]) -> String {
@@ -42,7 +42,7 @@ fn one(out: &mut String, process: &Process) {
     for comm in &process.page.comms {
         let wait = match comm.wait {
             WaitCause::None => "-".into(),
-            cause => format!("{}, for {}", cause.words(), age(comm.wait_age_ns)),
+            cause => format!("{}, for {}", blame(cause, process.stopped).words, age(comm.wait_age_ns)),
         };
         let _ = writeln!(
             out,

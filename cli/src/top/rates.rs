@@ -68,6 +68,8 @@ pub struct Row {
     pub errors: u64,
     /// Requests reported as stalled, so far.
     pub stalls: u64,
+    /// Whether its process is itself stopped.
+    pub stopped: bool,
     /// What it waits for.
     pub wait: WaitCause,
     /// Since when, in ns.
@@ -113,6 +115,7 @@ impl Frame {
                 outstanding: comm.outstanding,
                 errors: comm.get(CommCounter::Errors),
                 stalls: comm.get(CommCounter::Stalls),
+                stopped: process.stopped,
                 wait: comm.wait,
                 wait_age_ns: comm.wait_age_ns,
             }
@@ -163,7 +166,7 @@ mod tests {
             rails: Vec::new(),
         };
         let page = Snapshot { pid, age_ns: 0, overflowed: 0, comms: comms.iter().map(comm).collect() };
-        Process { pid, copy: 0, command: "x".into(), page }
+        Process { pid, copy: 0, command: "x".into(), stopped: false, page }
     }
 
     #[test]

@@ -83,7 +83,8 @@ struct App {
 
 /// Runs until q or a signal.
 pub fn run(mut source: Source, args: &Args) -> anyhow::Result<ExitCode> {
-    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let term = std::env::var("TERM").unwrap_or_default();
+    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) && has_colours(&term);
     let mut app = App { frame: source.look()?, order: args.sort, chosen: None, state: TableState::default(), colours };
     let signals = Signals::watch()?;
     let mut screen = Screen::take()?;
@@ -112,6 +113,12 @@ pub fn run(mut source: Source, args: &Args) -> anyhow::Result<ExitCode> {
             }
         }
     }
+}
+
+/// Whether a terminal of that name shows colours: those of the VT100 and VT200 families and the monochrome ones do not.
+fn has_colours(term: &str) -> bool {
+    let family = |name: &str| term.strip_prefix(name).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    !(family("vt1") || family("vt2") || term.ends_with("-m") || term == "dumb")
 }
 
 /// Waits for input, at most that long; false if the terminal has hung up, which, asked for input, has none for ever.
@@ -221,4 +228,24 @@ impl App {
 fn cell(text: String, right: bool) -> Cell<'static> {
     let alignment = if right { Alignment::Right } else { Alignment::Left };
     Cell::from(Text::from(text).alignment(alignment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_without_colours_get_none() {
+        for (term, colours) in [
+            ("vt100", false),
+            ("vt220", false),
+            ("xterm-m", false),
+            ("dumb", false),
+            ("xterm-256color", true),
+            ("vt340", true),
+            ("tmux", true),
+        ] {
+            assert_eq!(has_colours(term), colours, "{term}");
+        }
+    }
 }

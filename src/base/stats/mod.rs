@@ -268,6 +268,11 @@ impl CommStats {
         unsafe { self.record.as_ref() }
     }
 
+    /// Its number in the page; no other comm of the process has it.
+    pub fn id(&self) -> u64 {
+        self.place.id()
+    }
+
     /// The counters of the comm's rail number `index`, the same for the same number. At set-up: it allocates.
     pub fn rail(&self, index: usize) -> RailStats {
         let mut rails = self.rails.borrow_mut();

@@ -162,7 +162,6 @@ impl CommPlace {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn id(&self) -> u64 {
         self.id
     }

@@ -97,7 +97,7 @@ impl Rank {
         ensure!(self.session.is_none(), "this rank has a plugin already");
         self.rank = start.rank;
         if let Some(cpu) = start.cpu {
-            os::stay_on(cpu).with_context(|| format!("this process may not run on CPU {cpu}"))?;
+            os::stay_on(cpu).with_context(|| format!("this process may not run on CPU {cpu}, but on {}", os::allowed()))?;
         }
         let Some(spec) = &start.plugin else { return Ok(Outcome::Nothing) };
         let (session, started) = Session::start(spec, start.rank, start.comms, &mut self.link)?;

@@ -79,7 +79,8 @@ fn result(n: isize) -> Option<Io> {
     }
 }
 
-/// Spaces out calls that keep finding nothing: after [`Backoff::PATIENCE`] misses in a row only every 8th chance is taken, later every 64th.
+/// Spaces out calls that keep finding nothing: after [`Backoff::PATIENCE`] misses in a row only every 8th chance is taken, later every 64th:
+/// that is from about 57 000 polls in vain on, 1000 of each step (1000 + 8000 + 16 000 + 32 000).
 #[derive(Debug, Default)]
 pub struct Backoff {
     misses: u32,
