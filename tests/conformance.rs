@@ -87,7 +87,7 @@ conforms! {
     } };
     soft_tcp: Bed { name: "soft_tcp", wire: Wire::Tcp, configure: |c| (c.fabric, c.soft_wire) = (Fabric::Soft, SoftWire::Tcp) };
     // Soft-RoCE takes 7 retries for endless ones; 6 of 67 ms each notice a dead peer after half a second.
-    #[ignore = "needs an RDMA device; tests/softroce.rs runs it in a virtual machine that has one"]
+    #[ignore = "needs an RDMA device; verbs_conforms_on_soft_roce runs it in a virtual machine that has one"]
     verbs: Bed { name: "verbs", wire: Wire::Nic, configure: |c| (c.fabric, c.ib_timeout, c.ib_retry_cnt) = (Fabric::Verbs, 14, 6) };
 }
 

@@ -445,7 +445,7 @@ fn delay(ctx: &Ctx) {
 }
 
 /// Rounds of a kind in which the machine was too slow for them to prove anything, before that kind is skipped.
-const SLOW: usize = 10;
+const SLOW: usize = 3;
 
 /// Every kind of wait, for nine tenths of the limit. A round that took the limit itself by this test's clock proves nothing and is repeated.
 fn healthy(ctx: &Ctx) {

@@ -6,6 +6,17 @@ use std::time::Duration;
 
 use super::error::{Error, Result};
 
+/// What ended a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Somebody rang.
+    Rung,
+    /// One of the other descriptors.
+    Ready,
+    /// Neither: the time is over, or a signal came.
+    Early,
+}
+
 /// Ends one thread's wait.
 #[derive(Debug)]
 pub struct Alarm(OwnedFd);
@@ -31,8 +42,8 @@ impl Alarm {
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Waits until somebody rings, one of `others` is readable or has ended, or `most` is over. May return early. True if somebody rang.
-    pub fn wait(&self, others: &[RawFd], most: Option<Duration>) -> bool {
+    /// Waits until somebody rings, one of `others` is readable or has ended, or `most` is over. May return early.
+    pub fn wait(&self, others: &[RawFd], most: Option<Duration>) -> Ended {
         let watched = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds: Vec<libc::pollfd> = std::iter::once(&self.0.as_raw_fd()).chain(others).map(watched).collect();
         let time = most.map(|most| libc::timespec {
@@ -47,8 +58,9 @@ impl Alarm {
             let mut count = [0u8; 8];
             // SAFETY: room for the eight bytes that an eventfd yields.
             unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+            return Ended::Rung;
         }
-        rung
+        if ready > 0 { Ended::Ready } else { Ended::Early }
     }
 }
 
@@ -68,18 +80,18 @@ mod tests {
         // Rung before, and heard once.
         alarm.ring();
         alarm.ring();
-        assert!(alarm.wait(&others, None));
+        assert_eq!(alarm.wait(&others, None), Ended::Rung);
         let (from, pause) = (Instant::now(), Duration::from_millis(5));
         while from.elapsed() < pause {
-            assert!(!alarm.wait(&others, Some(pause.saturating_sub(from.elapsed()))));
+            assert_eq!(alarm.wait(&others, Some(pause.saturating_sub(from.elapsed()))), Ended::Early);
         }
         std::thread::scope(|scope| {
             scope.spawn(|| alarm.ring());
-            assert!(alarm.wait(&others, None));
+            assert_eq!(alarm.wait(&others, None), Ended::Rung);
         });
         far.write_all(&[1]).unwrap();
-        assert!(!alarm.wait(&others, None));
+        assert_eq!(alarm.wait(&others, None), Ended::Ready);
         drop(far);
-        assert!(!alarm.wait(&others, None));
+        assert_eq!(alarm.wait(&others, None), Ended::Ready);
     }
 }

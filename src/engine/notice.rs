@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::Dump;
-use crate::base::alarm::Alarm;
+use crate::base::alarm::{Alarm, Ended};
 use crate::base::error::{Error, Result};
 use crate::base::fork::PerProcess;
 use crate::base::log::{self, log_warn};
@@ -61,7 +61,7 @@ pub fn watch(signal: i32, engine: Arc<dyn Watched>) -> Result<Place> {
         let (told, shared) = (stop.clone(), Arc::downgrade(&watch));
         let body = move || {
             // A thread that is to stop leaves signals to its successor.
-            while !told.wait(&[notice.fd()], None) {
+            while told.wait(&[notice.fd()], None) != Ended::Rung {
                 if let (true, Some(watch)) = (notice.forget(), shared.upgrade()) {
                     watch.show();
                 }

@@ -258,6 +258,24 @@ impl CompletionQueue {
             CompletionQueue::Verbs(cq) => cq.arm(),
         }
     }
+
+    /// Nobody will look at this queue again: what arrives raises no notification.
+    #[cold]
+    pub fn mute(&mut self) {
+        match self {
+            // Its peers ring a bell that each sleeper silences.
+            CompletionQueue::Soft(_) => {}
+            CompletionQueue::Verbs(cq) => cq.mute(),
+        }
+    }
+
+    /// Whether the last poll of an armed queue gave up before the queue was drained: no notification may come for the rest.
+    pub fn is_restless(&mut self) -> bool {
+        match self {
+            CompletionQueue::Soft(cq) => cq.is_restless(),
+            CompletionQueue::Verbs(_) => false,
+        }
+    }
 }
 
 /// A queue pair, borrowed from its completion queue.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use crate::base::alarm::Alarm;
+use crate::base::alarm::{Alarm, Ended};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
@@ -25,7 +25,7 @@ use super::listen::Listening;
 use super::recv::Receiver;
 use super::send::State;
 
-/// How long the thread sleeps at a time while a handshake goes on that it cannot be woken for.
+/// How long the thread sleeps at a time while a handshake goes on that it cannot be woken for, or after it was woken for nothing.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 /// How long it sleeps at a time while callers call: they make progress themselves, and to be woken by each would slow them down.
 const CALLED_NAP: Duration = Duration::from_micros(200);
@@ -122,6 +122,8 @@ struct Bed {
     alarm: Alarm,
     /// Whoever calls is to wake the thread.
     wakes: AtomicBool,
+    /// A descriptor ended the last sleep, and nothing has moved since: one that stays readable must not keep the thread awake.
+    vain: AtomicBool,
     /// What else it watches in its next sleep.
     fds: Mutex<Vec<RawFd>>,
 }
@@ -140,7 +142,8 @@ impl Bed {
 impl Sleeper for Bed {
     fn sleep(&self, most: Option<Duration>) {
         let fds = std::mem::take(&mut *lock(&self.fds));
-        self.alarm.wait(&fds, most);
+        let ended = self.alarm.wait(&fds, most);
+        self.vain.store(ended == Ended::Ready, Ordering::Relaxed);
         self.wakes.store(false, Ordering::Relaxed);
     }
 
@@ -161,6 +164,9 @@ impl Work for Mover {
             Watch::Connects(table) => with(table, Member::step),
         };
         let progress = progress.unwrap_or(Progress::Idle);
+        if progress != Progress::Idle {
+            self.bed.vain.store(false, Ordering::Relaxed);
+        }
         if progress == Progress::Done {
             lock(&self.idle).push(connector);
         }
@@ -191,6 +197,10 @@ impl Work for Mover {
                 self.bed.wakes.store(false, Ordering::Relaxed);
                 return Rest::For(CALLED_NAP);
             }
+        }
+        if self.bed.vain.swap(false, Ordering::Relaxed) {
+            self.bed.wakes.store(false, Ordering::Relaxed);
+            return Rest::For(HANDSHAKE_NAP);
         }
         *lock(&self.bed.fds) = sleep.fds;
         sleep.most.map_or(Rest::UntilWoken, Rest::For)
@@ -232,7 +242,8 @@ impl Background {
     pub fn start(config: &Config, device: &str) -> Result<Background> {
         let cpus = Cpus::parse(&config.proxy_cpuset).unwrap_or_default();
         let dump_signal = config.dump_signal.number();
-        let bed = Arc::new(Bed { alarm: Alarm::new()?, wakes: AtomicBool::new(false), fds: Mutex::default() });
+        let bed =
+            Arc::new(Bed { alarm: Alarm::new()?, wakes: AtomicBool::new(false), vain: AtomicBool::new(false), fds: Mutex::default() });
         let options = Options {
             name: format!("rh-{device}"),
             cpus,
@@ -258,7 +269,7 @@ impl Background {
         }
     }
 
-    /// Something that it watches over was touched by somebody else, who has given back its lock.
+    /// Something that it watches over was touched by somebody else.
     #[inline]
     pub fn called(&self) {
         self.bed.called();

@@ -66,8 +66,7 @@ impl Dying {
 }
 
 impl Core {
-    /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Requests are reported when they are older than `stall_ns`, unless
-    /// that is 0. Also gives the memory that the peer writes to.
+    /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Also gives the memory that the peer writes to.
     pub fn new<M>(established: Established<M>, side: Side, what: String, config: &Config) -> (Core, M) {
         let Established { rails, memory, peer, liveness, stats } = established;
         let Peer { label, .. } = peer;
@@ -136,7 +135,7 @@ impl Core {
         if self.rails.arm(|fd| sleep.watch(fd)).is_err() {
             sleep.nap();
         }
-        if self.poll(on) {
+        if self.poll(on) || self.rails.is_restless() {
             return (engine::Progress::Moved, false);
         }
         if self.requests.unfinished().0 == 0 {
@@ -226,7 +225,8 @@ impl Core {
             self.untold = now.max(1);
         } else if now.saturating_sub(self.untold) >= self.untold_most_ns {
             self.untold = 0;
-            self.ask();
+            let id = self.watch.ask_along();
+            self.ask(id);
         }
     }
 
@@ -240,7 +240,10 @@ impl Core {
         let now = clock::now();
         match self.watch.look(now, waiting, self.stats.moved()) {
             Step::Nothing => {}
-            Step::Suspect => self.ask(),
+            Step::Suspect => {
+                let id = self.watch.ask();
+                self.ask(id);
+            }
             Step::Stalled { age_ns, moved } => {
                 // Looked at now, as the last look may have been long ago.
                 let gone = self.liveness.condition(now);
@@ -295,7 +298,7 @@ impl Core {
     }
 
     /// Asks the peer's fabric for a sign that it has taken what was announced: a WRITE of nothing, which completes behind all that.
-    fn ask(&mut self) {
+    fn ask(&mut self, id: RequestId) {
         if self.side != Side::Recv || self.rails.room(ANNOUNCES) == 0 {
             return;
         }
@@ -306,7 +309,6 @@ impl Core {
         let (remote_addr, rkey) = self.rails.remote(ANNOUNCES, 0);
         let nothing =
             SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: true };
-        let id = self.watch.ask();
         // A lane that takes nothing has failed, which the next poll says in its own words.
         let _ = self.rails.post_send_all(ANNOUNCES, &mut [nothing], WrKind::Cts, id, true);
     }

@@ -367,12 +367,14 @@ impl PendingTable {
         let index = (handle.cursor as u32).checked_sub(1)? as usize;
         let entry = self.entries.get_mut(index)?;
         let mine = entry.generation == (handle.cursor >> 32) as u32 && entry.connector.as_ref().is_some_and(|c| c.is_for(dev, handle));
-        let taken = if mine { entry.connector.take() } else { None };
+        if mine { entry.connector.take() } else { None }
+    }
+
+    /// A connect has ended. After the last, whoever comes next is watched over anew, maybe by another thread.
+    pub fn settle(&mut self) {
         if self.background.is_some() && self.entries.iter().all(|entry| entry.connector.is_none()) {
-            // Whoever comes next is watched over anew, maybe by another thread.
             (self.watched, self.background) = (false, None);
         }
-        taken
     }
 
     /// Keeps a connect and returns its new cursor.

@@ -194,21 +194,24 @@ impl Net {
                 Box::new(Connector::new(self.setup(dev)?, decoded, traffic_class)?)
             }
         };
-        if when == Ready::Eager {
-            return send::connect_eager(self.clone(), dev, connector).map(Some);
-        }
-        match connector.drive()? {
-            Some(established) => SendComm::established(self.clone(), dev, established).map(Some),
-            None => {
-                let mut pending = self.pending();
-                let cursor = pending.put(connector)?;
-                if let Some(background) = background {
-                    pending.watch(background, || Watch::Connects(Arc::downgrade(&self.pending)));
+        let connected = match when {
+            Ready::Eager => send::connect_eager(self.clone(), dev, connector).map(Some),
+            _ => match connector.drive() {
+                Ok(Some(established)) => SendComm::established(self.clone(), dev, established).map(Some),
+                Err(error) => Err(error),
+                Ok(None) => {
+                    let mut pending = self.pending();
+                    let cursor = pending.put(connector)?;
+                    if let Some(background) = background {
+                        pending.watch(background, || Watch::Connects(Arc::downgrade(&self.pending)));
+                    }
+                    Handle::set_cursor(handle, cursor);
+                    return Ok(None);
                 }
-                Handle::set_cursor(handle, cursor);
-                Ok(None)
-            }
-        }
+            },
+        };
+        self.pending().settle();
+        connected
     }
 
     /// Registers memory for every comm of the device. Any thread, also while others drive the device's comms.

@@ -460,9 +460,12 @@ impl Rails {
         let cq = self.queues.get_mut(rail).ok_or_else(|| Error::internal("no such rail"))?;
         let id = cq.create_qp(caps, stats)?;
         let itself = cq.qp(id).endpoint();
-        cq.qp(id).connect(&itself)?;
-        self.loops.push(id);
-        Ok(())
+        let connected = cq.qp(id).connect(&itself);
+        match connected {
+            Ok(()) => self.loops.push(id),
+            Err(_) => cq.destroy_qp(id),
+        }
+        connected
     }
 
     /// Posts on the queue pair of `rail` that is connected to itself.
@@ -500,6 +503,7 @@ impl Rails {
                 cq.qp(qp).set_error();
             }
         }
+        queues.iter_mut().for_each(CompletionQueue::mute);
     }
 
     /// Whether requests are out on a lane of which nobody will be told, unless another follows.
@@ -533,6 +537,11 @@ impl Rails {
     pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<()> {
         self.sleep_fds.iter().copied().for_each(watch);
         self.queues.iter_mut().try_for_each(CompletionQueue::arm)
+    }
+
+    /// Whether there is more to do than the last polls did, after [`Rails::arm`].
+    pub fn is_restless(&mut self) -> bool {
+        self.queues.iter_mut().fold(false, |any, cq| any | cq.is_restless())
     }
 
     /// The peer's process id, where a fabric has proven it.

@@ -246,7 +246,7 @@ impl Sender {
         Ok(Some(id))
     }
 
-    /// Sends a message that takes more than one request, or for which there is no room just now.
+    /// Sends a message that may take more than one request, or for which there is no room just now.
     #[inline(never)]
     fn isend_long(&mut self, index: usize, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
         let Some(slot) = self.group.get(index) else { return Ok(None) };
@@ -482,7 +482,8 @@ impl Message<'_> {
             let body = SendRequest { opcode: Opcode::Write, imm: 0, ..data };
             let word = SendRequest { payload: Payload::Sge(Sge::default()), ..data };
             let posted = match (whole, apart) {
-                (true, _) => rails.post_send_all(lane, &mut [body, word], WrKind::Data, self.id, true),
+                (true, false) => rails.post_send_all(lane, &mut [data], WrKind::Data, self.id, true),
+                (true, true) => rails.post_send_all(lane, &mut [body, word], WrKind::Data, self.id, true),
                 (false, false) => rails.post_send_all(lane, &mut [first, data], WrKind::Data, self.id, true),
                 (false, true) => rails.post_send_all(lane, &mut [first, body, word], WrKind::Data, self.id, true),
             };

@@ -140,6 +140,11 @@ impl Watch {
         RequestId(self.question)
     }
 
+    /// The id of a question for another purpose, which does not take back what the last one found out.
+    pub fn ask_along(&self) -> RequestId {
+        RequestId(self.question)
+    }
+
     /// A completion that may be the answer to the last question.
     #[inline]
     pub fn answer(&mut self, id: RequestId) {

@@ -64,6 +64,10 @@ fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
     let found = match bare.parse::<IpAddr>() {
         Ok(ip) => Ok(vec![SocketAddr::new(ip, PORT)]),
+        // No name has such; no resolver need be asked.
+        Err(_) if address.is_empty() || address.contains(['[', ']']) && address.parse::<SocketAddr>().is_err() => {
+            Err(std::io::Error::from(std::io::ErrorKind::InvalidInput))
+        }
         Err(_) if address.contains(':') => address.to_socket_addrs().map(Iterator::collect),
         Err(_) => (address, PORT).to_socket_addrs().map(Iterator::collect),
     };

@@ -65,9 +65,9 @@ fn look(pid: i32) -> Vec<Process> {
 }
 
 fn is_stopped(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which stands in brackets and may hold any.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+    // The state follows the name, which stands in brackets and may hold any bytes.
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    String::from_utf8_lossy(&stat).rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
 /// Who is to blame for a wait.
@@ -95,7 +95,6 @@ fn short(cause: WaitCause) -> &'static str {
         WaitCause::PeerNoReceive => "peer's receive",
         WaitCause::PeerNoSend => "peer's send",
         WaitCause::Fabric => "fabric",
-        WaitCause::LocalIdle => "local producer",
         WaitCause::Handshake => "handshake",
         WaitCause::PeerStopped => "stopped peer",
         WaitCause::PeerGone => "peer is gone",

@@ -142,24 +142,21 @@ pub enum WaitCause {
     PeerNoSend = 2,
     /// Posted work has not completed.
     Fabric = 3,
-    /// The local caller has given nothing to do.
-    LocalIdle = 4,
     /// The connection is being made.
-    Handshake = 5,
+    Handshake = 4,
     /// The peer's process is stopped.
-    PeerStopped = 6,
+    PeerStopped = 5,
     /// The peer is gone.
-    PeerGone = 7,
+    PeerGone = 6,
 }
 
 impl WaitCause {
     /// Every cause, by number.
-    pub const ALL: [WaitCause; 8] = [
+    pub const ALL: [WaitCause; 7] = [
         WaitCause::None,
         WaitCause::PeerNoReceive,
         WaitCause::PeerNoSend,
         WaitCause::Fabric,
-        WaitCause::LocalIdle,
         WaitCause::Handshake,
         WaitCause::PeerStopped,
         WaitCause::PeerGone,

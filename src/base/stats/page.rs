@@ -22,7 +22,7 @@ pub const MEMFD_NAME: &str = "railhead-stats";
 /// "RHSTATS\0", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RHSTATS\0");
 /// Changes with the layout.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Comm records in a page.
 pub const COMMS: usize = 1024;
 /// Rail records in a page.

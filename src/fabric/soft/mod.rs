@@ -135,7 +135,7 @@ impl Domain {
         if notify {
             self.notification_fd()?;
         }
-        Ok(CompletionQueue { shared: self.shared.clone(), notify, armed: false, qps: Vec::new(), next: 0 })
+        Ok(CompletionQueue { shared: self.shared.clone(), notify, armed: false, restless: false, qps: Vec::new(), next: 0 })
     }
 
     /// The descriptor to sleep on.
@@ -183,6 +183,8 @@ pub struct CompletionQueue {
     notify: bool,
     /// Whether the caller will sleep unless something turns up.
     armed: bool,
+    /// The last armed poll gave up before all was drained.
+    restless: bool,
     qps: Vec<Option<Box<QueuePair>>>,
     /// Where the next poll begins, so that none is starved.
     next: usize,
@@ -250,8 +252,14 @@ impl CompletionQueue {
             }
         }
         // A peer that streams without end, or that cannot be watched, does not keep the caller here, nor lets it sleep.
+        self.restless = true;
         self.shared.hub.ring();
         0
+    }
+
+    /// Whether the last armed poll gave up. Another sleeper of the device may have silenced what it rang.
+    pub fn is_restless(&mut self) -> bool {
+        std::mem::take(&mut self.restless)
     }
 
     /// Steps every queue pair once: completions taken, and whether anything moved.

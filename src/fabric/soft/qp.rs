@@ -259,8 +259,8 @@ impl QueuePair {
             }
             Link::Tcp(wire) => {
                 wire.wake();
-                let events = if wire.wants_write(&self.core) { input | libc::EPOLLOUT as u32 } else { input };
-                wire.fds().try_for_each(|fd| self.shared.watch(fd, events))
+                let output = |wants| if wants { libc::EPOLLOUT as u32 } else { 0 };
+                wire.fds().try_for_each(|(fd, wants)| self.shared.watch(fd, input | output(wants)))
             }
             Link::Unconnected | Link::Own | Link::Down => Ok(()),
         }

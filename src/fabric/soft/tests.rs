@@ -155,7 +155,7 @@ fn the_traffic_class_is_on_every_stream() {
     }
     for i in 0..2 {
         let Link::Tcp(wire) = &pair.cqs[i].qp(pair.qps[i]).link else { panic!("not on TCP") };
-        let fds: Vec<RawFd> = wire.fds().collect();
+        let fds: Vec<RawFd> = wire.fds().map(|(fd, _)| fd).collect();
         assert_eq!(fds.len(), 3);
         for fd in fds {
             // SAFETY: the wire keeps the descriptor open meanwhile.

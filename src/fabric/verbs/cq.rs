@@ -15,9 +15,9 @@ use crate::base::stats::RailStats;
 use crate::fabric::QpId;
 use crate::fabric::types::*;
 
-/// Entries to begin with: enough for a comm with one queue pair per rail, flush included. Drivers that take powers of two less one
-/// have as much for it as for 1024. It grows with its queue pairs.
-const FIRST_ENTRIES: u64 = 1280;
+/// Entries to begin with: enough for a comm with one queue pair per rail, flush included, also where long data goes apart from its immediate.
+/// Drivers that take powers of two less one have as much for it as for 1024. It grows with its queue pairs.
+const FIRST_ENTRIES: u64 = 1536;
 /// Entries kept free behind deep queue pairs for shallow ones that come late, as a comm's flush: it should not have to wait for the device
 /// to resize a queue that messages flow through.
 const SPARE: u64 = 512;
@@ -127,8 +127,12 @@ impl CompletionQueue {
         }
         // SAFETY: the queue is live, and this thread drives it.
         let result = check(unsafe { (self.shared.library().resize_cq)(self.raw, entries as i32) });
-        result.map_err(|e| Error::system(format!("{label}: resizing a completion queue to {entries} entries"), e))?;
-        self.room = entries;
+        match result {
+            Ok(()) => self.room = entries,
+            // Only the spare entries are missing.
+            Err(_) if wanted <= self.room => {}
+            Err(e) => return Err(Error::system(format!("{label}: resizing a completion queue to {entries} entries"), e)),
+        }
         Ok(())
     }
 
@@ -202,6 +206,17 @@ impl CompletionQueue {
             return false;
         }
         self.request().is_ok()
+    }
+
+    /// Whoever would look at what it notifies of looks no more: what it still reports keeps nobody awake. It cannot be armed again.
+    #[cold]
+    pub fn mute(&mut self) {
+        if let Some(id) = self.notice.take()
+            && let Ok(channel) = self.shared.channel()
+        {
+            channel.leave(id);
+        }
+        self.armed = false;
     }
 
     /// Asks for a notification.

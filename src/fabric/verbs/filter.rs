@@ -2,7 +2,7 @@
 //!
 //! Syntax (NCCL 2.29, `parseStringList` of src/misc/utils.cc and its use in src/transport/net_ib/init.cc):
 //! `[^][=]name[:port[:rail[:plane]]],...`. `^` turns the list into exclusions, `=` asks for whole names instead of prefixes; what is empty
-//! or -1 behind a colon says nothing. base/config.rs refuses numbers that are none.
+//! or -1 behind a colon says nothing, and neither does what is no number.
 #![forbid(unsafe_code)]
 
 use crate::fabric::types::ID_UNDEF;
@@ -42,8 +42,8 @@ impl<'a> Filter<'a> {
         let entry = |entry: &'a str| {
             let mut parts = entry.split(':').map(str::trim);
             let name = parts.next().unwrap_or_default();
-            let port = parts.next().and_then(|port| port.parse().ok());
-            let mut id = || parts.next().and_then(|id| id.parse().ok()).unwrap_or(ID_UNDEF);
+            let port = parts.next().and_then(|port| port.parse().ok()).filter(|port| *port > 0);
+            let mut id = || parts.next().and_then(|id| id.parse().ok()).filter(|id| *id >= 0).unwrap_or(ID_UNDEF);
             Entry { name, port, place: Place { rail: id(), plane: id() } }
         };
         let entries = text.split(',').map(entry).filter(|entry| !entry.name.is_empty()).collect();
@@ -62,6 +62,27 @@ impl<'a> Filter<'a> {
             None => (self.exclude || self.entries.is_empty()).then_some(NOWHERE),
         }
     }
+}
+
+/// What is wrong with a list, though it counts: an entry with more parts than there are, or with a number that is none.
+pub fn complaint(text: &str) -> Option<String> {
+    let entries = text.trim_start_matches(['^', '=', ' ']).split(',').map(str::trim);
+    entries.clone().find(|entry| !is_entry(entry)).map(|entry| {
+        format!(
+            "NCCL_IB_HCA={text}: in {entry:?} is more than a name, a port (1-255), a rail and a plane (0-32767): what is none is left out"
+        )
+    })
+}
+
+fn is_entry(entry: &str) -> bool {
+    let mut parts = entry.split(':').map(str::trim);
+    let name = parts.next().unwrap_or_default();
+    let mut number = |least: i16, most: i16| match parts.next() {
+        None | Some("" | "-1") => true,
+        Some(number) => number.parse().is_ok_and(|number| (least..=most).contains(&number)),
+    };
+    let numbers = number(1, 255) && number(0, i16::MAX) && number(0, i16::MAX);
+    numbers && parts.next().is_none() && (!name.is_empty() || !entry.contains(':'))
 }
 
 #[cfg(test)]
@@ -99,5 +120,17 @@ mod tests {
         assert_eq!(ports.map(|(device, port)| filter.admits(device, port)), want);
         // What is left over from exclusions is nowhere in particular.
         assert_eq!(Filter::parse("^mlx5_0:1:3:4").admits("mlx5_1", 1), place(-1, -1));
+    }
+
+    #[test]
+    fn what_is_no_number_is_told() {
+        for odd in ["mlx5_0:x", "^mlx5_0:0", "a,=mlx5_0:1:2:3:4", "mlx5_0:256", "mlx5_0:1:32768", "mlx5_0:1:-2", ":1"] {
+            assert!(complaint(odd).is_some_and(|text| text.contains(odd)), "{odd}");
+        }
+        for fine in ["", "mlx5", "^=mlx5_0:1:2:3, mlx5_1::,", "mlx5_0:-1:0:32767"] {
+            assert_eq!(complaint(fine), None);
+        }
+        // The name still counts.
+        assert_eq!(Filter::parse("^mlx5_0:x").admits("mlx5_0", 1), None);
     }
 }

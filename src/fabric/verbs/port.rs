@@ -11,12 +11,13 @@ use ibverbs_sys::*;
 use once_cell::sync::OnceCell;
 
 use super::events::Events;
-use super::filter::{Filter, Place};
+use super::filter::{self, Filter, Place};
 use super::gid::{self, Entry, Forced, Gid, GidKind, Judged, Range, Wanted};
 use super::library::{Library, check, made};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
+use crate::base::log::{self, log_warn};
 use crate::fabric::types::DeviceInfo;
 
 /// Ports at most: NCCL's MAX_IB_DEVS (nccl 2.28 src/transport/net_ib).
@@ -157,6 +158,9 @@ pub struct Listing {
 /// Lists the ports. `addr` is where their handshakes listen.
 pub fn list(library: &'static Library, config: &Arc<Config>, addr: SocketAddr) -> Result<Listing> {
     let mut listing = Listing::default();
+    if let Some(complaint) = filter::complaint(&config.ib_hca) {
+        log_warn!(log::NET, "{complaint}");
+    }
     let mut count = 0;
     // SAFETY: the place outlives the call.
     let devices = unsafe { (library.get_device_list)(&mut count) };

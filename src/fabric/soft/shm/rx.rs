@@ -73,7 +73,7 @@ struct Request {
 }
 
 impl Request {
-    /// What the words of a descriptor say that begins with `head`.
+    /// What the words of a descriptor say whose last word is `head`.
     fn of(head: Head, desc: &Desc) -> Request {
         let [addr, key, payload @ .., _] = &desc.words;
         let payload = payload.each_ref().map(|word| word.load(Ordering::Relaxed));

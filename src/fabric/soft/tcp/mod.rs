@@ -133,11 +133,6 @@ impl TcpWire {
         self.sender.flushed(&self.receiver) || self.broken.is_some()
     }
 
-    /// Whether a stream being writable is news: something waits to be sent.
-    pub fn wants_write(&self, _core: &Core) -> bool {
-        self.blocked || self.more || self.streams.blocked()
-    }
-
     /// Tells the peer that its next request is refused, as far as that is possible at once: before the queue pair is closed for a
     /// reason of its own.
     #[cold]
@@ -147,9 +142,9 @@ impl TcpWire {
         }
     }
 
-    /// Every descriptor, to wait on.
-    pub fn fds(&self) -> impl Iterator<Item = RawFd> {
-        std::iter::once(&self.control).chain(self.streams.fds()).map(AsRawFd::as_raw_fd)
+    /// Descriptors, and whether it is news that one is writable: something waits to be sent there.
+    pub fn fds(&self) -> impl Iterator<Item = (RawFd, bool)> {
+        std::iter::once((self.control.as_raw_fd(), self.blocked || self.more)).chain(self.streams.fds())
     }
 
     /// Ends the streams towards the peer and reads away what has come. The descriptors are to be kept until the peer has ended its

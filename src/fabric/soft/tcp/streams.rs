@@ -4,7 +4,7 @@
 //! The receiving half reads a stream only while its next segment belongs to the request at the head of the control stream, so that
 //! requests are placed strictly in order. That cannot lock up: each stream carries its segments in the order of the requests.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
@@ -94,19 +94,14 @@ impl Streams {
         self.streams.len()
     }
 
-    /// Descriptors.
-    pub fn fds(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.streams.iter().map(|stream| &stream.fd)
+    /// Descriptors, and whether each waits for the peer to read.
+    pub fn fds(&self) -> impl Iterator<Item = (RawFd, bool)> {
+        self.streams.iter().map(|stream| (stream.fd.as_raw_fd(), stream.blocked))
     }
 
     /// Descriptors, to be closed by the caller.
     pub fn into_fds(self) -> impl Iterator<Item = OwnedFd> {
         self.streams.into_iter().map(|stream| stream.fd)
-    }
-
-    /// Whether a stream waits for the peer to read.
-    pub fn blocked(&self) -> bool {
-        self.streams.iter().any(|stream| stream.blocked)
     }
 
     /// Whether no stream can bring anything more.
@@ -124,7 +119,11 @@ impl Streams {
             let mut budget = BUDGET;
             while budget > 0 && turn.broken.is_none() {
                 let fresh = stream.outgoing.is_none();
-                let Some(segment) = stream.outgoing.or_else(|| next(core, base, window)) else { break };
+                let Some(segment) = stream.outgoing.or_else(|| next(core, base, window)) else {
+                    // Another stream has taken what this one had no room for.
+                    stream.blocked = false;
+                    break;
+                };
                 if stream.blocked && !stream.backoff.due() {
                     break;
                 }
