@@ -120,6 +120,8 @@ fn wakes_during(naps: u64) -> Option<u64> {
 
 /// Waits until the device's thread sleeps soundly.
 fn until_it_sleeps() {
+    // It gives itself its name.
+    until("the thread to have begun", || (device_threads().len() == 1).then_some(()));
     until("the thread to sleep", || (wakes_during(5) == Some(0)).then_some(()));
 }
 
