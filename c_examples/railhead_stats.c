@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The page, version 2 (src/base/stats/page.rs), in host order. A rail's counters begin with the bytes sent by each path, then received. */
+/* The page, version 3 (src/base/stats/page.rs), in host order. A rail's counters begin with the bytes sent by each path, then received. */
 enum {
     HEADER_VERSION = 8,
     HEADER_PID = 12,
@@ -21,7 +21,7 @@ enum {
     RAIL_OWNER = 8,
     RAIL_COUNTERS = 64,
     COUNTERS = 24,
-    VERSION = 2,
+    VERSION = 3,
 };
 
 static const char MAGIC[8] = "RHSTATS";
