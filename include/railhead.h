@@ -428,7 +428,8 @@ railhead_status_t railhead_proxy_abort(railhead_proxy_t *proxy);
 // supplied it, is gone. A comm that the caller supplied stays open. NULL is fine. It need not have been stopped.
 //
 // A call that another thread is making on it, its connectors or its listeners ends as if it had come before, and what it made is closed, or after, and is
-// refused. The table and its code must stay until such calls have returned too.
+// refused. The table and its code must stay until such calls have returned too. So it must not be called from within such a call, by a logger or a function
+// of the table: it may wait for the end of its own caller.
 //
 // Errors: the first that closing them met: they are gone all the same. RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: nothing was
 // done.
