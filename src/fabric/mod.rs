@@ -340,6 +340,24 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether [`QueuePair::has_left`] is ever so before the completion.
+    pub fn lets_go(&self) -> bool {
+        match self {
+            QueuePair::Soft(_) => true,
+            QueuePair::Verbs(_) => false,
+        }
+    }
+
+    /// Whether everything that was posted is on its way: it arrives if the peer lives, even if this queue pair is destroyed now, and needs
+    /// none of the caller's memory any more if it was short ([`QueuePair::max_inline`]). A NIC does not tell before the completion.
+    #[inline(always)]
+    pub fn has_left(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.has_left(),
+            QueuePair::Verbs(_) => false,
+        }
+    }
+
     /// Number of the queue pair, in its completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {

@@ -70,6 +70,7 @@ struct Made {
     peer: Peer,
     confirm: LateConfirm,
     qps_per_rail: u8,
+    eager: usize,
 }
 
 /// A rank of ours that may have died, or only have lost its connection: then it dials again.
@@ -334,11 +335,11 @@ impl Acceptor {
         stats.set_peer(&peer.label, theirs.pid as i32);
         let process = peer.pid.and_then(Process::find);
         let confirm = LateConfirm::new(self.secret, h1.to_vec(), h2.clone());
-        Ok((h2, Made { process, rails, records, stats, peer, confirm, qps_per_rail: qps as u8 }))
+        Ok((h2, Made { process, rails, records, stats, peer, confirm, qps_per_rail: qps as u8, eager: usize::from(ours.eager.min(theirs.eager)) }))
     }
 
     fn establish(&self, stream: TcpStream, made: Made, unconfirmed: bool) -> Box<Established<Records>> {
-        let Made { process: _, rails, records, stats, peer, confirm, qps_per_rail } = made;
+        let Made { process: _, rails, records, stats, peer, confirm, qps_per_rail, eager } = made;
         log_info!(
             log::NET,
             "recv comm on {} from {}: {} rail(s), {qps_per_rail} queue pair(s) each, fabric {}",
@@ -348,7 +349,7 @@ impl Acceptor {
             self.setup.device.fabric()
         );
         let liveness = Liveness::new(stream, unconfirmed.then_some(confirm), &peer, &self.setup.config);
-        Box::new(Established { rails, memory: records, peer, liveness, stats })
+        Box::new(Established { rails, memory: records, peer, liveness, stats, eager })
     }
 
     /// Connections in progress, for tests.

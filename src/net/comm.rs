@@ -21,7 +21,7 @@ use super::stall::{Step, Subject, Waiting, Watch};
 /// Batches of completions taken from one rail per call: enough to empty it under any load that calls often, and an end to every call.
 const BATCHES: usize = 4;
 /// Idle polls per look at the clock.
-const LOOK_EVERY: u32 = 64;
+pub const LOOK_EVERY: u32 = 64;
 /// Nanoseconds that a lost comm may take to learn why: a dying process does not close everything at once.
 const AUTOPSY_NS: u64 = 50_000_000;
 
@@ -34,6 +34,7 @@ pub struct Core {
     /// Counters.
     pub stats: CommStats,
     liveness: Liveness,
+    eager: usize,
     side: Side,
     watch: Watch,
     /// Since when announcements are out that nobody will be told of; 0: there are none, as far as looked. And how long that may be.
@@ -68,13 +69,14 @@ impl Dying {
 impl Core {
     /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Also gives the memory that the peer writes to.
     pub fn new<M>(established: Established<M>, side: Side, what: String, config: &Config) -> (Core, M) {
-        let Established { rails, memory, peer, liveness, stats } = established;
+        let Established { rails, memory, peer, liveness, stats, eager } = established;
         let Peer { label, .. } = peer;
         let core = Core {
             rails,
             requests: RequestTable::new(),
             stats,
             liveness,
+            eager,
             side,
             watch: Watch::new(config.stall_warn_s.nanos()),
             untold: 0,
@@ -88,6 +90,11 @@ impl Core {
             failed: None,
         };
         (core, memory)
+    }
+
+    /// Bytes of an eager message at most; 0: the comm has none.
+    pub fn eager(&self) -> usize {
+        self.eager
     }
 
     /// Errors: the comm has failed.

@@ -268,7 +268,8 @@ impl Connector {
             theirs.qps_per_rail,
             theirs.fabric
         );
-        Ok(Established { rails, memory: fifo, peer, liveness, stats })
+        let eager = usize::from(ours.eager.min(theirs.eager));
+        Ok(Established { rails, memory: fifo, peer, liveness, stats, eager })
     }
 }
 

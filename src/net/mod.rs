@@ -19,6 +19,7 @@ mod connect;
 mod control;
 mod cts_fifo;
 mod device;
+mod eager;
 mod flush;
 mod handle;
 mod handshake;
@@ -89,7 +90,7 @@ pub struct Net {
     physical: Vec<Arc<Physical>>,
     /// Physical ones first. Only grows.
     devices: RwLock<Vec<Arc<NetDevice>>>,
-    mrs: MrTable,
+    mrs: Arc<MrTable>,
     pending: Arc<Mutex<PendingTable>>,
     _stats: stats::Hold,
 }
@@ -123,7 +124,7 @@ impl Net {
         Ok(Arc::new(Net {
             config,
             local: Arc::new(Local::new()),
-            mrs: MrTable::new(physical.len()),
+            mrs: Arc::new(MrTable::new(physical.len())),
             physical,
             devices: RwLock::new(devices),
             pending: Arc::default(),

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::base::error::{Error, Result};
+use crate::base::mem::UserRange;
 use crate::fabric::{MemoryRegion, UserMemory};
 
 use super::wire::MAX_RAILS;
@@ -34,8 +35,7 @@ pub struct Registration {
     /// Generation of the handle; even while free.
     generation: AtomicU32,
     dev: AtomicUsize,
-    addr: AtomicUsize,
-    len: AtomicUsize,
+    range: UserRange,
     device_memory: AtomicU32,
     lkeys: [AtomicU32; MAX_RAILS],
     /// Two to a word, as they are announced.
@@ -54,6 +54,13 @@ impl Registration {
     pub fn rkeys(&self) -> [u32; MAX_RAILS] {
         let words = self.rkeys.each_ref().map(|pair| pair.load(Ordering::Relaxed));
         std::array::from_fn(|rail| words.get(rail / 2).map_or(0, |pair| (pair >> (rail % 2 * 32)) as u32))
+    }
+
+    /// Copies `bytes` into the memory, which is the host's; false if they do not fit inside.
+    #[inline]
+    #[must_use]
+    pub fn fill(&self, addr: usize, bytes: &[u8]) -> bool {
+        self.range.fill(addr, bytes)
     }
 
     /// What kind of memory it is.
@@ -136,8 +143,7 @@ impl MrTable {
             return Err(Error::usage("register: too much memory is registered at once"));
         };
         entry.dev.store(dev, Ordering::Relaxed);
-        entry.addr.store(memory.addr(), Ordering::Relaxed);
-        entry.len.store(memory.len(), Ordering::Relaxed);
+        entry.range.set(memory);
         entry.device_memory.store(u32::from(kind == MemoryKind::Device), Ordering::Relaxed);
         for (place, (lkey, _)) in entry.lkeys.iter().zip(&keys) {
             place.store(*lkey, Ordering::Relaxed);
@@ -166,6 +172,7 @@ impl MrTable {
             return Err(foreign("deregMr", mr, entry, dev));
         }
         entry.generation.fetch_add(1, Ordering::Release);
+        entry.range.clear();
         let index = mr.0 as u32;
         let regions = owners.regions.get_mut(index as usize).map(std::mem::take).unwrap_or_default();
         owners.free.push(index);
@@ -199,11 +206,7 @@ impl MrTable {
         if entry.dev.load(Ordering::Relaxed) != dev {
             return Err(foreign(what, mr, entry, dev));
         }
-        let (start, size) = (entry.addr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
-        match addr.checked_sub(start) {
-            Some(offset) if offset <= size && len <= size - offset => Ok(entry),
-            _ => Err(outside(what, addr, len, start, size)),
-        }
+        if entry.range.covers(addr, len) { Ok(entry) } else { Err(outside(what, addr, len, &entry.range)) }
     }
 
     /// Registrations and regions alive, for tests.
@@ -227,7 +230,8 @@ fn foreign(what: &str, mr: MrHandle, entry: &Registration, dev: usize) -> Error 
 }
 
 #[cold]
-fn outside(what: &str, addr: usize, len: usize, start: usize, size: usize) -> Error {
+fn outside(what: &str, addr: usize, len: usize, range: &UserRange) -> Error {
+    let (start, size) = (range.addr(), range.len());
     Error::internal(format!("{what}: {len} bytes at {addr:#x} are not inside the registered {size} bytes at {start:#x}"))
 }
 

@@ -14,6 +14,7 @@ use crate::fabric::{
 };
 
 use super::cts_fifo::{IMM_LIMIT, SLOT_SIZE};
+use super::recv::RECEIVES;
 use super::request::{MAX_REQUESTS, RequestId};
 use super::wire::{MAX_QPS_PER_RAIL, MAX_RAILS};
 
@@ -179,6 +180,8 @@ pub struct Rails {
     splits_data: bool,
     /// Whether the fabric counts what the peer writes without telling.
     counts_silent_writes: bool,
+    /// Whether [`Rails::has_left`] can be so before a completion.
+    lets_go: bool,
 }
 
 /// Which end of a comm.
@@ -202,12 +205,13 @@ impl Rails {
         notify: bool,
     ) -> Result<Rails> {
         let caps = QpCaps {
-            recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
+            recv_depth: if side == Side::Recv { RECEIVES as u32 } else { 1 },
             traffic_class: u8::try_from(traffic_class).ok(),
             ..QpCaps::default()
         };
         let mut rails = Rails {
             counts_silent_writes: true,
+            lets_go: true,
             queues: Vec::new(),
             sleep_fds: Vec::new(),
             lanes: Vec::new(),
@@ -238,6 +242,7 @@ impl Rails {
                     )));
                 }
                 rails.counts_silent_writes &= cq.qp(qp).counts_silent_writes();
+                rails.lets_go &= cq.qp(qp).lets_go();
                 rails.lanes.push(Lane { rail: rail as u8, qp, room: caps.send_depth, unsignaled: 0, max_with_imm });
             }
         }
@@ -427,6 +432,20 @@ impl Rails {
         cq.qp(it.qp).post_send(requests)?;
         it.posted(requests.len(), after);
         Ok(())
+    }
+
+    /// Whether what was posted on a lane arrives even if this side destroys it now, and needs none of the caller's memory any more.
+    #[inline(always)]
+    pub fn has_left(&mut self, lane: usize) -> bool {
+        let Rails { queues, lanes, .. } = self;
+        let Some(it) = lanes.get_mut(lane) else { return false };
+        queues.get_mut(usize::from(it.rail)).is_some_and(|cq| cq.qp(it.qp).has_left())
+    }
+
+    /// Whether that can be so before the peer says that it has accepted it.
+    #[inline]
+    pub fn lets_go(&self) -> bool {
+        self.lets_go
     }
 
     /// Pre-posts one receive on a lane. It takes immediates only, so it has no memory.

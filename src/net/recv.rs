@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{CommCounter, WaitCause};
@@ -11,11 +12,13 @@ use crate::engine::Progress;
 use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest};
 
 use super::background::{Guarded, Member, Sleep, Watch};
-use super::comm::{Core, too_long};
-use super::cts_fifo::{self, Imm, Records, SLOT_SIZE, SLOTS, Slot};
+use super::comm::{Core, LOOK_EVERY, too_long};
+use super::cts_fifo::{self, AT_CREDIT, Imm, Records, SLOT_SIZE, SLOTS, Slot};
+use super::eager::{Arrival, EAGER_SIZE, EAGER_SLOTS, Inbox};
 use super::flush::Flusher;
 use super::handshake::Established;
-use super::mr_cache::{MemoryKind, MrHandle, MrTable};
+use super::liveness::Failure;
+use super::mr_cache::{MemoryKind, MrHandle, MrTable, Registration};
 use super::rails::{ANNOUNCES, Rails, Side, WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
@@ -40,11 +43,11 @@ enum Held {
 /// The receiving end itself.
 pub(super) struct Receiver {
     core: Core,
-    /// Dropped after the core, which registered it.
-    records: Records,
-    slots: Box<[RecvSlot; SLOTS]>,
+    landing: Landing,
     /// Sequence number of the next announcement.
     tail: u64,
+    /// Receives posted; more than were announced.
+    count: u64,
     /// Dropped after the core: its queue pairs are in the core's queues.
     flusher: Option<Flusher>,
     dev: usize,
@@ -52,6 +55,18 @@ pub(super) struct Receiver {
     early: Option<Box<Early>>,
     /// The group that is being announced: here, so that no call begins with clearing room for the longest.
     announcements: [[u8; SLOT_SIZE]; MAX_RECVS],
+}
+
+/// Where messages land, and what is known of them.
+struct Landing {
+    /// Dropped after the core, which registered it.
+    records: Records,
+    slots: Box<[RecvSlot; SLOTS]>,
+    /// Up to which announcement the sender is known to have read them.
+    read: u64,
+    inbox: Inbox,
+    mrs: Arc<MrTable>,
+    dev: usize,
 }
 
 /// One of the memory ranges of a group of receives.
@@ -87,6 +102,9 @@ struct RecvSlot {
     seen: u64,
 }
 
+/// Receives that are posted on a lane: for every message that was announced, and for those that come unannounced.
+pub(super) const RECEIVES: usize = MAX_REQUESTS + EAGER_SLOTS;
+
 const FREE: RecvSlot =
     RecvSlot { busy: false, landed: false, index: 0, request: RequestId(0), sequence: 0, room: 0, size: 0, stripes: 0, seen: 0 };
 
@@ -99,13 +117,21 @@ impl RecvComm {
         let name = format!("recv comm {} on {} from", established.stats.id(), net.device_name(dev));
         let (mut core, records) = Core::new(established, Side::Recv, name, &net.config);
         for lane in 0..core.rails.lanes() {
-            for _ in 0..MAX_REQUESTS {
+            for _ in 0..RECEIVES {
                 core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
             }
         }
         let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
-        let (slots, announcements) = (Box::new([FREE; SLOTS]), [[0; SLOT_SIZE]; MAX_RECVS]);
-        let receiver = Receiver { core, early, records, slots, tail: 0, flusher: None, dev, announcements };
+        let landing = Landing {
+            records,
+            slots: Box::new([FREE; SLOTS]),
+            read: 0,
+            inbox: Inbox::new(core.eager()),
+            mrs: net.mrs.clone(),
+            dev,
+        };
+        let announcements = [[0; SLOT_SIZE]; MAX_RECVS];
+        let receiver = Receiver { core, early, landing, tail: 0, count: 0, flusher: None, dev, announcements };
         let device = net.device(dev)?;
         let receiver = match device.background(&net.config)? {
             None => Held::Own(receiver),
@@ -174,8 +200,8 @@ impl Member for Receiver {
         if self.core.has_failed() {
             return Progress::Done;
         }
-        let Receiver { core, records, slots, .. } = self;
-        let (moved, watch) = core.progress_unasked(WaitCause::PeerNoSend, |core, wr, done| completed(core, records, slots, wr, done));
+        let Receiver { core, landing, .. } = self;
+        let (moved, watch) = core.progress_unasked(WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
         self.follow(watch);
         if moved { Progress::Moved } else { Progress::Idle }
     }
@@ -184,10 +210,10 @@ impl Member for Receiver {
         if self.core.has_failed() {
             return Progress::Done;
         }
-        let Receiver { core, records, slots, .. } = self;
-        let (progress, watch) = core.rest(sleep, WaitCause::PeerNoSend, |core, wr, done| completed(core, records, slots, wr, done));
+        let Receiver { core, landing, .. } = self;
+        let (progress, watch) = core.rest(sleep, WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
         self.follow(watch);
-        if self.early.is_some() {
+        if self.early.is_some() || self.landing.inbox.keeps_quiet() {
             sleep.nap();
         }
         progress
@@ -208,23 +234,32 @@ impl Receiver {
         if !(1..=MAX_RECVS).contains(&n) {
             return Err(bad_group(n));
         }
+        if let ([buffer], true) = (buffers, self.landing.inbox.may_skip())
+            && let Some(outcome) = self.irecv_unannounced(mrs, buffer)
+        {
+            return outcome;
+        }
+        let first = self.landing.inbox.first();
         let mut free = true;
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
             let Some(place) = self.announcements.get_mut(i) else { break };
-            announcement(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
-            free &= self.slots.get((sequence % SLOTS as u64) as usize).is_some_and(|slot| !slot.busy);
+            announcement(mrs, self.dev, buffer, n, first)?.encode_to(sequence, place);
+            free &= self.landing.is_free(sequence);
+        }
+        if self.landing.inbox.counts() {
+            free &= self.landing.has_places(n);
         }
         // A lane holds as many receives as slots can be announced, so those need no look.
         let lane = ANNOUNCES;
         if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
             return self.null_post();
         }
-        let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
+        let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.count, bytes: [0; MAX_RECVS] };
         let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
-            if let Some(slot) = self.slot(sequence) {
+            if let Some(slot) = self.landing.slot(sequence) {
                 *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, ..FREE };
             }
         }
@@ -240,10 +275,51 @@ impl Receiver {
             self.core.post_failed(WrKind::Cts, lane, error);
             return self.core.check().map(|()| None);
         }
-        self.core.posted();
+        if self.landing.inbox.counts() {
+            self.landing.count(&mut self.core, self.tail, buffers);
+        }
         self.tail += n as u64;
-        stage::reach(Stage::RecvPosted);
+        self.posted(n);
         Ok(Some(id))
+    }
+
+    #[inline(always)]
+    fn posted(&mut self, n: usize) {
+        self.core.posted();
+        self.count += n as u64;
+        stage::reach(Stage::RecvPosted);
+    }
+
+    /// Posts a receive of which the sender need not know: its message is here already, or will come anyway. `None` if that is not so.
+    #[inline(never)]
+    fn irecv_unannounced(&mut self, mrs: &MrTable, buffer: &RecvBuffer) -> Option<Result<Option<RequestId>>> {
+        let Receiver { core, landing, early, count, .. } = self;
+        if !landing.inbox.has(buffer.tag as u32) {
+            return None;
+        }
+        let come = landing.inbox.come();
+        if come.is_none() && !(landing.inbox.may_be_quiet(buffer.len) && early.is_none()) {
+            return None;
+        }
+        if let Err(error) = check_buffer(mrs, landing.dev, buffer) {
+            return Some(Err(error));
+        }
+        if !landing.has_places(1) || !core.requests.has_room() {
+            return Some(self.null_post());
+        }
+        let request = Request { n: 1, left: 1, stripes: 0, sequence: *count, bytes: [0; MAX_RECVS] };
+        let id = core.requests.insert(request)?;
+        match come {
+            None => landing.inbox.post(None, id, buffer.addr, buffer.len, buffer.mr),
+            Some(arrival) => {
+                landing.inbox.took();
+                let size = landing.copy(core, arrival, buffer.addr, buffer.len, buffer.mr);
+                landing.finish(core, id, size);
+                landing.give_back(core);
+            }
+        }
+        self.posted(1);
+        Some(self.core.check().map(|()| Some(id)))
     }
 
     /// Lets go of held announcements once the peer can take them, as many as there is room for.
@@ -306,15 +382,10 @@ impl Receiver {
         self.core.check().map(|()| None)
     }
 
-    #[inline]
-    fn slot(&mut self, sequence: u64) -> Option<&mut RecvSlot> {
-        self.slots.get_mut((sequence % SLOTS as u64) as usize)
-    }
-
     #[inline(never)]
     fn progress(&mut self, cause: WaitCause) {
-        let Receiver { core, records, slots, .. } = self;
-        let watch = core.progress(cause, |core, wr, done| completed(core, records, slots, wr, done));
+        let Receiver { core, landing, .. } = self;
+        let watch = core.progress(cause, |core, wr, done| landing.completed(core, wr, done));
         self.follow(watch);
     }
 
@@ -326,6 +397,10 @@ impl Receiver {
         }
         if self.early.is_some() {
             self.release();
+        }
+        self.landing.give_back(&mut self.core);
+        if self.landing.inbox.keeps_quiet() && self.landing.inbox.polled(LOOK_EVERY) {
+            self.landing.tell(&mut self.core);
         }
     }
 }
@@ -357,17 +432,21 @@ fn bad_group(n: usize) -> Error {
     Error::internal(format!("irecv: a group of {n}; 1..={MAX_RECVS} are possible (maxRecvs)"))
 }
 
+/// The registration of a buffer of device `dev`; `None` for one without bytes.
+#[inline(always)]
+fn check_buffer<'a>(mrs: &'a MrTable, dev: usize, buffer: &RecvBuffer) -> Result<Option<&'a Registration>> {
+    match buffer.len {
+        0 => Ok(None),
+        1..=MAX_MESSAGE => mrs.lookup("irecv", dev, buffer.mr, buffer.addr, buffer.len).map(Some),
+        _ => Err(too_long("irecv", buffer.len)),
+    }
+}
+
 /// What announces a buffer of device `dev`, one of `n`.
 #[inline(always)]
-fn announcement(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Slot> {
-    if buffer.len > MAX_MESSAGE {
-        return Err(too_long("irecv", buffer.len));
-    }
-    let rkeys = match buffer.len {
-        0 => [0; _],
-        len => mrs.lookup("irecv", dev, buffer.mr, buffer.addr, len)?.rkeys(),
-    };
-    Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 })
+fn announcement(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize, first: u32) -> Result<Slot> {
+    let rkeys = check_buffer(mrs, dev, buffer)?.map_or([0; _], Registration::rkeys);
+    Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, first, tag: buffer.tag as u32 })
 }
 
 /// Writes an announcement into the sender's FIFO.
@@ -406,11 +485,47 @@ fn write_of<'a>(rails: &Rails, lane: usize, sequence: u64, announcement: &'a [u8
     SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(announcement), remote_addr, rkey, imm: 0, signaled: false }
 }
 
-/// A posting has completed.
-#[inline(always)]
-fn completed(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], wr: &WrId, completion: &Completion) {
+impl Landing {
+    #[inline]
+    fn slot(&mut self, sequence: u64) -> Option<&mut RecvSlot> {
+        self.slots.get_mut((sequence % SLOTS as u64) as usize)
+    }
+
+    /// Whether announcement `sequence` may be written: the receive a lap before it is done, and the sender has read of it. (It need not have:
+    /// an eager message may have served it.)
+    #[inline(always)]
+    fn is_free(&self, sequence: u64) -> bool {
+        let slot = self.slots.get((sequence % SLOTS as u64) as usize);
+        slot.is_some_and(|slot| !slot.busy) && sequence < self.read + SLOTS as u64
+    }
+
+    /// Whether `n` more receives with the eager tag can be noted.
+    #[inline]
+    fn has_places(&self, n: usize) -> bool {
+        self.inbox.has_room(n as u32, |sequence| {
+            let slot = self.slots.get((sequence % SLOTS as u64) as usize);
+            slot.is_none_or(|slot| !slot.busy || slot.landed || slot.sequence != sequence)
+        })
+    }
+
+    /// A group was announced from `tail` on: notes those with the eager tag, and takes what has come for them.
+    #[inline(never)]
+    fn count(&mut self, core: &mut Core, tail: u64, buffers: &[RecvBuffer]) {
+        let Some(tag) = buffers.first().and_then(|first| self.inbox.tag(first.tag as u32)) else { return };
+        for (sequence, buffer) in (tail..).zip(buffers).filter(|(_, buffer)| buffer.tag as u32 == tag) {
+            self.inbox.post(Some(sequence), RequestId(0), buffer.addr, buffer.len, buffer.mr);
+        }
+        if let Some(last) = buffers.last() {
+            self.inbox.announced(buffers.len(), last.tag as u32, last.len);
+        }
+        self.deliver(core);
+    }
+
+    /// A posting has completed.
+    #[inline(always)]
+    fn completed(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
     if wr.kind == WrKind::Recv {
-        return received(core, records, slots, wr, completion);
+        return self.received(core, wr, completion);
     }
     match wr.kind {
         WrKind::Flush => {
@@ -425,7 +540,7 @@ fn completed(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], 
 
 /// A stripe has landed: says so to its slot, and replaces the receive that it consumed.
 #[inline(always)]
-fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], wr: &WrId, completion: &Completion) {
+fn received(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
     let lane = usize::from(wr.lane);
     match core.rails.post_recv(lane) {
         // A queue pair that has failed since says so itself, behind what arrived before.
@@ -434,9 +549,14 @@ fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], w
     }
     let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
     let (number, meaning) = Imm::decode(imm);
+    if let Imm::Eager(low) = meaning {
+        return self.arrived(core, number, low, completion.byte_len);
+    }
+    let Landing { records, slots, read, .. } = self;
     let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.busy && !slot.landed) else {
         return unexpected(core, number);
     };
+    *read = (*read).max(slot.sequence + 1);
     match meaning {
         Imm::Whole(size) if slot.seen == 0 => {
             slot.size = u64::from(size);
@@ -448,12 +568,128 @@ fn received(core: &mut Core, records: &Records, slots: &mut [RecvSlot; SLOTS], w
                 return;
             }
         }
+        Imm::Eager(_) => {}
     }
     if slot.size > slot.room {
         return too_much(core, slot.size, slot.room, number);
     }
     if slot.landed {
-        landed(core, slots, number);
+        self.landed(core, number);
+    }
+}
+
+    /// A message is whole. Its slot stays taken until its group is done: the sender looks at all of them until then.
+    #[inline]
+    fn landed(&mut self, core: &mut Core, number: u8) {
+        let Some(slot) = self.slots.get(usize::from(number)).copied() else { return };
+        let Some(request) = core.requests.get_mut(slot.request) else { return };
+        if let Some(size) = request.bytes.get_mut(usize::from(slot.index)) {
+            *size = slot.size as u32;
+        }
+        request.left = request.left.saturating_sub(1);
+        if request.left == 0 {
+            let first = slot.sequence - u64::from(slot.index);
+            for sequence in first..first + u64::from(request.n) {
+                if let Some(slot) = self.slot(sequence) {
+                    slot.busy = false;
+                }
+            }
+            stage::reach(Stage::RecvDone);
+        }
+    }
+
+    /// An eager message has landed.
+    #[inline(never)]
+    fn arrived(&mut self, core: &mut Core, slot: u8, low: u16, len: u32) {
+        if !self.inbox.arrive(slot, low, len as usize) {
+            return core.nonsense(format_args!("an eager message of {len} bytes in slot {slot}, number {low}"));
+        }
+        self.deliver(core);
+    }
+
+    /// Copies what has come to the receives that it is for.
+    fn deliver(&mut self, core: &mut Core) {
+        loop {
+            let (arrival, place) = match self.inbox.deliver() {
+                Ok(Some(delivery)) => delivery,
+                Ok(None) => break,
+                Err(Arrival { number, .. }) => return core.nonsense(format_args!("an eager message for receive {number}, which had its message")),
+            };
+            let Some(sequence) = place.announced else {
+                let size = self.copy(core, arrival, place.addr, place.len as usize, place.mr);
+                self.finish(core, place.request, size);
+                continue;
+            };
+            let waits = |slot: &&mut RecvSlot| slot.busy && slot.sequence == sequence && !slot.landed && slot.stripes == 0;
+            if self.slot(sequence).filter(waits).is_none() {
+                return unexpected(core, (sequence % SLOTS as u64) as u8);
+            }
+            let size = self.copy(core, arrival, place.addr, place.len as usize, place.mr);
+            if let Some(slot) = self.slot(sequence) {
+                (slot.size, slot.landed) = (u64::from(size), true);
+            }
+            self.landed(core, (sequence % SLOTS as u64) as u8);
+        }
+        self.give_back(core);
+    }
+
+    /// Copies an eager message to where it belongs; as much of it as there is room for, and how much that is.
+    fn copy(&self, core: &mut Core, arrival: Arrival, addr: usize, room: usize, mr: MrHandle) -> u32 {
+        let mut bytes = [0; EAGER_SIZE];
+        let len = usize::from(arrival.len).min(room);
+        let Some(bytes) = bytes.get_mut(..len).filter(|bytes| !bytes.is_empty()) else { return 0 };
+        self.records.eager(arrival.slot, bytes);
+        match self.mrs.lookup("a receive outstanding", self.dev, mr, addr, len) {
+            Ok(registration) if registration.fill(addr, bytes) => {}
+            Ok(_) => core.fail(Failure::internal("a receive outstanding: its memory was deregistered".into())),
+            Err(error) => core.fail(Failure::internal(error.to_string())),
+        }
+        len as u32
+    }
+
+    /// The request of an unannounced receive is done.
+    fn finish(&self, core: &mut Core, id: RequestId, size: u32) {
+        let failed = core.has_failed();
+        if let Some(request) = core.requests.get_mut(id).filter(|_| !failed) {
+            request.left = 0;
+            request.bytes = [0; MAX_RECVS];
+            if let Some(bytes) = request.bytes.first_mut() {
+                *bytes = size;
+            }
+            stage::reach(Stage::RecvDone);
+        }
+    }
+
+    /// Lets the sender know of the eager slots that were emptied, if it is worth it.
+    #[inline]
+    fn give_back(&mut self, core: &mut Core) {
+        if self.inbox.owes() {
+            self.say(core);
+        }
+    }
+
+    /// Lets the sender know of quiet receives if they have waited for long enough.
+    #[inline(never)]
+    fn tell(&mut self, core: &mut Core) {
+        if !core.has_failed() && self.inbox.is_overdue(clock::now()) {
+            self.say(core);
+        }
+    }
+
+    #[inline(never)]
+    fn say(&mut self, core: &mut Core) {
+        // Without room, this is tried again.
+        if core.rails.room(ANNOUNCES) == 0 || core.has_failed() {
+            return;
+        }
+        let news = self.inbox.news().encode();
+        let (remote_addr, rkey) = core.rails.remote(ANNOUNCES, AT_CREDIT);
+        let write =
+            SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&news), remote_addr, rkey, imm: 0, signaled: false };
+        match core.rails.post_send_all(ANNOUNCES, &mut [write], WrKind::Cts, RequestId(0), false) {
+            Ok(()) => self.inbox.told(),
+            Err(error) => core.post_failed(WrKind::Cts, ANNOUNCES, error),
+        }
     }
 }
 
@@ -498,21 +734,3 @@ fn too_much(core: &mut Core, size: u64, room: u64, number: u8) {
     core.nonsense(format_args!("{size} bytes for slot {number}, which has room for {room}"));
 }
 
-/// A message is whole. Its slot stays taken until its group is done: the sender looks at all of them until then.
-#[inline]
-fn landed(core: &mut Core, slots: &mut [RecvSlot; SLOTS], number: u8) {
-    let Some(slot) = slots.get(usize::from(number)) else { return };
-    let Some(request) = core.requests.get_mut(slot.request) else { return };
-    if let Some(size) = request.bytes.get_mut(usize::from(slot.index)) {
-        *size = slot.size as u32;
-    }
-    request.left = request.left.saturating_sub(1);
-    if request.left == 0 {
-        for i in 0..u64::from(request.n) {
-            if let Some(slot) = slots.get_mut(((request.sequence + i) % SLOTS as u64) as usize) {
-                slot.busy = false;
-            }
-        }
-        stage::reach(Stage::RecvDone);
-    }
-}

@@ -12,11 +12,12 @@ use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest, Sge};
 use super::background::{Guarded, Member, Sleep, Watch};
 use super::comm::{Core, too_long};
 use super::connect::Connector;
-use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
+use super::cts_fifo::{self, AT_EAGER, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
+use super::eager::{Announced, EAGER_SIZE, Outbox};
 use super::handshake::Established;
 use super::liveness::Failure;
 use super::mr_cache::{MrHandle, MrTable, Registration};
-use super::rails::{Plan, Rails, Side, WrId, WrKind};
+use super::rails::{ANNOUNCES, Plan, Rails, Side, WrId, WrKind};
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -50,6 +51,9 @@ pub(super) struct Sender {
     group_len: usize,
     /// Which of its slots were used: a bit each.
     used: u8,
+    /// Messages sent: more than announcements were used.
+    count: u64,
+    outbox: Outbox,
     split_min: usize,
     dev: usize,
 }
@@ -207,6 +211,8 @@ impl Sender {
         let name = format!("send comm {} on {} to", established.stats.id(), net.device_name(dev));
         let (core, fifo) = Core::new(established, Side::Send, name, &net.config);
         Sender {
+            count: 0,
+            outbox: Outbox::new(core.eager()),
             core,
             fifo,
             head: 0,
@@ -225,7 +231,16 @@ impl Sender {
             return Err(too_long("isend", len));
         }
         let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
-        let Some(index) = self.find(tag).or_else(|| self.find_later(tag)) else { return self.null_post() };
+        let index = match self.find(tag) {
+            Some(index) => index,
+            None => match self.outbox.takes(len, tag as u32).filter(|_| self.group_len == 0) {
+                Some(len) => return self.isend_eager(addr, len, registration),
+                None => match self.find_later(tag) {
+                    Some(index) => index,
+                    None => return self.isend_unannounced(addr, len, tag, registration),
+                },
+            },
+        };
         let Some(slot) = self.group.get(index) else { return Ok(None) };
         let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
         if slot.addr.checked_add(len as u64).is_none() {
@@ -236,7 +251,7 @@ impl Sender {
             return self.isend_long(index, addr, len, registration);
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.core.requests.insert(request(len, 1 << lane, sequence)) else { return self.full() };
+        let Some(id) = self.core.requests.insert(request(len, 1 << lane, self.count)) else { return self.full() };
         let write = Message { slot, sequence, addr, registration, id }.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.core.rails.post_send(lane, [write], WrKind::Data, id, true) {
             return self.not_posted(lane, error);
@@ -257,7 +272,7 @@ impl Sender {
             return self.full();
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.core.requests.insert(request(len, lanes, sequence)) else { return Ok(None) };
+        let Some(id) = self.core.requests.insert(request(len, lanes, self.count)) else { return Ok(None) };
         if let Err((lane, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.core, plan) {
             return self.not_posted(lane, error);
         }
@@ -265,11 +280,85 @@ impl Sender {
         Ok(Some(id))
     }
 
+    /// Nothing is announced, as far as was looked: sends if the receiver's last word allows it.
+    #[cold]
+    #[inline(never)]
+    fn isend_unannounced(&mut self, addr: usize, len: usize, tag: i32, registration: Option<&Registration>) -> Result<Option<RequestId>> {
+        if self.group_len > 0 || !self.outbox.wants_credit(tag as u32) || self.core.has_failed() {
+            return self.null_post();
+        }
+        let credit = self.fifo.credit();
+        // What was announced before that was said is there now.
+        if self.find(tag).is_none() && self.group_len == 0 && !self.core.has_failed() {
+            if !self.outbox.credit(credit) {
+                self.core.nonsense(format_args!("{credit:?}, which cannot be"));
+            } else if let Some(len) = self.outbox.takes(len, tag as u32) {
+                return self.isend_eager(addr, len, registration);
+            }
+        }
+        self.null_post()
+    }
+
+    /// Sends a message into the receiver's eager ring.
+    #[inline(never)]
+    fn isend_eager(&mut self, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
+        let lane = ANNOUNCES;
+        let rails = &mut self.core.rails;
+        // The second is for an empty one behind it.
+        if rails.room(lane) < 2 || !self.core.requests.has_room() {
+            return self.full();
+        }
+        let Some(id) = self.core.requests.insert(request(len, 1 << lane, self.count)) else { return Ok(None) };
+        let (number, slot) = self.outbox.next();
+        let (remote_addr, rkey) = rails.remote(lane, AT_EAGER + slot * EAGER_SIZE);
+        let lkey = registration.map_or(0, |registration| registration.lkey(rails.rail_of(lane)));
+        let message = SendRequest {
+            wr_id: 0,
+            opcode: Opcode::WriteWithImm,
+            payload: Payload::Sge(Sge { addr: addr as u64, len: len as u32, lkey }),
+            remote_addr,
+            rkey,
+            imm: Imm::Eager(number as u16).encode(slot as u8),
+            signaled: true,
+        };
+        let signal = !rails.lets_go();
+        if let Err(error) = rails.post_send(lane, [message], WrKind::Data, id, signal) {
+            return self.not_posted(lane, error);
+        }
+        if !signal {
+            if rails.has_left(lane) {
+                // Nobody waits for the acknowledgement.
+                if let Some(request) = self.core.requests.get_mut(id) {
+                    request.left = 0;
+                    stage::reach(Stage::SendDone);
+                }
+            } else {
+                let behind = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&[]), imm: 0, ..message };
+                if let Err(error) = rails.post_send(lane, [behind], WrKind::Data, id, true) {
+                    return self.not_posted(lane, error);
+                }
+            }
+        }
+        self.outbox.sent();
+        self.given_out();
+        Ok(Some(id))
+    }
+
     /// A message for slot `index` of the group was posted.
     #[inline(always)]
     fn posted(&mut self, index: usize) {
-        self.core.posted();
+        if let Some(slot) = self.group.get(index) {
+            self.outbox.sent_directly(slot.tag);
+        }
         self.use_slot(index);
+        self.given_out();
+    }
+
+    /// A request is the caller's.
+    #[inline(always)]
+    fn given_out(&mut self) {
+        self.core.posted();
+        self.count += 1;
         stage::reach(Stage::SendPosted);
     }
 
@@ -290,9 +379,7 @@ impl Sender {
     /// Which of the head group's slots is unused and has this tag.
     #[inline(always)]
     fn find(&mut self, tag: i32) -> Option<usize> {
-        if self.group_len == 0 {
-            self.load_group();
-        }
+        while self.group_len == 0 && self.load_group() {}
         let tag = tag as u32;
         let mut i = 0;
         while i < self.group_len && (self.used >> i & 1 != 0 || self.group.get(i).is_none_or(|slot| slot.tag != tag)) {
@@ -308,11 +395,12 @@ impl Sender {
         if self.core.has_failed() { None } else { self.find(tag) }
     }
 
-    /// Copies the group at the head out of the FIFO, if all of it has come.
+    /// Copies the group at the head out of the FIFO, if all of it has come and it is its turn. Whether it was: then either it is the head
+    /// group, or eager messages had served it and the next one is to be looked at.
     #[inline(always)]
-    fn load_group(&mut self) {
+    fn load_group(&mut self) -> bool {
         let first = match self.fifo.read(self.head) {
-            cts_fifo::Ready::NotYet => return,
+            cts_fifo::Ready::NotYet => return false,
             cts_fifo::Ready::Yes(slot) => slot,
             cts_fifo::Ready::Nonsense(value) => return self.bad_flag(value, self.head),
         };
@@ -322,9 +410,19 @@ impl Sender {
         let len = first.nreqs as usize;
         self.group[0] = first;
         if len > 1 && !self.load_others(len) {
-            return;
+            return false;
         }
-        self.group_len = len;
+        let group = self.group.get(..len).unwrap_or_default().iter().map(|slot| (slot.tag, slot.size));
+        match self.outbox.announced(first.first, group) {
+            Announced::Served(served) => {
+                self.group_len = len;
+                self.used = served;
+                self.pass();
+                true
+            }
+            Announced::Later => false,
+            Announced::Nonsense(number) => self.bad_number(number),
+        }
     }
 
     /// Copies the rest of a group; whether it has come.
@@ -350,19 +448,34 @@ impl Sender {
 
     #[cold]
     #[inline(never)]
-    fn bad_flag(&mut self, value: u64, sequence: u64) {
+    fn bad_flag(&mut self, value: u64, sequence: u64) -> bool {
         self.core.nonsense(format_args!("ready flag {value} where {} belongs", sequence + 1));
+        false
     }
 
     #[cold]
     #[inline(never)]
-    fn bad_group(&mut self, nreqs: u32) {
+    fn bad_group(&mut self, nreqs: u32) -> bool {
         self.core.nonsense(format_args!("a group of {nreqs} receives"));
+        false
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn bad_number(&mut self, number: u32) -> bool {
+        self.core.nonsense(format_args!("receive {number} where none can be"));
+        false
     }
 
     #[inline]
     fn use_slot(&mut self, index: usize) {
         self.used |= 1 << index;
+        self.pass();
+    }
+
+    /// Goes on to the next group once all slots of this one were used.
+    #[inline]
+    fn pass(&mut self) {
         if usize::from(self.used) == (1 << self.group_len) - 1 {
             self.head += self.group_len as u64;
             self.group_len = 0;
@@ -411,7 +524,7 @@ impl Sender {
 
     #[cold]
     fn watch(&mut self, cause: WaitCause) {
-        let next = self.head + u64::from(self.used.trailing_ones());
+        let next = self.count;
         let why = if self.group_len > 0 { "with this tag; there is one with another" } else { "" };
         // Who only tests requests has no further send to post.
         self.core.watch((cause == WaitCause::PeerNoReceive).then_some(next), why);

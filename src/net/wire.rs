@@ -18,8 +18,10 @@ use std::io::{self, Read, Write};
 use crate::base::mac;
 use crate::fabric::{ENDPOINT_SIZE, Endpoint};
 
+use super::eager::EAGER_SIZE;
+
 /// Version of everything two Railheads say to each other, the layout of slots, records and immediates included.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of a frame's MAC (HMAC-SHA-256).
@@ -259,6 +261,8 @@ pub struct Params {
     pub rails: u8,
     /// Queue pairs on each rail.
     pub qps_per_rail: u8,
+    /// Longest eager message that the side sends or takes; 0 for none.
+    pub eager: u8,
     /// Name of the fabric.
     pub fabric: String,
     /// Name of the host.
@@ -283,7 +287,7 @@ impl Params {
         out.extend_from_slice(&self.traffic_class.to_le_bytes());
         out.extend_from_slice(&self.max_message.to_le_bytes());
         out.extend_from_slice(&self.memory.to_le_bytes());
-        out.extend_from_slice(&[self.rails, self.qps_per_rail]);
+        out.extend_from_slice(&[self.rails, self.qps_per_rail, self.eager]);
         for name in [&self.fabric, &self.host, &self.device] {
             let name = cut(name, MAX_NAME);
             out.push(name.len() as u8);
@@ -311,11 +315,15 @@ impl Params {
         let memory = read.u64()?;
         let rails = read.u8()?;
         let qps_per_rail = read.u8()?;
+        let eager = read.u8()?;
         if !(1..=MAX_RAILS).contains(&usize::from(rails)) {
             return Err(WireError::Field("number of rails"));
         }
         if !(1..=MAX_QPS_PER_RAIL).contains(&usize::from(qps_per_rail)) {
             return Err(WireError::Field("number of queue pairs"));
+        }
+        if usize::from(eager) > EAGER_SIZE {
+            return Err(WireError::Field("length of eager messages"));
         }
         let fabric = read.name("fabric name")?;
         let host = read.name("host name")?;
@@ -337,6 +345,7 @@ impl Params {
             memory,
             rails,
             qps_per_rail,
+            eager,
             fabric,
             host,
             device,

@@ -12,7 +12,7 @@ pub use pages::Pages;
 pub(crate) use shm::memfd;
 pub use shm::{FILE_PREFIX, Shm, sweep};
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A range of the caller's memory: the token that crosses from the C boundary to registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,58 @@ impl UserMemory {
     /// Whether the range holds no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+/// The range of a registration: which it is may change, from none to one and back.
+#[derive(Default)]
+pub struct UserRange {
+    addr: AtomicUsize,
+    len: AtomicUsize,
+}
+
+impl UserRange {
+    /// It is `memory` from now on, which is registered.
+    pub fn set(&self, memory: UserMemory) {
+        self.addr.store(memory.addr, Ordering::Relaxed);
+        self.len.store(memory.len, Ordering::Relaxed);
+    }
+
+    /// It is none from now on: before the region over it is dropped, once nothing that [`UserRange::fill`] was to be called for is left.
+    pub fn clear(&self) {
+        self.len.store(0, Ordering::Relaxed);
+    }
+
+    /// First byte.
+    #[inline]
+    pub fn addr(&self) -> usize {
+        self.addr.load(Ordering::Relaxed)
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether `len` bytes at `addr` are inside.
+    #[inline(always)]
+    pub fn covers(&self, addr: usize, len: usize) -> bool {
+        let size = self.len();
+        addr.checked_sub(self.addr()).is_some_and(|offset| offset <= size && len <= size - offset)
+    }
+
+    /// Copies `bytes` to `addr`; false if they do not fit inside.
+    #[inline]
+    #[must_use]
+    pub fn fill(&self, addr: usize, bytes: &[u8]) -> bool {
+        let fits = self.covers(addr, bytes.len());
+        if fits {
+            // SAFETY: the destination must be writable, which the maker of the `UserMemory` vouched for as long as it is registered, and it is
+            // until `clear`. The source is not in it: nobody lends a slice of memory that a peer may write.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+        }
+        fits
     }
 }
 

@@ -125,6 +125,12 @@ impl QueuePair {
         matches!(self.link, Link::Shm(_) | Link::Tcp(_) | Link::Own)
     }
 
+    /// Whether the wire has everything that was posted.
+    #[inline]
+    pub fn has_left(&self) -> bool {
+        !self.core.sq.pending() && self.met()
+    }
+
     /// Number in completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {

@@ -162,7 +162,7 @@ fn a_message_into_deregistered_memory_fails_that_comm_only() {
 /// What a hostile receiver may write into the FIFO.
 #[test]
 fn nonsense_in_the_fifo_fails_the_sender() {
-    let good = Slot { addr: 4096, size: 64, rkeys: [1; 8], nreqs: 1, tag: 0 };
+    let good = Slot { addr: 4096, size: 64, rkeys: [1; 8], nreqs: 1, first: 0, tag: 0 };
     let slots = |changes: &[&dyn Fn(&mut Slot)]| -> Vec<[u8; SLOT_SIZE]> {
         let change = |(i, change): (usize, &&dyn Fn(&mut Slot))| {
             let mut slot = good;
