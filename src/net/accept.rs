@@ -335,7 +335,19 @@ impl Acceptor {
         stats.set_peer(&peer.label, theirs.pid as i32);
         let process = peer.pid.and_then(Process::find);
         let confirm = LateConfirm::new(self.secret, h1.to_vec(), h2.clone());
-        Ok((h2, Made { process, rails, records, stats, peer, confirm, qps_per_rail: qps as u8, eager: usize::from(ours.eager.min(theirs.eager)) }))
+        Ok((
+            h2,
+            Made {
+                process,
+                rails,
+                records,
+                stats,
+                peer,
+                confirm,
+                qps_per_rail: qps as u8,
+                eager: usize::from(ours.eager.min(theirs.eager)),
+            },
+        ))
     }
 
     fn establish(&self, stream: TcpStream, made: Made, unconfirmed: bool) -> Box<Established<Records>> {

@@ -35,6 +35,8 @@ pub struct Core {
     pub stats: CommStats,
     liveness: Liveness,
     eager: usize,
+    /// Bytes of eager messages: no part of what others wait for.
+    beside: u64,
     side: Side,
     watch: Watch,
     /// Since when announcements are out that nobody will be told of; 0: there are none, as far as looked. And how long that may be.
@@ -77,6 +79,7 @@ impl Core {
             stats,
             liveness,
             eager,
+            beside: 0,
             side,
             watch: Watch::new(config.stall_warn_s.nanos()),
             untold: 0,
@@ -95,6 +98,12 @@ impl Core {
     /// Bytes of an eager message at most; 0: the comm has none.
     pub fn eager(&self) -> usize {
         self.eager
+    }
+
+    /// An eager message of so many bytes was sent, or has come.
+    #[inline]
+    pub fn moved_beside(&mut self, len: usize) {
+        self.beside += len as u64;
     }
 
     /// Errors: the comm has failed.
@@ -245,7 +254,7 @@ impl Core {
         let request = oldest.map(|(id, request)| Waiting { subject: Subject::Request(id), sequence: request.sequence });
         let waiting = request.or(next.map(|sequence| Waiting { subject: Subject::NextSend, sequence }));
         let now = clock::now();
-        match self.watch.look(now, waiting, self.stats.moved()) {
+        match self.watch.look(now, waiting, self.stats.moved().wrapping_sub(self.beside)) {
             Step::Nothing => {}
             Step::Suspect => {
                 let id = self.watch.ask();

@@ -286,7 +286,14 @@ mod tests {
     }
 
     fn sample() -> Slot {
-        Slot { addr: 0x1122_3344_5566_7788, size: 1 << 30, rkeys: [1, 2, 3, 4, 5, 6, 7, 0xffff_ffff], nreqs: 8, first: 0x00ab_cdef, tag: 0x8000_0001 }
+        Slot {
+            addr: 0x1122_3344_5566_7788,
+            size: 1 << 30,
+            rkeys: [1, 2, 3, 4, 5, 6, 7, 0xffff_ffff],
+            nreqs: 8,
+            first: 0x00ab_cdef,
+            tag: 0x8000_0001,
+        }
     }
 
     #[test]

@@ -95,6 +95,11 @@ impl Outbox {
         true
     }
 
+    /// Whether there are receives that no message was sent to, by what the receiver says.
+    pub fn awaited(&self, credit: Credit) -> bool {
+        ahead(credit.posted, self.numbered) > 0
+    }
+
     /// Number and slot of the next eager message, which is being sent.
     #[inline]
     pub fn next(&self) -> (u32, usize) {
@@ -117,17 +122,15 @@ impl Outbox {
         }
     }
 
-    /// A group of receives with these tags and lengths has been announced, `first` as it says.
+    /// Whether messages are to be counted.
     #[inline(always)]
-    pub fn announced(&mut self, first: u32, group: impl Iterator<Item = (u32, u64)>) -> Announced {
-        if self.most == 0 {
-            return Announced::Served(0);
-        }
-        self.place(first, group)
+    pub fn counts(&self) -> bool {
+        self.most > 0
     }
 
-    #[inline(never)]
-    fn place(&mut self, first: u32, group: impl Iterator<Item = (u32, u64)>) -> Announced {
+    /// A group of receives with these tags and lengths has been announced, `first` as it says.
+    #[inline]
+    pub fn announced(&mut self, first: u32, group: impl Iterator<Item = (u32, u64)>) -> Announced {
         let first = nearest(self.known, first, FIRST_BITS);
         if ahead(first, self.known) < 0 || ahead(first, self.numbered) > PLACES as i32 {
             return Announced::Nonsense(first);
@@ -424,5 +427,12 @@ impl Inbox {
     pub fn told(&mut self) {
         self.returned = self.taken;
         self.told = self.posted;
+    }
+}
+
+#[cfg(test)]
+impl Outbox {
+    pub fn sent_for_test(&self) -> u32 {
+        self.sent
     }
 }

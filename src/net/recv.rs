@@ -122,14 +122,8 @@ impl RecvComm {
             }
         }
         let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
-        let landing = Landing {
-            records,
-            slots: Box::new([FREE; SLOTS]),
-            read: 0,
-            inbox: Inbox::new(core.eager()),
-            mrs: net.mrs.clone(),
-            dev,
-        };
+        let landing =
+            Landing { records, slots: Box::new([FREE; SLOTS]), read: 0, inbox: Inbox::new(core.eager()), mrs: net.mrs.clone(), dev };
         let announcements = [[0; SLOT_SIZE]; MAX_RECVS];
         let receiver = Receiver { core, early, landing, tail: 0, count: 0, flusher: None, dev, announcements };
         let device = net.device(dev)?;
@@ -524,59 +518,59 @@ impl Landing {
     /// A posting has completed.
     #[inline(always)]
     fn completed(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
-    if wr.kind == WrKind::Recv {
-        return self.received(core, wr, completion);
-    }
-    match wr.kind {
-        WrKind::Flush => {
-            if let Some(request) = core.requests.get_mut(wr.id) {
-                request.left = request.left.saturating_sub(1);
-            }
+        if wr.kind == WrKind::Recv {
+            return self.received(core, wr, completion);
         }
-        WrKind::Cts => core.accepted(wr.id),
-        WrKind::Data | WrKind::Recv => {}
+        match wr.kind {
+            WrKind::Flush => {
+                if let Some(request) = core.requests.get_mut(wr.id) {
+                    request.left = request.left.saturating_sub(1);
+                }
+            }
+            WrKind::Cts => core.accepted(wr.id),
+            WrKind::Data | WrKind::Recv => {}
+        }
     }
-}
 
-/// A stripe has landed: says so to its slot, and replaces the receive that it consumed.
-#[inline(always)]
-fn received(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
-    let lane = usize::from(wr.lane);
-    match core.rails.post_recv(lane) {
-        // A queue pair that has failed since says so itself, behind what arrived before.
-        Ok(()) | Err(PostError::State(_)) => {}
-        Err(error) => return core.post_failed(WrKind::Recv, lane, error),
-    }
-    let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
-    let (number, meaning) = Imm::decode(imm);
-    if let Imm::Eager(low) = meaning {
-        return self.arrived(core, number, low, completion.byte_len);
-    }
-    let Landing { records, slots, read, .. } = self;
-    let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.busy && !slot.landed) else {
-        return unexpected(core, number);
-    };
-    *read = (*read).max(slot.sequence + 1);
-    match meaning {
-        Imm::Whole(size) if slot.seen == 0 => {
-            slot.size = u64::from(size);
-            slot.landed = true;
+    /// A stripe has landed: says so to its slot, and replaces the receive that it consumed.
+    #[inline(always)]
+    fn received(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
+        let lane = usize::from(wr.lane);
+        match core.rails.post_recv(lane) {
+            // A queue pair that has failed since says so itself, behind what arrived before.
+            Ok(()) | Err(PostError::State(_)) => {}
+            Err(error) => return core.post_failed(WrKind::Recv, lane, error),
         }
-        Imm::Whole(_) => return whole_after_stripes(core, number),
-        Imm::Stripe(index) => {
-            if !stripe_landed(core, records, slot, number, index) {
-                return;
+        let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
+        let (number, meaning) = Imm::decode(imm);
+        if let Imm::Eager(low) = meaning {
+            return self.arrived(core, number, low, completion.byte_len);
+        }
+        let Landing { records, slots, read, .. } = self;
+        let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.busy && !slot.landed) else {
+            return unexpected(core, number);
+        };
+        *read = (*read).max(slot.sequence + 1);
+        match meaning {
+            Imm::Whole(size) if slot.seen == 0 => {
+                slot.size = u64::from(size);
+                slot.landed = true;
             }
+            Imm::Whole(_) => return whole_after_stripes(core, number),
+            Imm::Stripe(index) => {
+                if !stripe_landed(core, records, slot, number, index) {
+                    return;
+                }
+            }
+            Imm::Eager(_) => {}
         }
-        Imm::Eager(_) => {}
+        if slot.size > slot.room {
+            return too_much(core, slot.size, slot.room, number);
+        }
+        if slot.landed {
+            self.landed(core, number);
+        }
     }
-    if slot.size > slot.room {
-        return too_much(core, slot.size, slot.room, number);
-    }
-    if slot.landed {
-        self.landed(core, number);
-    }
-}
 
     /// A message is whole. Its slot stays taken until its group is done: the sender looks at all of them until then.
     #[inline]
@@ -604,6 +598,7 @@ fn received(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
         if !self.inbox.arrive(slot, low, len as usize) {
             return core.nonsense(format_args!("an eager message of {len} bytes in slot {slot}, number {low}"));
         }
+        core.moved_beside(len as usize);
         self.deliver(core);
     }
 
@@ -613,7 +608,9 @@ fn received(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
             let (arrival, place) = match self.inbox.deliver() {
                 Ok(Some(delivery)) => delivery,
                 Ok(None) => break,
-                Err(Arrival { number, .. }) => return core.nonsense(format_args!("an eager message for receive {number}, which had its message")),
+                Err(Arrival { number, .. }) => {
+                    return core.nonsense(format_args!("an eager message for receive {number}, which had its message"));
+                }
             };
             let Some(sequence) = place.announced else {
                 let size = self.copy(core, arrival, place.addr, place.len as usize, place.mr);
@@ -733,4 +730,3 @@ fn whole_after_stripes(core: &mut Core, number: u8) {
 fn too_much(core: &mut Core, size: u64, room: u64, number: u8) {
     core.nonsense(format_args!("{size} bytes for slot {number}, which has room for {room}"));
 }
-

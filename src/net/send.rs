@@ -86,7 +86,8 @@ impl SendComm {
 
     /// Sends `len` bytes at `addr` into the receive that has this tag, of the group at the head of the FIFO. Size 0 is legal and needs
     /// no memory handle. `None`: the receiver has not announced it yet, or all requests are in use; call again. The memory must stay as it
-    /// is until `test` says that the request is done. A send longer than its receive is cut to it.
+    /// is until `test` says that the request is done. A send longer than its receive is cut to it. One of at most RAILHEAD_EAGER_MAX bytes may
+    /// go before the receive is posted, and be done before; its size is then what was sent.
     ///
     /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves.
     #[inline(always)]
@@ -340,6 +341,7 @@ impl Sender {
             }
         }
         self.outbox.sent();
+        self.core.moved_beside(len);
         self.given_out();
         Ok(Some(id))
     }
@@ -347,7 +349,7 @@ impl Sender {
     /// A message for slot `index` of the group was posted.
     #[inline(always)]
     fn posted(&mut self, index: usize) {
-        if let Some(slot) = self.group.get(index) {
+        if let (true, Some(slot)) = (self.outbox.counts(), self.group.get(index)) {
             self.outbox.sent_directly(slot.tag);
         }
         self.use_slot(index);
@@ -412,8 +414,19 @@ impl Sender {
         if len > 1 && !self.load_others(len) {
             return false;
         }
-        let group = self.group.get(..len).unwrap_or_default().iter().map(|slot| (slot.tag, slot.size));
-        match self.outbox.announced(first.first, group) {
+        if self.outbox.counts() {
+            return self.place_group(len);
+        }
+        self.group_len = len;
+        true
+    }
+
+    /// The same where eager messages may have served the group at the head, or quiet receives may come before it.
+    #[inline(never)]
+    fn place_group(&mut self, len: usize) -> bool {
+        let group = self.group.get(..len).unwrap_or_default();
+        let first = group.first().map_or(0, |slot| slot.first);
+        match self.outbox.announced(first, group.iter().map(|slot| (slot.tag, slot.size))) {
             Announced::Served(served) => {
                 self.group_len = len;
                 self.used = served;
@@ -525,7 +538,8 @@ impl Sender {
     #[cold]
     fn watch(&mut self, cause: WaitCause) {
         let next = self.count;
-        let why = if self.group_len > 0 { "with this tag; there is one with another" } else { "" };
+        let other = self.group_len > 0 || self.outbox.awaited(self.fifo.credit());
+        let why = if other { "with this tag; there is one with another" } else { "" };
         // Who only tests requests has no further send to post.
         self.core.watch((cause == WaitCause::PeerNoReceive).then_some(next), why);
     }
@@ -635,6 +649,10 @@ impl SendComm {
         if let Some(sender) = self.up() {
             sender.progress(WaitCause::Fabric);
         }
+    }
+
+    pub(super) fn eager_sent_for_test(&mut self) -> u32 {
+        self.up().map_or(0, |sender| sender.outbox.sent_for_test())
     }
 
     pub(super) fn lanes_for_test(&mut self) -> usize {
