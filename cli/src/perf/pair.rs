@@ -5,7 +5,7 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -73,6 +73,8 @@ impl Process {
         // A rank's output goes to standard error: standard output is for results.
         let stdout = io::stderr().as_fd().try_clone_to_owned()?;
         let child = Command::new("/proc/self/exe")
+            // In lists of processes.
+            .arg0("railhead")
             .args(["perf", "--rank"])
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))

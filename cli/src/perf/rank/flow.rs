@@ -46,6 +46,11 @@ impl Flow {
         Ok(())
     }
 
+    /// Moved so far.
+    pub fn bytes(&self) -> u64 {
+        self.done * self.size as u64
+    }
+
     /// Deregisters.
     pub fn release(self, plugin: &Plugin) -> anyhow::Result<()> {
         Ok(plugin.dereg_mr(self.comm, self.mr)?)
