@@ -12,7 +12,7 @@ mod wrong;
 
 use std::path::Path;
 
-use run::{Perf, fake, library, positive};
+use run::{Perf, fake, fake_with, library, positive};
 use serde_json::Value;
 
 #[test]
@@ -81,6 +81,32 @@ fn comparing_gives_ratios_round_by_round() {
             assert_eq!(limit["ratios"].as_array().unwrap().len(), 2, "{limit}");
         }
     }
+}
+
+/// Whatever drifts on a machine drifts for both.
+#[test]
+fn plugins_are_compared_in_turn() {
+    let [a, b] = ["A", "B"].map(|letter| fake_with(&format!("turn_{letter}"), 12, &[&format!("-DFAKE_TURN='{letter}'")]));
+    let turns = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("perf_turns_{}", std::process::id()));
+    std::fs::write(&turns, "").expect("a file");
+    let rounds = 5;
+    let done = Perf::new(&a)
+        .args(["--sizes", "1000", "--what", "bandwidth", "--limits", "none", "--round-ms", "1", "--rounds", &rounds.to_string()])
+        .args(["--env", &format!("FAKE_TURNS={}", turns.display()), "--compare"])
+        .args([&b])
+        .run();
+    let mut order = std::fs::read(&turns).expect("the turns");
+    std::fs::remove_file(&turns).expect("the turns");
+    order.dedup();
+    // Both before the rounds, to check every byte and to find the number of messages of a round; then one round each at a time.
+    assert_eq!(String::from_utf8_lossy(&order), "AB".repeat(2 + rounds));
+    let table = done.passes();
+    let line = |begin: &str| table.lines().find(|line| line.trim_start().starts_with(begin)).unwrap_or_else(|| panic!("{begin}: {table}"));
+    assert!(line("size").ends_with("A/B"), "{table}");
+    // Spreads of A, of B and of their ratio.
+    assert_eq!(line("1000 B").matches("..").count(), 3, "{table}");
+    let spread = line("1000 B").rsplit("   ").next().expect("a cell");
+    assert!(spread.split(" (").next().and_then(|median| median.parse::<f64>().ok()).is_some_and(|ratio| ratio > 0.0), "{table}");
 }
 
 #[test]

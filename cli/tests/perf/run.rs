@@ -19,12 +19,18 @@ pub fn library() -> PathBuf {
 
 /// A plugin that is wrong on request, for version `abi`; built once per test.
 pub fn fake(test: &str, abi: u32) -> PathBuf {
+    fake_with(test, abi, &[])
+}
+
+/// As `fake`, with more arguments for the compiler.
+pub fn fake_with(test: &str, abi: u32, more: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("perf");
     std::fs::create_dir_all(&folder).expect("a folder");
     let plugin = folder.join(format!("libfake_{test}_{abi}.so"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/c/fake_net.c");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let built = Command::new(compiler)
+        .args(more)
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", &format!("-DFAKE_ABI={abi}"), "-o"])
         .arg(&plugin)
         .arg(source)
