@@ -11,6 +11,7 @@ mod run;
 mod wrong;
 
 use std::path::Path;
+use std::process::Command;
 
 use run::{Perf, fake, fake_with, library, positive};
 use serde_json::Value;
@@ -153,6 +154,28 @@ fn a_plot_costs_no_result() {
     let table = String::from_utf8_lossy(&done.output.stdout).into_owned();
     assert!(table.contains("8 B") && done.output.status.code() == Some(2), "{}", done.text());
     assert!(done.text().contains("cannot write /dev/full"), "{}", done.text());
+}
+
+/// One would stand in the middle of the other, or over it.
+#[test]
+fn a_plot_and_the_figures_have_files_of_their_own() {
+    let nothing = Path::new("/proc/self/status");
+    for file in ["/dev/stdout", "/proc/self/fd/1"] {
+        Perf::new(nothing).args(["--plot", file]).run().fails(&format!("--plot {file}: that is standard output, where the figures go"));
+    }
+    let both = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("perf_both_{}", std::process::id()));
+    let output = std::fs::File::create(&both).expect("a file");
+    let run = Command::new(env!("CARGO_BIN_EXE_railhead"))
+        .args(["perf", "--sizes", "8", "--limits", "none", "--rounds", "2", "--round-ms", "2", "--plugin"])
+        .arg(library())
+        .arg("--plot")
+        .arg(&both)
+        .stdout(output)
+        .output()
+        .expect("railhead");
+    assert!(String::from_utf8_lossy(&run.stderr).contains("that is standard output"), "{run:?}");
+    assert_eq!((run.status.code(), std::fs::read(&both).expect("the file").len()), (Some(2), 0));
+    std::fs::remove_file(&both).expect("the file");
 }
 
 #[test]

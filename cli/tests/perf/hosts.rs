@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
+use std::process::Command;
 
 use crate::run::{Perf, Running, fake, library, positive, ranks, until};
 
@@ -12,7 +13,11 @@ fn listening(plugin: &Path) -> (Running, BufReader<std::process::ChildStdout>, S
 }
 
 fn listening_at(plugin: &Path, address: &str) -> (Running, BufReader<std::process::ChildStdout>, String) {
-    let mut running = Perf::new(plugin).args(["--listen", address]).start();
+    told(Perf::new(plugin).args(["--listen", address]).start())
+}
+
+/// What a listening side says of its address.
+fn told(mut running: Running) -> (Running, BufReader<std::process::ChildStdout>, String) {
     let mut lines = BufReader::new(running.child.stdout.take().expect("a pipe"));
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");
@@ -44,6 +49,26 @@ fn a_listener_at_any_address_is_found_over_ipv4() {
     let port = address.rsplit_once(':').expect("a port").1;
     let report = Perf::new(&library()).args(["--json", "--sizes", "8", "--connect", &format!("127.0.0.1:{port}")]).run().json();
     assert_eq!(report["rows"].as_array().unwrap().len(), 2);
+    assert!(listener.child.wait().unwrap().success());
+}
+
+/// Even where the system would have it for IPv6 only.
+#[test]
+fn a_listener_at_any_address_is_there_for_both_kinds_on_any_system() {
+    let script = "echo 1 > /proc/sys/net/ipv6/bindv6only && ip link set lo up && exec \"$@\"";
+    let namespace = ["unshare", "--net", "sh", "-c", script, "sh"];
+    let able = Command::new(namespace[0]).args(&namespace[1..]).arg("true").output().is_ok_and(|o| o.status.success());
+    if !able {
+        println!("SKIP: a network namespace with IPv6 needs root, unshare(1) and ip(8)");
+        return;
+    }
+    let (mut listener, _lines, address) = told(Perf::new(&library()).through(&namespace).args(["--listen", "[::]:0"]).start());
+    let port = address.rsplit_once(':').expect("a port").1;
+    // What it ran through became it.
+    let inside = format!("--net=/proc/{}/ns/net", listener.child.id());
+    let connect = format!("127.0.0.1:{port}");
+    let run = Perf::new(&library()).through(&["nsenter", &inside]).args(["--json", "--sizes", "8", "--connect", &connect]).run();
+    assert_eq!(run.json()["rows"].as_array().unwrap().len(), 2);
     assert!(listener.child.wait().unwrap().success());
 }
 

@@ -61,6 +61,15 @@ impl Perf {
         Perf { command, mark }
     }
 
+    /// Started by another program, which is given this one and its arguments behind its own.
+    pub fn through(mut self, wrapper: &[&str]) -> Self {
+        let mut command = Command::new(wrapper[0]);
+        command.args(&wrapper[1..]).arg(self.command.get_program()).args(self.command.get_args());
+        command.env("NCCL_SOCKET_IFNAME", "lo").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.command = command;
+        self
+    }
+
     pub fn args(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.command.args(arguments);
         self
