@@ -118,6 +118,7 @@ const MUTANTS: &[Mutant] = &[
     mutant("hides_errors", "sender-closes", "waited in vain for a request to end whose peer is gone"),
     mutant("hides_errors", "receiver-closes", "waited in vain for a request to end whose peer is gone"),
     mutant("hides_errors", "peer-dies", "waited in vain for a request to end whose peer is gone"),
+    mutant("hides_errors", "receiver-dies", "waited in vain for a request to end whose peer is gone"),
     mutant("init_once", "init-cycles", "cycle 1: init returned 3"),
     mutant("finalize_hangs", "init-cycles", "did not return from finalize"),
     mutant("finalize_all", "contexts", "after finalize of another context"),
