@@ -46,9 +46,7 @@ fn the_largest_message_goes_as_often_as_may_be() {
         println!("SKIP: 4 GiB of buffers need 8 GiB of free memory");
         return;
     }
-    for abi in ["7", "12"] {
-        assert_eq!(rows(&["--sizes", "64M", "--outstanding", "1,32", "--abi", abi]), [(LARGEST, 1, 1, false), (LARGEST, 32, 1, false)]);
-    }
+    assert_eq!(rows(&["--sizes", "64M", "--outstanding", "32", "--abi", "7"]), [(LARGEST, 32, 1, false)]);
     assert_eq!(rows(&["--sizes", "64M", "--outstanding", "1", "--direction", "two"]), [(LARGEST, 1, 1, true)]);
 }
 
