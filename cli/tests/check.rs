@@ -118,6 +118,7 @@ const MUTANTS: &[Mutant] = &[
     mutant("hides_errors", "sender-closes", "waited in vain for a request to end whose peer is gone"),
     mutant("hides_errors", "receiver-closes", "waited in vain for a request to end whose peer is gone"),
     mutant("hides_errors", "peer-dies", "waited in vain for a request to end whose peer is gone"),
+    mutant("hides_errors", "receiver-dies", "waited in vain for a request to end whose peer is gone"),
     mutant("init_once", "init-cycles", "cycle 1: init returned 3"),
     mutant("finalize_hangs", "init-cycles", "did not return from finalize"),
     mutant("finalize_all", "contexts", "after finalize of another context"),
@@ -217,18 +218,24 @@ fn each_rule_has_a_mutant() {
 fn no_rule_passes_without_a_device() {
     for (rule, versions) in rules() {
         let newest = VERSIONS.iter().rfind(|v| versions.contains(v)).expect("a version").to_string();
-        // Before the devices are asked for, there is nothing else to say about these.
-        if matches!(rule.as_str(), "table" | "init") {
-            continue;
-        }
         let (document, output) = check(mutant_library(), &["--rule", &rule, "--abi", &newest], "no_device");
-        let reason = document["results"][0]["reason"].as_str().unwrap_or_default();
+        // These two hold of a plugin without a device as well; the check as a whole does not pass.
+        let deviceless = matches!(rule.as_str(), "table" | "init");
+        let place = if deviceless { &document["refused"][0] } else { &document["results"][0] };
+        let reason = place["reason"].as_str().unwrap_or_default();
         assert!(reason.contains("no device: nothing was checked"), "{document}");
         assert_eq!((output.status.code(), &document["ok"]), (Some(1), &Value::Bool(false)), "{document}");
     }
     let (document, output) = check(mutant_library(), &[], "no_device");
     assert!(results(&document).all(|r| matches!(text(&r["rule"]), "table" | "init") || r["outcome"] != "pass"), "{document}");
     assert_eq!(output.status.code(), Some(1));
+    let plugin = mutant_library().to_str().expect("a path in UTF-8");
+    let output = railhead(&["--plugin", plugin, "--rule", "table", "--rule", "init"], "no_device");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{shown}");
+    assert!(shown.contains("\nv4 v8 v12: the plugin has no device: nothing was checked: that is no pass\n"), "{shown}");
+    let (document, output) = check(mutant_library(), &["--rule", "table", "--rule", "init"], "none");
+    assert_eq!((output.status.code(), &document["refused"]), (Some(0), &Value::Array(Vec::new())), "{document}");
 }
 
 #[test]

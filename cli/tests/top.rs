@@ -1,11 +1,13 @@
-//! `railhead top` in a real terminal (tmux's), beside ranks that move known amounts: the rates that it shows add up to them, and whatever ends
-//! it, the terminal is as before.
+//! `railhead top` in a real terminal (tmux's), beside ranks that move known amounts and beside `railhead perf`: the rates that it shows add up
+//! to what was moved, and whatever ends it, the terminal is as before.
 
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use support::comms::{self, Mem};
 use support::plugin::Plugin;
@@ -74,8 +76,15 @@ struct Terminal {
 impl Terminal {
     /// Runs a line of shell in 80 columns and 24 lines.
     fn new(name: &str, line: &str) -> Terminal {
-        let terminal = Terminal { name: format!("railhead-{}-{name}", std::process::id()) };
-        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", line]);
+        Terminal::of_height(24, name, line)
+    }
+
+    fn of_height(lines: u32, name: &str, line: &str) -> Terminal {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        // A server that is ending still holds its name.
+        let started = STARTED.fetch_add(1, Ordering::Relaxed);
+        let terminal = Terminal { name: format!("railhead-{}-{started}-{name}", std::process::id()) };
+        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", &lines.to_string(), line]);
         terminal
     }
 
@@ -140,11 +149,12 @@ fn number(text: &str) -> Option<f64> {
     Some(digits.parse::<f64>().ok()? * 1024f64.powi(power as i32))
 }
 
-/// Bytes per second, and bytes so far, of the process's one comm.
-fn row(screen: &str, pid: i32) -> Option<(f64, f64)> {
-    let cells: Vec<&str> =
-        screen.lines().map(|line| line.split_whitespace().collect()).find(|c: &Vec<&str>| c.first() == Some(&&*pid.to_string()))?;
-    Some((number(cells.get(4)?)?, number(cells.get(6)?)?))
+/// Bytes per second, and bytes so far, of the process's comms, if there are any.
+fn rows(screen: &str, pid: i32) -> Option<(f64, f64)> {
+    let pid = pid.to_string();
+    let lines = screen.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows = lines.filter(|cells| cells.first() == Some(&&*pid)).map(|cells| Some((number(cells.get(4)?)?, number(cells.get(6)?)?)));
+    rows.reduce(|sum, row| sum.zip(row).map(|(sum, row)| (sum.0 + row.0, sum.1 + row.1)))?
 }
 
 #[test]
@@ -181,7 +191,7 @@ fn watch(terminal: &Terminal, ranks: &Ranks, pid: i32, before: usize) -> BTreeMa
     };
     until("a burst, on the screen", || {
         let screen = terminal.screen();
-        let ((number, over), seen) = (heading(&screen)?, row(&screen, pid)?);
+        let ((number, over), seen) = (heading(&screen)?, rows(&screen, pid)?);
         frames.insert(number, (over, seen.0));
         if !begun && rests(seen, before) {
             begun = true;
@@ -189,6 +199,111 @@ fn watch(terminal: &Terminal, ranks: &Ranks, pid: i32, before: usize) -> BTreeMa
         }
         (begun && rests(seen, before + 1)).then_some(())
     });
+    frames
+}
+
+#[test]
+fn rates_are_what_perf_measures_and_add_up_to_what_it_moves() {
+    for wire in ["shm", "tcp"] {
+        // A run proves nothing if the test itself missed a frame of it.
+        assert!((0..5).any(|_| beside_perf(wire)), "{wire}: frames were missed each time");
+    }
+}
+
+/// `perf`, killed when dropped; its ranks end with it.
+struct Perf(Child);
+
+impl Drop for Perf {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Watches a whole run of `perf`, and compares; false if not every frame of it was seen.
+fn beside_perf(wire: &str) -> bool {
+    // High enough for whatever else uses Railhead here just now.
+    let terminal = Terminal::of_height(200, &format!("perf-{wire}"), &top("--interval 0.5"));
+    terminal.wait_for(" over ");
+    // Messages without a byte come last: so that top still sees the comms when all bytes are moved.
+    let perf = Command::new(env!("CARGO_BIN_EXE_railhead"))
+        .args(["perf", "--json", "--what", "bandwidth", "--limits", "none", "--sizes", "1M,0", "--rounds", "6", "--round-ms", "300"])
+        .args(["--env", &format!("RAILHEAD_SOFT_WIRE={wire}"), "--plugin"])
+        .arg(support::plugin::library())
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut perf = Perf(perf.expect("railhead"));
+    let frames = frames_of(&terminal, &mut perf.0);
+    let mut report = String::new();
+    perf.0.stdout.take().expect("a pipe").read_to_string(&mut report).expect("text");
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e}: {report}"));
+    let measured = &report["rows"][0]["plugins"][0];
+    let part = |of: &serde_json::Value| of.as_f64().unwrap_or_else(|| panic!("no number: {measured}"));
+    let (moved, timed) = (part(&measured["bytes"]), part(&measured["timed_bytes"]));
+    // Up to the one in which all is at rest again.
+    let rest =
+        frames.iter().rfind(|(_, frame)| frame.rows.iter().flatten().any(|(rate, _)| *rate > 0.0)).map_or(0, |(number, _)| number + 1);
+    if !(0..=rest).all(|number| frames.get(&number).is_some_and(|frame| frame.seen >= 2)) || frames[&rest].rows.contains(&None) {
+        return false;
+    }
+    let mut inner = 0;
+    for rank in 0..2 {
+        // A cell has two digits where it has fewest.
+        let near = |sum: f64, what: &str| assert!((sum - moved).abs() < moved * 0.06, "{wire}: {what} {sum}, not {moved}: {frames:?}");
+        let total = frames.values().filter_map(|f| f.rows[rank]).map(|(_, total)| total).fold(0.0, f64::max);
+        near(total, "the total is");
+        let (mut sum, mut within) = (0.0, (0.0, 0.0));
+        for (rate, over) in frames.values().filter_map(|f| Some((f.rows[rank]?.0, f.over))) {
+            let before = sum;
+            sum += rate * over;
+            // All of it while perf took the time.
+            if before > moved * 1.06 - timed && sum < moved * 0.94 {
+                within = (within.0 + rate * over, within.1 + over);
+                inner += 1;
+            }
+        }
+        near(sum, "rates add up to");
+        if within.1 > 0.0 {
+            let (rate, of) = (within.0 / within.1, |name: &str| part(&measured["figure"][name]) * 1e9);
+            // Between two rounds nothing is moved for a moment, which a busy machine draws out.
+            let (low, high) = (of("min") * 0.6, of("max") * 1.06);
+            assert!((low..high).contains(&rate), "{wire}: {rate} is not within {low}..{high}: {frames:?}\n{measured}");
+        }
+    }
+    inner > 0
+}
+
+/// A frame of top's, as it showed two processes.
+#[derive(Debug, PartialEq)]
+struct TwoRanks {
+    over: f64,
+    /// Bytes per second, and so far; none where the process is not shown.
+    rows: [Option<(f64, f64)>; 2],
+    /// How often, one after the other.
+    seen: u32,
+}
+
+/// By number, what top showed of the ranks until `perf` was through. As last seen, for while a frame is drawn its rows may be the old ones.
+fn frames_of(terminal: &Terminal, perf: &mut Child) -> BTreeMap<u64, TwoRanks> {
+    let children = format!("/proc/{0}/task/{0}/children", perf.id());
+    let mut ranks: Vec<i32> = Vec::new();
+    let mut frames: BTreeMap<u64, TwoRanks> = BTreeMap::new();
+    let mut through = false;
+    while !through {
+        through = perf.try_wait().expect("perf").is_some();
+        let screen = terminal.screen();
+        if ranks.len() < 2 {
+            let pids = std::fs::read_to_string(&children).unwrap_or_default();
+            ranks = pids.split_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+        }
+        let Some((number, over)) = heading(&screen) else { continue };
+        let rows = [0, 1].map(|rank: usize| rows(&screen, *ranks.get(rank)?));
+        let before = frames.get(&number).filter(|frame| frame.over == over && frame.rows == rows).map_or(0, |frame| frame.seen);
+        frames.insert(number, TwoRanks { over, rows, seen: before + 1 });
+    }
+    // Of a frame that came as perf ended, nobody knows whether it would have been seen again.
+    frames.pop_last();
     frames
 }
 
@@ -328,7 +443,7 @@ fn plain_lines_where_there_is_no_screen() {
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success() && !text.contains('\x1b'), "{text}");
     assert!(text.starts_with("#1 over "), "{text}");
-    assert!(pids.iter().all(|pid| row(&text, *pid) == Some((0.0, 0.0))), "{text}");
+    assert!(pids.iter().all(|pid| rows(&text, *pid) == Some((0.0, 0.0))), "{text}");
     assert!(text.lines().all(|line| !line.ends_with(' ')) && text.contains("WAITS FOR") && text.contains(" pid "), "{text}");
     let terminal = Terminal::new("dumb", &format!("TERM=dumb {}", top(&format!("--interval 0.1 --pid {}", pids[0]))));
     terminal.wait_for(" over 0.");

@@ -19,6 +19,7 @@
  *                noinit   init returns ncclSystemError
  *   FAKE_AFTER   the first message, counted per comm from 0, to do it to (default 5)
  *   FAKE_SIZE    only to messages of this size (default: any but 0)
+ *   FAKE_TURNS   a file to which each send appends a letter: FAKE_TURN, which the build chooses (default '?')
  *
  * It keeps a record, too, for tests that load it themselves: see fake_reset and the functions behind it.
  */
@@ -26,6 +27,7 @@
 #include "../../c_examples/nccl_net.h" /* tests/c has a header of that name, of its own */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -397,6 +399,22 @@ static int advance(struct request *request)
     return 1;
 }
 
+#ifndef FAKE_TURN
+#define FAKE_TURN '?'
+#endif
+
+static void take_turn(void)
+{
+    static int fd = -1;
+    const char *path = getenv("FAKE_TURNS"), letter = FAKE_TURN;
+    if (path == NULL)
+        return;
+    if (fd < 0)
+        fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (write(fd, &letter, 1) != 1)
+        abort();
+}
+
 static ncclResult_t post(struct comm *comm, enum kind kind, void *data, size_t size, void **given)
 {
     if (fails(kind == SENDER ? ISEND : IRECV) || !is_open(comm, kind))
@@ -411,6 +429,8 @@ static ncclResult_t post(struct comm *comm, enum kind kind, void *data, size_t s
     request->capacity = size;
     request->size = comm->sends ? size : 0;
     request->number = comm->posted++;
+    if (comm->sends)
+        take_turn();
     *given = request;
     return ncclSuccess;
 }

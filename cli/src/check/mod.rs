@@ -19,7 +19,7 @@ use anyhow::{Context, bail};
 use crate::number::{ABIS, within};
 use crate::plugin::Plugin;
 use report::{Report, Result as RuleResult};
-use rules::{RULES, Rule};
+use rules::{DEVICES, RULES, Rule};
 use supervisor::Job;
 use verdict::Outcome;
 
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut report = Report::new(&path, &versions, args.device, args.json);
     // A version whose plugin does not start has nothing to check; the failed rule stands for the others.
     let mut given_up: Vec<(u32, &'static str)> = Vec::new();
-    for rule in rules {
+    for &rule in &rules {
         for &version in versions.iter().filter(|v| rule.versions.contains(v)) {
             let gate = given_up.iter().find(|(v, _)| *v == version);
             let result = match gate {
@@ -98,6 +98,17 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             report.add(result);
         }
         report.row(rule);
+    }
+    // Rules that need no device prove nothing about a plugin that has none.
+    for &version in &versions {
+        let mut concerned = rules.iter().filter(|rule| rule.versions.contains(&version)).peekable();
+        let failed = given_up.iter().any(|(v, _)| *v == version);
+        if concerned.peek().is_some() && concerned.all(|rule| rule.deviceless) && !failed {
+            let job = Job { plugin: &path, rule: &DEVICES, version, device: args.device, timeout: args.timeout };
+            if let Outcome::Failed(why) = supervisor::run(&job)?.outcome {
+                report.refuse(version, why);
+            }
+        }
     }
     Ok(if report.finish()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -72,6 +72,8 @@ pub struct Report {
     device: i32,
     json: bool,
     results: Vec<Result>,
+    /// Versions that do not pass whatever the rules say, with the reason.
+    refused: Vec<(u32, String)>,
 }
 
 impl Report {
@@ -82,12 +84,17 @@ impl Report {
             print(&wrap(&format!("{}, device {device}", plugin.display()), ""));
             print(&format!("{:NAME$}{heads}\n", "rule"));
         }
-        Report { plugin: plugin.into(), versions: versions.into(), device, json, results: Vec::new() }
+        Report { plugin: plugin.into(), versions: versions.into(), device, json, results: Vec::new(), refused: Vec::new() }
     }
 
     /// Takes a result.
     pub fn add(&mut self, result: Result) {
         self.results.push(result);
+    }
+
+    /// What was checked of a version is no pass.
+    pub fn refuse(&mut self, version: u32, why: String) {
+        self.refused.push((version, why));
     }
 
     /// A rule is through in all versions.
@@ -107,7 +114,7 @@ impl Report {
     pub fn finish(self) -> anyhow::Result<bool> {
         let count = |word| self.results.iter().filter(|r| r.word() == word).count();
         let (passed, failed, skipped) = (count("pass"), count("fail"), count("skip"));
-        let ok = failed == 0 && passed > 0;
+        let ok = failed == 0 && passed > 0 && self.refused.is_empty();
         if self.json {
             let document = json!({
                 "plugin": self.plugin,
@@ -117,6 +124,7 @@ impl Report {
                 "passed": passed,
                 "failed": failed,
                 "skipped": skipped,
+                "refused": self.refused.iter().map(|(version, why)| json!({ "abi": version, "reason": why })).collect::<Vec<_>>(),
                 "ok": ok,
             });
             print(&format!("{document:#}\n"));
@@ -125,7 +133,13 @@ impl Report {
         self.failed();
         self.skipped();
         print(&format!("\n{passed} passed, {failed} failed, {skipped} skipped\n"));
-        if !ok && failed == 0 {
+        let mut reasons: Vec<&str> = self.refused.iter().map(|(_, why)| why.as_str()).collect();
+        reasons.dedup();
+        for why in reasons {
+            let versions: Vec<String> = self.refused.iter().filter(|(_, w)| w == why).map(|(v, _)| format!("v{v}")).collect();
+            print(&wrap(&format!("{}: {why}: that is no pass", versions.join(" ")), ""));
+        }
+        if failed == 0 && passed == 0 {
             print("nothing was checked: that is no pass\n");
         }
         Ok(ok)

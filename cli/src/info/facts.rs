@@ -200,7 +200,7 @@ pub struct Unknown {
 ///
 /// Errors: no such plugin.
 pub fn gather(file: Option<&Path>) -> anyhow::Result<Facts> {
-    let file = file.map_or_else(find, Path::to_path_buf);
+    let file = file.map_or_else(find, given);
     let versions = Plugin::versions(&file)?;
     let Some(&version) = versions.last() else { bail!("{} exports no version of NCCL's interface", file.display()) };
     let mut plugin = Plugin::load(&file, Some(version))?;
@@ -224,6 +224,8 @@ pub fn gather(file: Option<&Path>) -> anyhow::Result<Facts> {
         let effective = Effective::read();
         facts.unusable = unusable(&effective);
         facts.rdma = rdma(&effective);
+        // Ports fail over the same setting as interfaces do; once is enough.
+        facts.rdma.none.take_if(|none| facts.unusable.iter().any(|it| it.why.ends_with(&**none)));
         facts.unknown = effective.unknown.iter().map(|u| Unknown { name: printable(&u.name), nearest: u.nearest }).collect();
         facts.settings = effective.settings.into_iter().map(setting).collect();
     }
@@ -235,6 +237,12 @@ fn find() -> PathBuf {
     let program = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
     let places = program.iter().flat_map(|dir| [dir.join(FILE), dir.join("../lib").join(FILE)]);
     places.into_iter().find(|place| place.is_file()).unwrap_or_else(|| FILE.into())
+}
+
+/// A file that is there is meant, even where its name alone would have the loader search its own places.
+fn given(file: &Path) -> PathBuf {
+    let here = std::path::absolute(file).ok().filter(|here| here.exists());
+    here.unwrap_or_else(|| file.into())
 }
 
 fn devices(plugin: &mut Plugin) -> crate::plugin::Result<Vec<Device>> {

@@ -101,11 +101,14 @@ impl Lane {
         Ok(Sample { seconds, messages, cpu_s: zero.cpu_s + one.cpu_s, value, at_first: one.at_first, memory })
     }
 
-    /// Gives back what was registered.
-    pub fn release(self) -> anyhow::Result<()> {
+    /// Gives back what was registered; bytes that a plugin has moved since the beginning.
+    pub fn release(self) -> anyhow::Result<u64> {
         let id = self.id;
-        self.pair.borrow_mut().command(&describe(&self.work), |_| ToRank::Release { id })?;
-        Ok(())
+        let outcomes = self.pair.borrow_mut().command(&describe(&self.work), |_| ToRank::Release { id })?;
+        let [Outcome::Released { received: zero }, Outcome::Released { received: one }] = outcomes else {
+            bail!("a rank answered its release with something else")
+        };
+        Ok(zero.saturating_add(one))
     }
 
     /// The figure of a round: bytes per second for what moves bulk, seconds one way for what bounces.

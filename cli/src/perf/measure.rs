@@ -63,6 +63,10 @@ pub struct Figure {
     pub figure: Summary,
     /// Of all comms and directions.
     pub messages_per_s: f64,
+    /// Bytes that the rounds moved.
+    pub timed_bytes: u64,
+    /// All that were moved for this row: also to check every byte, and to find how long a round is. What other counters show.
+    pub bytes: u64,
     /// Both ranks' user and system time; none where no bytes move.
     pub cpu_s_per_gb: Option<f64>,
 }
@@ -187,11 +191,14 @@ pub fn row(
         limit.figure = Summary::of(figures.iter().copied());
         limit.ratios = ours.iter().filter_map(|ours| Summary::of_ratios(ours, figures)).collect();
     }
-    let plugins = lanes.iter().zip(&samples).zip(ours).filter_map(|((lane, samples), figures)| figure(lane, samples, figures)).collect();
+    let mut plugins: Vec<Figure> =
+        lanes.iter().zip(&samples).zip(ours).filter_map(|((lane, samples), figures)| figure(lane, samples, figures)).collect();
     let ratio = if let [a, b] = ours { Summary::of_ratios(a, b) } else { None };
-    for lane in lanes {
-        lane.release()?;
+    let mut lanes = lanes.into_iter();
+    for (plugin, lane) in plugins.iter_mut().zip(lanes.by_ref()) {
+        plugin.bytes = lane.release()?;
     }
+    lanes.try_for_each(|limit| limit.release().map(drop))?;
     Ok(Row { what, unit, plugins, ratio, limits })
 }
 
@@ -205,6 +212,8 @@ fn figure(lane: &Lane, samples: &[Sample], figures: &[f64]) -> Option<Figure> {
     Some(Figure {
         figure: Summary::of(figures.iter().copied())?,
         messages_per_s: median(samples.iter().map(|s| flows as f64 * s.messages as f64 / s.seconds).collect())?,
+        timed_bytes: samples.iter().map(|s| bytes(s) as u64).sum(),
+        bytes: 0,
         cpu_s_per_gb: median(samples.iter().filter(|s| bytes(s) > 0.0).map(|s| s.cpu_s / (bytes(s) * 1e-9)).collect()),
     })
 }

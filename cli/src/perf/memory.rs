@@ -27,8 +27,24 @@ impl Slots {
 
     /// All of them, without the pages around.
     pub fn whole(&mut self) -> (*mut u8, usize) {
+        let slots = self.slots();
+        (slots.as_mut_ptr(), slots.len())
+    }
+
+    /// How many slots `bytes` hold: at least one, at most all.
+    pub fn within(&self, bytes: usize) -> usize {
+        (bytes / self.stride).clamp(1, self.count.max(1))
+    }
+
+    /// All of them, `slots` at a time: where each piece is, and its bytes.
+    pub fn pieces(&mut self, slots: usize) -> impl Iterator<Item = (*mut u8, usize)> {
+        let piece = slots * self.stride;
+        self.slots().chunks_mut(piece).map(|piece| (piece.as_mut_ptr(), piece.len()))
+    }
+
+    fn slots(&mut self) -> &mut [u8] {
         let len = self.count * self.stride;
-        (self.memory[PAGE..PAGE + len].as_mut_ptr(), len)
+        &mut self.memory[PAGE..PAGE + len]
     }
 
     /// Whether all that lies outside the first `size` bytes of a slot is zero, as it began.
@@ -52,15 +68,37 @@ impl Slots {
         &mut self.memory[at..at + self.stride]
     }
 
+    /// Which slot message `seq` uses.
+    #[inline]
+    pub fn index(&self, seq: u64) -> usize {
+        (seq % self.count as u64) as usize
+    }
+
     #[inline]
     fn at(&self, seq: u64) -> usize {
-        PAGE + (seq % self.count as u64) as usize * self.stride
+        PAGE + self.index(seq) * self.stride
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_whole_slots_and_cover_all() {
+        let mut slots = Slots::new(5, 5000).unwrap();
+        let stride = 2 * PAGE;
+        for (bytes, covers, lens) in
+            [(usize::MAX, 5, &[5][..]), (5 * stride, 5, &[5]), (5 * stride - 1, 4, &[4, 1]), (2 * stride, 2, &[2, 2, 1]), (1, 1, &[1; 5])]
+        {
+            assert_eq!(slots.within(bytes), covers, "{bytes}");
+            let pieces: Vec<_> = slots.pieces(covers).collect();
+            assert_eq!(pieces.iter().map(|(_, len)| len / stride).collect::<Vec<_>>(), lens, "{bytes}");
+            for (n, (addr, _)) in pieces.into_iter().enumerate() {
+                assert_eq!(addr, slots.addr((n * covers) as u64), "{bytes}, piece {n}");
+            }
+        }
+    }
 
     #[test]
     fn margins_are_all_but_the_messages() {

@@ -188,6 +188,8 @@ pub enum Outcome {
     Prepared { note: Option<String> },
     /// [`ToRank::Round`].
     Round(Round),
+    /// [`ToRank::Release`]: bytes that a plugin has delivered to this rank since [`ToRank::Prepare`].
+    Released { received: u64 },
 }
 
 /// The plugin that a rank loaded.

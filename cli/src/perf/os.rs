@@ -1,5 +1,6 @@
 //! The system calls that the standard library does not offer, each behind a safe function. Called by the coordinator and its ranks.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::FromRawFd;
@@ -27,6 +28,12 @@ pub fn cpu_seconds() -> f64 {
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: sets a property of this process, no memory involved.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })
+}
+
+/// What this process is called in lists of processes: it was not started by its name.
+pub fn be_called(name: &CStr) -> io::Result<()> {
+    // SAFETY: a C string, of which the kernel copies at most 16 bytes.
+    check(unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) })
 }
 
 /// Lets `pid` attach to this process's memory where only ancestors may (Yama). Kernels without Yama refuse, and need nothing.

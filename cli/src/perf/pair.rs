@@ -5,7 +5,7 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -73,6 +73,8 @@ impl Process {
         // A rank's output goes to standard error: standard output is for results.
         let stdout = io::stderr().as_fd().try_clone_to_owned()?;
         let child = Command::new("/proc/self/exe")
+            // In lists of processes.
+            .arg0("railhead")
             .args(["perf", "--rank"])
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -267,9 +269,12 @@ impl Pair {
             }
             other => self.told(other),
         };
-        for (index, rank) in self.ranks.iter().enumerate() {
-            if let Some(warning) = &rank.warning {
-                text += &format!("\n  last warning in rank {index}: {}", printable(warning));
+        match self.ranks.each_ref().map(|rank| rank.warning.as_deref()) {
+            [Some(zero), Some(one)] if zero == one => text += &format!("\n  last warning in both ranks: {}", printable(zero)),
+            warnings => {
+                for (index, warning) in warnings.iter().enumerate().filter_map(|(index, warning)| Some((index, (*warning)?))) {
+                    text += &format!("\n  last warning in rank {index}: {}", printable(warning));
+                }
             }
         }
         anyhow!("{}: {doing}: {text}", self.what)
@@ -290,6 +295,11 @@ impl Pair {
                 }
             }
             Trouble::Both(first, second) => {
+                if let (Trouble::Failed(_, a), Trouble::Failed(_, b)) = (&*first, &*second)
+                    && a == b
+                {
+                    return format!("both ranks: {}", printable(a));
+                }
                 // A death explains what the other rank reports.
                 let (first, second) = if matches!(*second, Trouble::Gone(..)) { (second, first) } else { (first, second) };
                 format!("{}; {}", self.told(*first), self.told(*second))

@@ -1,10 +1,12 @@
 //! Draws figures and limits over the size of the message, as SVG. Text is left to whoever shows the file, so no fonts are needed here.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -96,6 +98,14 @@ pub struct Canvas {
     made_for_nothing: bool,
 }
 
+/// Whether a file is where standard output goes, and one of them would spoil the other: /dev/null and its like may be both.
+fn is_standard_output(file: &File) -> anyhow::Result<bool> {
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let [a, b] = [file.metadata()?, stdout.metadata()?];
+    let same = (a.dev(), a.ino()) == (b.dev(), b.ino());
+    Ok(same && (!a.file_type().is_char_device() || stdout.is_terminal()))
+}
+
 impl Canvas {
     /// Errors: the file cannot be written.
     pub fn open(path: &Path) -> anyhow::Result<Canvas> {
@@ -103,6 +113,7 @@ impl Canvas {
         let made_for_nothing = made.is_ok();
         let file = made.or_else(|_| OpenOptions::new().write(true).create(true).truncate(false).open(path));
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        ensure!(!is_standard_output(&file)?, "--plot {}: that is standard output, where the figures go", path.display());
         Ok(Canvas { path: path.to_owned(), file, made_for_nothing })
     }
 

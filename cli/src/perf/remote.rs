@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::channel;
 use super::message::{FromRank, PluginSpec, Start, ToRank};
@@ -25,9 +25,9 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Waits for a coordinator and serves it until it leaves.
 pub fn listen(address: &str, spec: &PluginSpec, cpu: Option<usize>, env: &[(String, String)]) -> anyhow::Result<()> {
     let addresses = resolve(address).context("--listen")?;
-    let listener = TcpListener::bind(&addresses[..]).or_else(|error| match addresses[..] {
+    let listener = bind(&addresses).or_else(|error| match addresses[..] {
         // A host without IPv6.
-        [any] if any.ip() == Ipv6Addr::UNSPECIFIED => TcpListener::bind((Ipv4Addr::UNSPECIFIED, any.port())),
+        [any] if any.ip() == Ipv6Addr::UNSPECIFIED => bind(&[(Ipv4Addr::UNSPECIFIED, any.port()).into()]),
         _ => Err(error),
     });
     let listener = listener.with_context(|| format!("cannot listen at {address}"))?;
@@ -40,6 +40,30 @@ pub fn listen(address: &str, spec: &PluginSpec, cpu: Option<usize>, env: &[(Stri
             Err(error) => eprintln!("railhead: {from}: {error:#}"),
         }
     }
+}
+
+/// Listens at the first address that can be had.
+fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let bind = |&address: &SocketAddr| -> io::Result<TcpListener> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        if address.ip() == Ipv6Addr::UNSPECIFIED {
+            // All addresses are those of IPv4 too, whatever net.ipv6.bindv6only says.
+            socket.set_only_v6(false)?;
+        }
+        socket.bind(&address.into())?;
+        // Only one coordinator is served; strangers may come before it.
+        socket.listen(16)?;
+        Ok(socket.into())
+    };
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    for address in addresses {
+        match bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Connects with a listening side.

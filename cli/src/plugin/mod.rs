@@ -4,14 +4,12 @@
 //! The definitions here are written from NCCL's headers (net_v4.h to net_v12.h): a table is an array of pointers whose places and
 //! signatures depend on the version. Nothing is taken from Railhead's own library, so that any plugin can be judged.
 
+mod load;
 mod log;
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
-use std::path::Path;
 use std::ptr;
-
-use anyhow::{Context, bail};
 
 pub use log::{take_log, watch_log};
 
@@ -213,40 +211,6 @@ pub const MISSING: c_int = -1;
 const GARBAGE: Ptr = 0x5A5A_5A5A_5A5A_5A5A_usize as Ptr;
 
 impl Plugin {
-    /// The table of the newest version that `path` exports, or of `version`. Not initialised. The file stays loaded.
-    pub fn load(path: &Path, version: Option<u32>) -> anyhow::Result<Plugin> {
-        // SAFETY: loading runs the file's initialisers, which is what the user asked for by naming it.
-        let library = unsafe { libloading::Library::new(path) }.with_context(|| format!("cannot load {}", path.display()))?;
-        let found = VERSIONS.iter().rev().filter(|&&v| version.is_none_or(|wanted| wanted == v)).find_map(|&v| {
-            let symbol = CString::new(format!("ncclNetPlugin_v{v}")).ok()?;
-            // SAFETY: only the symbol's address is taken.
-            let table = unsafe { library.get::<*const *const c_void>(symbol.as_bytes_with_nul()) }.ok()?;
-            // SAFETY: the address stays good as long as `library`, which the result keeps.
-            Some((v, unsafe { table.try_as_raw_ptr() }?.cast_const().cast::<*const c_void>()))
-        });
-        let Some((version, table)) = found else {
-            let wanted = version.map_or("v4 to v12".to_owned(), |v| format!("v{v}"));
-            bail!("{} exports no ncclNetPlugin_{wanted}: it is no net plugin of that version", path.display());
-        };
-        Ok(Plugin { version, table, ctx: GARBAGE, _library: library })
-    }
-
-    /// The versions that `path` exports, oldest first.
-    pub fn versions(path: &Path) -> anyhow::Result<Vec<u32>> {
-        let all = VERSIONS.iter().filter(|&&v| Plugin::load(path, Some(v)).is_ok()).copied().collect::<Vec<_>>();
-        if all.is_empty() {
-            Plugin::load(path, None)?;
-        }
-        Ok(all)
-    }
-
-    /// Loads and initialises.
-    pub fn start(path: &Path, version: Option<u32>) -> anyhow::Result<Plugin> {
-        let mut plugin = Plugin::load(path, version)?;
-        plugin.init().with_context(|| format!("{}: {}", path.display(), plugin.name()))?;
-        Ok(plugin)
-    }
-
     /// The version of the table.
     pub fn version(&self) -> u32 {
         self.version

@@ -49,6 +49,13 @@ pub const RULES: &[Rule] = &[
         run: |rank| peer_ends(rank, 1, true),
         ..USUAL
     },
+    Rule {
+        name: "receiver-dies",
+        says: "When the receiver's process dies, sends that still wait end, with an error or done: they do not wait for ever.",
+        source: "src/misc/socket.cc: a closed connection is ncclRemoteError; src/proxy.cc: an error of isend or test is all that tells NCCL of it",
+        run: |rank| peer_ends(rank, 0, true),
+        ..USUAL
+    },
 ];
 
 fn close_first(rank: &mut Rank, first: usize) -> Verdict {

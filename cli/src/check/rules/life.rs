@@ -12,6 +12,7 @@ pub const RULES: &[Rule] = &[
         ranks: 1,
         ready: false,
         gate: true,
+        deviceless: true,
         run: table,
         ..USUAL
     },
@@ -22,20 +23,24 @@ pub const RULES: &[Rule] = &[
         ranks: 1,
         ready: false,
         gate: true,
+        deviceless: true,
         run: init,
         ..USUAL
     },
-    Rule {
-        name: "devices",
-        says: "devices gives at least one device, and the same number when asked again.",
-        source: "README, devices: it should not be zero; src/graph/topo.cc asks again, and takes all from 0 on",
-        ranks: 1,
-        ready: false,
-        gate: true,
-        run: devices,
-        ..USUAL
-    },
+    DEVICES,
 ];
+
+/// Also run where no chosen rule asks for a device.
+pub const DEVICES: Rule = Rule {
+    name: "devices",
+    says: "devices gives at least one device, and the same number when asked again.",
+    source: "README, devices: it should not be zero; src/graph/topo.cc asks again, and takes all from 0 on",
+    ranks: 1,
+    ready: false,
+    gate: true,
+    run: devices,
+    ..USUAL
+};
 
 /// Run last: they take longest.
 pub const CYCLES: &[Rule] = &[

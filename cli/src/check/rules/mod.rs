@@ -36,12 +36,17 @@ pub struct Rule {
     pub ready: bool,
     /// Whether no other rule makes sense in a version that fails it.
     pub gate: bool,
+    /// Whether a plugin without a device can pass it.
+    pub deviceless: bool,
     /// A rank's part of it.
     pub run: fn(&mut Rank) -> Verdict,
 }
 
 /// What most rules are like.
-const USUAL: Rule = Rule { name: "", says: "", source: "", versions: 4..=12, ranks: 2, ready: true, gate: false, run: |_| Ok(()) };
+const USUAL: Rule =
+    Rule { name: "", says: "", source: "", versions: 4..=12, ranks: 2, ready: true, gate: false, deviceless: false, run: |_| Ok(()) };
+
+pub use life::DEVICES;
 
 /// All rules, in the order in which they are run: the first of them are what the later ones need.
 pub const RULES: &[&[Rule]] = &[

@@ -82,7 +82,9 @@ impl Job for Stream {
         Ok(Round { at_first, ..meter.stop() })
     }
 
-    fn release(self: Box<Self>) -> anyhow::Result<()> {
-        self.sends.into_iter().chain(self.receives).try_for_each(|flow| flow.release(&self.session.plugin))
+    fn release(self: Box<Self>) -> anyhow::Result<u64> {
+        let received = self.receives.iter().map(Flow::bytes).sum();
+        self.sends.into_iter().chain(self.receives).try_for_each(|flow| flow.release(&self.session.plugin))?;
+        Ok(received)
     }
 }

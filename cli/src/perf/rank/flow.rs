@@ -11,7 +11,10 @@ use crate::plugin::{Buf, Opaque, Plugin};
 /// A ring of requests over a ring of slots. Messages are numbered from 0 on for as long as it lives.
 pub struct Flow {
     comm: Opaque,
-    mr: Opaque,
+    /// Registrations, in the order of the slots that they cover.
+    mrs: Vec<Opaque>,
+    /// Slots that each covers.
+    covers: usize,
     slots: Slots,
     size: usize,
     outstanding: u64,
@@ -26,18 +29,15 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Allocates `slots` slots and registers them, once.
+    /// Allocates `slots` slots and registers them, in as few pieces as the table takes.
     pub fn new(plugin: &Plugin, comm: Opaque, tag: i32, size: usize, outstanding: usize, slots: usize) -> anyhow::Result<Flow> {
         let mut slots = Slots::new(slots, size)?;
-        let (addr, len) = slots.whole();
         // NCCL's headers have int sizes before v8.
-        ensure!(
-            plugin.version() >= 8 || len <= i32::MAX as usize,
-            "{len} bytes cannot be registered in one piece before v8: fewer outstanding or smaller messages"
-        );
-        let mr = plugin.reg_mr(comm, addr, len)?;
+        let most = if plugin.version() >= 8 { usize::MAX } else { i32::MAX as usize };
+        let covers = slots.within(most);
+        let mrs = slots.pieces(covers).map(|(addr, len)| Ok(plugin.reg_mr(comm, addr, len)?)).collect::<anyhow::Result<_>>()?;
         let requests = [None; MAX_OUTSTANDING];
-        Ok(Flow { comm, mr, slots, size, outstanding: outstanding as u64, tag, requests, filled: 0, posted: 0, done: 0 })
+        Ok(Flow { comm, mrs, covers, slots, size, outstanding: outstanding as u64, tag, requests, filled: 0, posted: 0, done: 0 })
     }
 
     /// After [`super::payload::Pattern`] has been received: nothing else may have been written.
@@ -46,9 +46,21 @@ impl Flow {
         Ok(())
     }
 
+    /// Moved so far.
+    pub fn bytes(&self) -> u64 {
+        self.done * self.size as u64
+    }
+
     /// Deregisters.
     pub fn release(self, plugin: &Plugin) -> anyhow::Result<()> {
-        Ok(plugin.dereg_mr(self.comm, self.mr)?)
+        self.mrs.into_iter().try_for_each(|mr| Ok(plugin.dereg_mr(self.comm, mr)?))
+    }
+
+    /// The registration that covers the slot of message `seq`.
+    #[inline]
+    fn mr(&self, seq: u64) -> Opaque {
+        // One in nearly all cases, and no division then.
+        if let [mr] = self.mrs[..] { mr } else { self.mrs[self.slots.index(seq) / self.covers] }
     }
 
     /// Posts sends up to message `target`, as many as may be outstanding and the plugin takes.
@@ -61,7 +73,7 @@ impl Flow {
                 payload.fill(self.slots.slot(seq), self.size, seq);
                 self.filled += 1;
             }
-            let Some(request) = plugin.isend(self.comm, self.slots.addr(seq), self.size, self.tag, self.mr)? else { break };
+            let Some(request) = plugin.isend(self.comm, self.slots.addr(seq), self.size, self.tag, self.mr(seq))? else { break };
             self.requests[seq as usize % MAX_OUTSTANDING] = Some(request);
             self.posted += 1;
         }
@@ -74,7 +86,7 @@ impl Flow {
         let before = self.posted;
         while self.posted < target && self.posted - self.done < self.outstanding {
             let seq = self.posted;
-            let buf = Buf { addr: self.slots.addr(seq), len: self.size, tag: self.tag, mr: self.mr };
+            let buf = Buf { addr: self.slots.addr(seq), len: self.size, tag: self.tag, mr: self.mr(seq) };
             let Some(request) = plugin.irecv(self.comm, &[buf])? else { break };
             self.requests[seq as usize % MAX_OUTSTANDING] = Some(request);
             self.posted += 1;

@@ -15,9 +15,9 @@ pub trait Job {
     /// Moves `messages` and measures.
     fn round(&mut self, link: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round>;
 
-    /// Gives back what was registered.
-    fn release(self: Box<Self>) -> anyhow::Result<()> {
-        Ok(())
+    /// Gives back what was registered; bytes that a plugin has delivered to this rank meanwhile.
+    fn release(self: Box<Self>) -> anyhow::Result<u64> {
+        Ok(0)
     }
 }
 

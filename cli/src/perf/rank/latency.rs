@@ -86,8 +86,10 @@ impl Job for PingPong {
         Ok(meter.stop())
     }
 
-    fn release(self: Box<Self>) -> anyhow::Result<()> {
+    fn release(self: Box<Self>) -> anyhow::Result<u64> {
+        let received = self.recv.bytes();
         self.send.release(&self.session.plugin)?;
-        self.recv.release(&self.session.plugin)
+        self.recv.release(&self.session.plugin)?;
+        Ok(received)
     }
 }

@@ -27,6 +27,7 @@ use session::Session;
 /// Runs as a rank until the coordinator has no more to do.
 pub fn run() -> anyhow::Result<ExitCode> {
     os::die_with_parent()?;
+    os::be_called(c"railhead")?;
     os::raise_open_files();
     let mut rank = Rank { link: Link::new()?, rank: 0, session: None, jobs: HashMap::new() };
     while let Some(command) = rank.link.next()? {
@@ -76,8 +77,8 @@ impl Rank {
                 Ok(Outcome::Round(job.round(&mut self.link, messages, Begin(start_ns))?))
             }
             ToRank::Release { id } => {
-                self.jobs.remove(&id).with_context(|| format!("no job {id}"))?.release()?;
-                Ok(Outcome::Nothing)
+                let received = self.jobs.remove(&id).with_context(|| format!("no job {id}"))?.release()?;
+                Ok(Outcome::Released { received })
             }
             ToRank::Finish => {
                 self.jobs.clear();
