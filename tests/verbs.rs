@@ -298,7 +298,7 @@ mod inside {
     use railhead::base::mem::{Pages, UserMemory};
     use railhead::base::stats::RailStats;
     use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendRequest, WcOpcode, WcStatus, devices};
-    use railhead::net::{MemoryKind, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, Ready, RecvBuffer, RecvComm, SendComm};
+    use railhead::net::{MemoryKind, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, Ready, RecvBuffer, RecvComm, RequestId, SendComm};
 
     use super::bed::{Bed, Pair, Request, Side, Wire};
     use super::fake_ibverbs::{Control, value};
@@ -368,6 +368,16 @@ mod inside {
 
     fn register(net: &Net, dev: usize, pages: &Pages) -> MrHandle {
         net.register(dev, memory(pages), MemoryKind::Host).expect("register")
+    }
+
+    /// What becomes of a request: done, or an error.
+    fn outcome(recv: &mut RecvComm, request: RequestId) -> Result<(), String> {
+        let mut outcome = None;
+        until("the outcome", || {
+            outcome = recv.test(request).map(|done| done.map(|_| ())).map_err(|e| e.to_string()).transpose();
+            outcome.is_some()
+        });
+        outcome.expect("until has seen it")
     }
 
     /// The first `len` bytes of `from` to `to`.
@@ -1088,7 +1098,7 @@ mod inside {
         let mr = register(&net, 0, &pages);
         control.set("deaf", 1);
         let request = recv.irecv(&[RecvBuffer { addr: pages.addr(), len: 64, tag: 1, mr }]).expect("irecv").expect("room");
-        until("the error", || recv.test(request).is_err());
+        outcome(&mut recv, request).expect_err("the announcement never arrives");
     }
 
     #[test]
@@ -1104,12 +1114,7 @@ mod inside {
         let buffer = RecvBuffer { addr: pages[1].addr(), len: 4096, tag: 0, mr: to };
         control.set("status", 10);
         let flush = recv.iflush(&[buffer]).expect("iflush").expect("a request");
-        let mut error = None;
-        until("the error", || {
-            error = recv.test(flush).err();
-            error.is_some()
-        });
-        println!("failed flush: {}", error.expect("one"));
+        println!("failed flush: {}", outcome(&mut recv, flush).expect_err("the READ failed"));
         // A device that says so in an event, and completes nothing.
         let (mut send, mut recv) = comms(&net, 0);
         message(&mut send, &mut recv, (&pages[0], from), (&pages[1], to), 4096);
@@ -1118,7 +1123,7 @@ mod inside {
         let flush = recv.iflush(&[buffer]).expect("iflush").expect("a request");
         let made = control.calls("create_qp").split_off(before);
         control.raise(QP_FATAL, value(&made[0], "qp") as u32);
-        until("the error", || recv.test(flush).is_err());
+        outcome(&mut recv, flush).expect_err("its queue pair failed");
     }
 
     /// A message and, behind it, the end of the receiver's queue pair lie in its completion queue when it looks.
@@ -1137,17 +1142,11 @@ mod inside {
             control.set("status", status);
             until("a send", || send.isend(pages.addr(), 64, 1, mr).expect("isend").is_some());
         }
-        let mut outcomes = requests.map(|_| None);
-        for (request, outcome) in requests.iter().zip(&mut outcomes) {
-            until("the outcome", || {
-                *outcome = recv.test(*request).map(|done| done.map(|_| ())).map_err(|e| e.to_string()).transpose();
-                outcome.is_some()
-            });
-        }
+        let outcomes = requests.map(|request| outcome(&mut recv, request));
         let mut got = [0; 64];
         pages.read(1024, &mut got);
-        assert_eq!((got, &outcomes[0]), ([7; 64], &Some(Ok(()))));
-        let error = outcomes[1].clone().and_then(Result::err).expect("the second one's error");
+        assert_eq!((got, &outcomes[0]), ([7; 64], &Ok(())));
+        let error = outcomes[1].as_ref().expect_err("the second one's queue pair failed");
         assert!(error.contains("IBV_WC_RETRY_EXC_ERR") || error.contains("failed"), "{error}");
     }
 

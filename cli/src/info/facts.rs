@@ -6,10 +6,11 @@ use std::sync::Arc;
 use anyhow::bail;
 use railhead::base::config::{Effective, Fabric, Family, Source};
 use railhead::fabric::soft::iface;
+use railhead::fabric::verbs::attributes::Attributes;
 use railhead::fabric::verbs::gid::Judged;
-use railhead::fabric::verbs::port::Attributes;
 use railhead::fabric::verbs::{self, Choices};
-use serde::Serialize;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 
 use super::host::{self, Host};
 use crate::plugin::{Plugin, Properties, take_log};
@@ -99,45 +100,24 @@ pub struct RdmaPort {
     /// Why it is not used, to be read after the name.
     pub unused: Option<String>,
     /// What it says of itself, if it was asked.
-    pub link: Option<Link>,
+    #[serde(serialize_with = "link")]
+    pub link: Option<Attributes>,
     /// What is made of it; of a port that is used only.
+    #[serde(serialize_with = "used")]
     pub used: Option<Used>,
     /// Its addresses.
     pub gids: Vec<Gid>,
 }
 
-/// What a port says of itself.
-#[derive(Debug, Serialize)]
-pub struct Link {
-    /// "active", or what else.
-    pub state: &'static str,
-    /// "Ethernet" or "InfiniBand".
-    pub layer: String,
-    /// Mbit/s.
-    pub speed_mbps: u32,
-    /// Who says that.
-    pub speed_from: &'static str,
-    /// Bytes; 0 if unknown.
-    pub mtu: u32,
-    /// Local identifier, on InfiniBand.
-    pub lid: Option<u16>,
-}
-
-/// What is made of a port. What came of a wish begins with "yes", "no" or "off" and says why.
-#[derive(Debug, Serialize)]
+/// What is made of a port.
+#[derive(Debug)]
 pub struct Used {
     /// Of NCCL_IB_HCA.
     pub rail: Option<i16>,
     /// Of NCCL_IB_HCA.
     pub plane: Option<i16>,
-    /// Of messages' memory.
-    pub relaxed_ordering: String,
-    /// Enhanced connection establishment.
-    pub ece: String,
-    /// A GPU's memory by DMA-BUF.
-    pub dma_buf: String,
-    /// A GPU's memory by its address.
-    pub peer_memory: String,
+    /// What came of each wish.
+    pub choices: Choices,
 }
 
 /// An address of a port.
@@ -303,19 +283,20 @@ fn rdma(effective: &Effective) -> Rdma {
         };
         judged.iter().map(one).collect()
     };
+    let told = |id: i16| (id >= 0).then_some(id);
     match verbs::listing(&Arc::new(effective.config.clone())) {
         Ok(Ok(listing)) => {
             let used = listing.ports.iter().map(|port| RdmaPort {
                 name: port.label.clone(),
                 unused: None,
-                link: Some(link(&port.attributes)),
-                used: Some(made_of(verbs::choices(port), port.info.rail_id, port.info.plane_id)),
+                link: Some(port.attributes.clone()),
+                used: Some(Used { rail: told(port.info.rail_id), plane: told(port.info.plane_id), choices: verbs::choices(port) }),
                 gids: gids(&port.gids),
             });
             let unused = listing.rejected.iter().map(|port| RdmaPort {
                 name: port.label.clone(),
                 unused: Some(port.why.clone()),
-                link: port.attributes.as_ref().map(link),
+                link: port.attributes.clone(),
                 used: None,
                 gids: gids(&port.gids),
             });
@@ -330,15 +311,30 @@ fn rdma(effective: &Effective) -> Rdma {
     }
 }
 
-fn link(said: &Attributes) -> Link {
-    let Attributes { state, ref link_layer, speed_mbps, speed_from, mtu, lid } = *said;
-    Link { state, layer: link_layer.clone(), speed_mbps, speed_from, mtu, lid: (lid != 0).then_some(lid) }
+/// `lid` is null where there is none, as on Ethernet.
+fn link<S: Serializer>(said: &Option<Attributes>, to: S) -> Result<S::Ok, S::Error> {
+    let Some(Attributes { state, link_layer, speed_mbps, speed_from, mtu, lid }) = said else { return to.serialize_none() };
+    let mut map = to.serialize_struct("Link", 6)?;
+    map.serialize_field("state", state)?;
+    map.serialize_field("layer", link_layer)?;
+    map.serialize_field("speed_mbps", speed_mbps)?;
+    map.serialize_field("speed_from", speed_from)?;
+    map.serialize_field("mtu", mtu)?;
+    map.serialize_field("lid", &Some(*lid).filter(|&lid| lid != 0))?;
+    map.end()
 }
 
-fn made_of(choices: Choices, rail: i16, plane: i16) -> Used {
+fn used<S: Serializer>(used: &Option<Used>, to: S) -> Result<S::Ok, S::Error> {
+    let Some(Used { rail, plane, choices }) = used else { return to.serialize_none() };
     let Choices { relaxed_ordering, ece, dma_buf, peer_memory } = choices;
-    let told = |id: i16| (id >= 0).then_some(id);
-    Used { rail: told(rail), plane: told(plane), relaxed_ordering, ece, dma_buf, peer_memory }
+    let mut map = to.serialize_struct("Used", 6)?;
+    map.serialize_field("rail", rail)?;
+    map.serialize_field("plane", plane)?;
+    map.serialize_field("relaxed_ordering", relaxed_ordering)?;
+    map.serialize_field("ece", ece)?;
+    map.serialize_field("dma_buf", dma_buf)?;
+    map.serialize_field("peer_memory", peer_memory)?;
+    map.end()
 }
 
 fn setting(setting: railhead::base::config::Setting) -> Setting {

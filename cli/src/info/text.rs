@@ -82,17 +82,20 @@ fn rdma(out: &mut String, rdma: &Rdma) {
     for port in &rdma.ports {
         put(out, format_args!("  {} {}", port.name, port.unused.as_deref().unwrap_or("is a device")));
         if let Some(it) = &port.link {
-            let lid = it.lid.map_or(String::new(), |lid| format!(", LID {lid}"));
-            put(out, format_args!("     {}, {}, {} Mbit/s ({}), MTU {}{lid}", it.state, it.layer, it.speed_mbps, it.speed_from, it.mtu));
+            let lid = if it.lid == 0 { String::new() } else { format!(", LID {}", it.lid) };
+            put(
+                out,
+                format_args!("     {}, {}, {} Mbit/s ({}), MTU {}{lid}", it.state, it.link_layer, it.speed_mbps, it.speed_from, it.mtu),
+            );
         }
         if let Some(it) = &port.used {
             let id = |id: Option<i16>| id.map_or("not said".to_string(), |id| id.to_string());
             put(out, format_args!("     rail {}, plane {} (NCCL_IB_HCA)", id(it.rail), id(it.plane)));
             for (what, came) in [
-                ("relaxed ordering", &it.relaxed_ordering),
-                ("enhancements (ECE)", &it.ece),
-                ("DMA-BUF", &it.dma_buf),
-                ("peer memory", &it.peer_memory),
+                ("relaxed ordering", &it.choices.relaxed_ordering),
+                ("enhancements (ECE)", &it.choices.ece),
+                ("DMA-BUF", &it.choices.dma_buf),
+                ("peer memory", &it.choices.peer_memory),
             ] {
                 put(out, format_args!("     {what}: {came}"));
             }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::attributes;
 use super::endpoint::{Address, Ece};
 use super::library::made;
 use super::port::{self, Port};
@@ -48,7 +49,7 @@ pub fn choices(port: &Arc<Port>) -> Choices {
             Ok(()) => "yes: the driver takes them".into(),
             Err(why) => format!("no: {why}"),
         },
-        peer_memory: match port::peer_memory(Path::new(port::SYS)) {
+        peer_memory: match attributes::peer_memory(Path::new(attributes::SYS)) {
             Some(module) => format!("yes: {module} is loaded"),
             None => "no: nvidia_peermem is not loaded".into(),
         },

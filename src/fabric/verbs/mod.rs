@@ -8,6 +8,7 @@
 //! with nothing outstanding does not learn; and work that does not complete within RAILHEAD_FABRIC_TIMEOUT_S is given up, RNR
 //! waits included.
 
+pub mod attributes;
 mod channel;
 mod choices;
 mod cq;

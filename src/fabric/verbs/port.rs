@@ -4,14 +4,15 @@
 use std::ffi::CStr;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ibverbs_sys::*;
 use once_cell::sync::OnceCell;
 
+use super::attributes::{self, Attributes};
 use super::events::Events;
-use super::filter::{self, Filter, Place};
+use super::filter::{self, Filter};
 use super::gid::{self, Entry, Forced, Gid, GidKind, Judged, Range, Wanted};
 use super::library::{Library, check, made};
 use crate::base::config::Config;
@@ -24,13 +25,8 @@ use crate::fabric::types::DeviceInfo;
 const MAX_PORTS: usize = 32;
 /// GIDs that are looked at: as many as the index in an address vector can name.
 const MAX_GIDS: u32 = 256;
-/// Microseconds, for NCCL's topology, which only compares.
-const LATENCY_US: f32 = 1.0;
 /// `IBV_QPF_GRH_REQUIRED` of a port's flags (rdma-core 44 libibverbs/verbs.h).
 const GRH_REQUIRED: u8 = 1;
-/// Speed where the system does not know it, in Mbit/s: NCCL's default.
-const DEFAULT_SPEED_MBPS: u32 = 10_000;
-
 /// An open device, shared by its ports.
 pub struct Context {
     /// The functions.
@@ -40,7 +36,7 @@ pub struct Context {
     /// Name.
     pub name: String,
     /// Its folder in sysfs.
-    sysfs: PathBuf,
+    pub sysfs: PathBuf,
     /// Entries of a completion queue at most.
     pub max_cqe: u64,
     /// READs that it answers, and asks, at once per queue pair.
@@ -48,7 +44,7 @@ pub struct Context {
     /// See above.
     pub reads_asked: i32,
     /// Whether its driver takes DMA-BUFs.
-    dma_buf: bool,
+    pub dma_buf: bool,
     events: OnceCell<Events>,
     epoch: u64,
 }
@@ -78,23 +74,6 @@ impl Drop for Context {
             unsafe { (self.library.close_device)(self.raw) };
         }
     }
-}
-
-/// What a port says of itself.
-#[derive(Debug, Clone)]
-pub struct Attributes {
-    /// Its state, in a word or two.
-    pub state: &'static str,
-    /// "Ethernet" or "InfiniBand", else its number.
-    pub link_layer: String,
-    /// Mbit/s.
-    pub speed_mbps: u32,
-    /// Who says that.
-    pub speed_from: &'static str,
-    /// Bytes; 0 for a code that means nothing here.
-    pub mtu: u32,
-    /// Local identifier; 0 on Ethernet.
-    pub lid: u16,
 }
 
 /// A port that can be used.
@@ -247,21 +226,6 @@ pub(super) fn takes_dma_buf(library: &Library, raw: *mut ibv_context) -> std::re
     }
 }
 
-/// Where the kernel's modules say that they are there.
-pub(super) const SYS: &str = "/sys";
-
-/// Which module of the kernel lets NICs reach a GPU's memory by its address, if any does (NCCL 2.28 src/transport/net_ib, ncclIbGdrSupport;
-/// RCCL's for amdkfd). `sys` is where sysfs is mounted.
-pub(super) fn peer_memory(sys: &Path) -> Option<&'static str> {
-    const MODULES: [(&str, &str); 4] = [
-        ("nv_peer_mem", "kernel/mm/memory_peers/nv_mem/version"),
-        ("nv_peer_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
-        ("nvidia_peermem", "module/nvidia_peermem/version"),
-        ("amdkfd", "kernel/mm/memory_peers/amdkfd/version"),
-    ];
-    MODULES.into_iter().find(|(_, path)| sys.join(path).exists()).map(|(name, _)| name)
-}
-
 /// Judges the ports of a device.
 fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, addr: SocketAddr, listing: &mut Listing) {
     let filter = Filter::parse(&config.ib_hca);
@@ -272,7 +236,7 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
         let why = if let Some(place) = filter.admits(&context.name, u32::from(number)) {
             match judge(context, number, config, &mut attributes, &mut gids) {
                 Ok((port, attributes, chosen)) => {
-                    let info = describe(context, attr, (number, many), &attributes, place, config, addr);
+                    let info = attributes::describe(context, attr, (number, many), &attributes, place, config, addr);
                     listing.ports.push(Arc::new(Port {
                         context: context.clone(),
                         number,
@@ -310,9 +274,9 @@ fn judge(
     let mut port = ibv_port_attr::default();
     // SAFETY: the device is open; the place outlives the call.
     check(unsafe { (context.library.query_port)(context.raw, number, &mut port) }).map_err(|e| format!("cannot be queried: {e}"))?;
-    let attributes = said.insert(attributes(context, number, &port, config)).clone();
+    let attributes = said.insert(attributes::attributes(context, number, &port, config)).clone();
     if port.state != ibv_port_state::IBV_PORT_ACTIVE {
-        return Err(format!("is not active ({}): no cable, or its link is down", state_name(port.state)));
+        return Err(format!("is not active ({}): no cable, or its link is down", attributes::state_name(port.state)));
     }
     if !(1..=5).contains(&port.active_mtu) {
         return Err(format!("has MTU code {}, which means nothing here", port.active_mtu));
@@ -374,153 +338,4 @@ fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
         _ => None,
     });
     Some(Entry { index, gid, kind, netdev: read("ndevs") })
-}
-
-fn attributes(context: &Context, number: u8, port: &ibv_port_attr, config: &Config) -> Attributes {
-    let told = told_speed(context, number, config).map(|speed| (speed, "the driver's word"));
-    let known = || speed(port.active_speed, port.active_width).map(|speed| (speed, "the port's codes"));
-    let (speed_mbps, speed_from) = told.or_else(known).unwrap_or((DEFAULT_SPEED_MBPS, "a default: the port's codes mean nothing here"));
-    Attributes {
-        state: state_name(port.state),
-        link_layer: match u32::from(port.link_layer) {
-            IBV_LINK_LAYER_ETHERNET => "Ethernet".into(),
-            IBV_LINK_LAYER_INFINIBAND => "InfiniBand".into(),
-            IBV_LINK_LAYER_UNSPECIFIED => "unspecified (InfiniBand)".into(),
-            other => other.to_string(),
-        },
-        speed_mbps,
-        speed_from,
-        // 256 << 0 is code 1.
-        mtu: if (1..=5).contains(&port.active_mtu) { 128 << port.active_mtu } else { 0 },
-        lid: port.lid,
-    }
-}
-
-fn describe(
-    context: &Context,
-    attr: &ibv_device_attr,
-    (number, many): (u8, bool),
-    attributes: &Attributes,
-    place: Place,
-    config: &Config,
-    addr: SocketAddr,
-) -> DeviceInfo {
-    let name = if many { format!("{}:{number}", context.name) } else { context.name.clone() };
-    DeviceInfo {
-        name,
-        fabric: "verbs",
-        pci_path: pci_path(&context.sysfs, config.ib_merge_vfs),
-        guid: u64::from_be(if attr.sys_image_guid == 0 { attr.node_guid } else { attr.sys_image_guid }),
-        port: u16::from(number),
-        speed_mbps: attributes.speed_mbps,
-        latency_us: LATENCY_US,
-        mtu: attributes.mtu,
-        max_qp: u32::try_from(attr.max_qp).unwrap_or(0),
-        rail_id: place.rail,
-        plane_id: place.plane,
-        peer_memory: peer_memory(Path::new(SYS)).is_some(),
-        dma_buf: context.dma_buf,
-        addr,
-    }
-}
-
-/// Real path of the PCI device, as NCCL writes it: ports of one card, which are its functions, count as one, and with `merge_vfs` virtual
-/// functions of it too.
-fn pci_path(sysfs: &Path, merge_vfs: bool) -> Option<String> {
-    let path = fs::canonicalize(sysfs.join("device")).ok()?;
-    merged(path.to_str()?, merge_vfs)
-}
-
-/// "0000:3b:00.1" is a port of "0000:3b:00.0", and "0000:3b:02.5" a virtual function.
-fn merged(path: &str, merge_vfs: bool) -> Option<String> {
-    let (bus, function) = path.rsplit_once(':')?;
-    let (device, _) = function.split_once('.').filter(|(device, number)| (device.len(), number.len()) == (2, 1))?;
-    let device = if merge_vfs { "00" } else { device };
-    path.contains("/devices/pci").then(|| format!("{bus}:{device}.0"))
-}
-
-/// Mbit/s in the driver's own words, if it has any: there are speeds that the codes have no number for.
-fn told_speed(context: &Context, number: u8, config: &Config) -> Option<u32> {
-    let ask = context.library.query_port_speed.filter(|_| config.ib_query_speed)?;
-    let mut hundreds = 0u64;
-    // SAFETY: the device is open; the place outlives the call.
-    check(unsafe { ask(context.raw, u32::from(number), &mut hundreds) }).ok()?;
-    u32::try_from(hundreds.checked_mul(100)?).ok().filter(|&speed| speed > 0)
-}
-
-/// Mbit/s from the codes of InfiniBand (specification 1.4 and later, PortInfo; as NCCL has them).
-fn speed(speed: u8, width: u8) -> Option<u32> {
-    let lane = match speed {
-        1 => 2_500,
-        2 => 5_000,
-        4 | 8 => 10_000,
-        16 => 14_000,
-        32 => 25_000,
-        64 => 50_000,
-        128 => 100_000,
-        _ => return None,
-    };
-    let lanes = match width {
-        1 => 1,
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => return None,
-    };
-    Some(lane * lanes)
-}
-
-fn state_name(state: ibv_port_state::Type) -> &'static str {
-    match state {
-        ibv_port_state::IBV_PORT_NOP => "nop",
-        ibv_port_state::IBV_PORT_DOWN => "down",
-        ibv_port_state::IBV_PORT_INIT => "initialising",
-        ibv_port_state::IBV_PORT_ARMED => "armed: does a subnet manager run?",
-        ibv_port_state::IBV_PORT_ACTIVE => "active",
-        ibv_port_state::IBV_PORT_ACTIVE_DEFER => "active, deferred",
-        _ => "unknown",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn functions_of_a_card_are_one() {
-        let path = |end: &str| format!("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:{end}");
-        for end in ["00.0", "00.1", "02.5"] {
-            assert_eq!(merged(&path(end), true), Some(path("00.0")), "{end}");
-        }
-        assert_eq!(merged(&path("00.1"), false), Some(path("00.0")));
-        assert_eq!(merged(&path("02.5"), false), Some(path("02.0")));
-        assert_eq!(merged("/sys/devices/virtual/net/v0", true), None);
-        assert_eq!(merged("", true), None);
-    }
-
-    #[test]
-    fn speeds() {
-        assert_eq!([speed(128, 2), speed(64, 2), speed(32, 1), speed(1, 1)], [400_000, 200_000, 25_000, 2_500].map(Some));
-        assert_eq!([speed(0, 2), speed(3, 1), speed(64, 0)], [None; 3]);
-    }
-
-    #[test]
-    fn modules_for_peer_memory_are_found_by_name() {
-        for (name, version) in [
-            ("nv_peer_mem", "kernel/mm/memory_peers/nv_mem/version"),
-            ("nv_peer_mem_nc", "kernel/mm/memory_peers/nv_mem_nc/version"),
-            ("nvidia_peermem", "module/nvidia_peermem/version"),
-            ("amdkfd", "kernel/mm/memory_peers/amdkfd/version"),
-        ] {
-            let sys = tempfile::tempdir().unwrap();
-            assert_eq!(peer_memory(sys.path()), None);
-            let file = sys.path().join(version);
-            // The folder alone is also there while the module is being loaded.
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            assert_eq!(peer_memory(sys.path()), None, "{name}");
-            fs::write(file, "1\n").unwrap();
-            assert_eq!(peer_memory(sys.path()), Some(name));
-        }
-    }
 }
