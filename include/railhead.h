@@ -647,6 +647,16 @@ railhead_status_t railhead_store_barrier(railhead_store_t *store,
                                          int64_t world_size,
                                          int64_t timeout_ms);
 
+// Frees what any function of the store has given: values, arrays of values, keys. NULL is fine.
+//
+// Threads: any.
+void railhead_store_free(void *memory);
+
+// Returns the library's version, "major.minor.patch": static memory that the caller must not free. Never NULL.
+//
+// Threads: any, at any time.
+const char *railhead_version(void);
+
 // Has `callback` called with `user` and each change of the key's value from now on, on a thread of its own, until railhead_store_unwatch.
 // RAILHEAD_UNSUPPORTED by torch's servers. In a file a change is noticed within 10 ms.
 railhead_status_t railhead_store_watch(railhead_store_t *store,
@@ -657,16 +667,6 @@ railhead_status_t railhead_store_watch(railhead_store_t *store,
 
 // Ends a watch. When this returns, the callback has returned for the last time; called within the callback, it is the last call.
 railhead_status_t railhead_store_unwatch(railhead_watch_t *watch);
-
-// Frees what any function of the store has given: values, arrays of values, keys. NULL is fine.
-//
-// Threads: any.
-void railhead_store_free(void *memory);
-
-// Returns the library's version, "major.minor.patch": static memory that the caller must not free. Never NULL.
-//
-// Threads: any, at any time.
-const char *railhead_version(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use railhead::abi::rendezvous::*;
 use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
 use railhead::abi::store::*;
+use railhead::abi::watch::*;
 
 const LONG: Duration = Duration::from_secs(120);
 const LONG_MS: i64 = 120_000;

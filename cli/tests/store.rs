@@ -280,7 +280,8 @@ fn a_bench_prints_its_table() {
     let output = program().args(arguments).args(["--rounds", "2", "--duration", "0.01"]).output().expect("railhead");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    for row in ["| set + get, 1 connection(s) |", "| set + get, 3 connection(s) |", "| 20 clients join a barrier |", "of 20 |"] {
+    let barriers = ["| 20 clients that are connected join a barrier |", "| 20 clients connect and join a barrier |"];
+    for row in ["| set + get, 1 connection(s) |", "| set + get, 3 connection(s) |", "of 20 |"].iter().chain(&barriers) {
         assert!(text.contains(row), "{row}: {text}");
     }
     assert!(text.contains("ratio to two"), "{text}");

@@ -4,7 +4,7 @@
 //! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
-//! * [`version`], [`memory`], [`store`], [`rendezvous`], [`proxy`], [`connector`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
+//! * [`version`], [`memory`], [`store`], [`watch`], [`rendezvous`], [`proxy`], [`connector`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
 //!   their handles name.
 //! * [`table`]: any plugin's table, ours included, as the proxy's network; [`proxies`]: the proxies of this process.
 
@@ -23,3 +23,4 @@ pub mod status;
 pub mod store;
 pub mod table;
 pub mod version;
+pub mod watch;

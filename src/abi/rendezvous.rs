@@ -12,7 +12,8 @@ use std::time::Duration;
 use crate::abi::boundary::{Out, bad_pointer, slice};
 use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
-use crate::abi::store::{Object, User, found, open, railhead_store_t, text, timeout};
+use crate::abi::store::convert::{User, text, timeout};
+use crate::abi::store::{Object, found, open, railhead_store_t};
 use crate::store::Error;
 use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Environment, Group, GroupOptions, Joined, Request};
 

@@ -4,18 +4,19 @@
 // What callers owe stands in the header's words, which are these functions' documentation: C's callers do not read "# Safety".
 #![allow(clippy::missing_safety_doc)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::IpAddr;
-use std::ptr;
-use std::sync::Arc;
-use std::time::Duration;
+pub(super) mod convert;
 
-use crate::abi::boundary::{Out, bad_pointer, slice};
+use std::ffi::{c_char, c_int, c_void};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::abi::boundary::{Out, slice};
 use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
 use crate::store::rendezvous::Environment;
 use crate::store::tcp::{Host, ServerOptions, TcpOptions};
-use crate::store::{Change, Error, FOREVER, FileStore, HashStore, PrefixStore, Result, Store, TcpStore, Watch};
+use crate::store::{Error, FileStore, HashStore, PrefixStore, Result, Store, TcpStore};
+use convert::{answer, array, bytes, give, text, texts, timeout};
 
 /// A key-value store that ranks share: an opaque handle. Made by railhead_store_hash, _file, _prefix, _connect and _serve and by railhead_rendezvous,
 /// ended by railhead_store_close.
@@ -25,10 +26,6 @@ use crate::store::{Change, Error, FOREVER, FileStore, HashStore, PrefixStore, Re
 /// thread that is to wait for long takes a handle of its own (railhead_store_clone).
 #[allow(non_camel_case_types)]
 pub struct railhead_store_t(());
-
-/// A watch on a key: an opaque handle, ended by railhead_store_unwatch.
-#[allow(non_camel_case_types)]
-pub struct railhead_watch_t(());
 
 /// Bytes, not necessarily text.
 #[allow(non_camel_case_types)]
@@ -42,29 +39,6 @@ pub struct railhead_bytes_t {
 }
 
 const _: () = assert!(size_of::<railhead_bytes_t>() == 16 && std::mem::offset_of!(railhead_bytes_t, size) == 8);
-
-/// What happened to a watched key.
-#[allow(non_camel_case_types)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub enum railhead_change_t {
-    /// It has another value, or the same once more.
-    RAILHEAD_UPDATED = 0,
-    /// It exists now: there is no old value.
-    RAILHEAD_CREATED = 1,
-    /// It is gone: there is no new value.
-    RAILHEAD_DELETED = 2,
-    /// The server is gone, or gave this watch up because its callback was too slow: neither value, and nothing after this.
-    RAILHEAD_LOST = 3,
-}
-
-use railhead_change_t::*;
-
-/// Called with each change of a watched key, in order, on a thread of the watch, which has all signals blocked. The values are the library's, until the
-/// callback returns. May call any function of this header; must not throw.
-#[allow(non_camel_case_types)]
-pub type railhead_watch_callback_t =
-    Option<unsafe extern "C" fn(user: *mut c_void, change: railhead_change_t, old_value: railhead_bytes_t, new_value: railhead_bytes_t)>;
 
 /// A store as its handle names it.
 pub(super) enum Object {
@@ -84,7 +58,6 @@ impl Object {
 }
 
 static STORES: Objects<Object> = Objects::new(0xb1, "store");
-static WATCHES: Objects<Watch> = Objects::new(0xb2, "watch");
 
 // ---- opening and closing ----
 
@@ -194,6 +167,26 @@ pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store_t, port:
         }
         Ok(())
     })
+}
+
+fn other(store: impl Store + 'static) -> Object {
+    Object::Other(Arc::new(store))
+}
+
+/// The store of a handle.
+pub(super) fn found(handle: *const railhead_store_t) -> Result<Arc<dyn Store>> {
+    Ok(STORES.get(handle)?.store())
+}
+
+/// Gives a store to C.
+///
+/// # Safety
+/// Unless NULL or misaligned, `place` must be valid for writes.
+pub(super) unsafe fn open(place: *mut *mut railhead_store_t, make: impl FnOnce() -> Result<Object>) -> Result<()> {
+    // SAFETY: the requirement is the caller's own.
+    let out = unsafe { Out::new(place, "store") }?;
+    out.set(STORES.insert(make()?));
+    Ok(())
 }
 
 // ---- values ----
@@ -366,7 +359,7 @@ pub unsafe extern "C" fn railhead_store_list_keys(
     })
 }
 
-// ---- queues, barriers, watches ----
+// ---- queues and barriers ----
 
 /// Appends to a queue; one who waits for it goes on. A server does not answer to this.
 #[unsafe(no_mangle)]
@@ -413,45 +406,6 @@ pub unsafe extern "C" fn railhead_store_barrier(
     call(|| unsafe { found(store)?.barrier(text(key, "key")?, world_size, timeout(timeout_ms)) })
 }
 
-/// Has `callback` called with `user` and each change of the key's value from now on, on a thread of its own, until railhead_store_unwatch.
-/// RAILHEAD_UNSUPPORTED by torch's servers. In a file a change is noticed within 10 ms.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_store_watch(
-    store: *mut railhead_store_t,
-    key: *const c_char,
-    callback: railhead_watch_callback_t,
-    user: *mut c_void,
-    watch: *mut *mut railhead_watch_t,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a string, a place, and a function that may be called from another thread.
-    call(|| unsafe {
-        let out = Out::new(watch, "watch")?;
-        let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
-        let user = User(user);
-        let tell = move |change: Change<'_>| {
-            let user = &user;
-            let nothing = railhead_bytes_t { data: ptr::null(), size: 0 };
-            let of = |value: &[u8]| railhead_bytes_t { data: value.as_ptr().cast(), size: value.len() };
-            let (change, old, new) = match change {
-                Change::Created(new) => (RAILHEAD_CREATED, nothing, of(new)),
-                Change::Updated(old, new) => (RAILHEAD_UPDATED, of(old), of(new)),
-                Change::Deleted(old) => (RAILHEAD_DELETED, of(old), nothing),
-                Change::Lost(_) => (RAILHEAD_LOST, nothing, nothing),
-            };
-            // The caller gave the function for these arguments, and keeps it and `user` usable until it has ended the watch.
-            callback(user.0, change, old, new);
-        };
-        out.set(WATCHES.insert(found(store)?.watch_key(text(key, "key")?, Box::new(tell))?));
-        Ok(())
-    })
-}
-
-/// Ends a watch. When this returns, the callback has returned for the last time; called within the callback, it is the last call.
-#[unsafe(no_mangle)]
-pub extern "C" fn railhead_store_unwatch(watch: *mut railhead_watch_t) -> railhead_status_t {
-    call(|| Ok(WATCHES.remove(watch).map(drop)?))
-}
-
 /// Frees what any function of the store has given: values, arrays of values, keys. NULL is fine.
 ///
 /// Threads: any.
@@ -459,144 +413,4 @@ pub extern "C" fn railhead_store_unwatch(watch: *mut railhead_watch_t) -> railhe
 pub unsafe extern "C" fn railhead_store_free(memory: *mut c_void) {
     // SAFETY: the header asks the caller for what `allocate` gave, once, or NULL.
     unsafe { libc::free(memory) }
-}
-
-// ---- between C and Rust ----
-
-/// What C gave to be handed back to its callback.
-pub(super) struct User(pub(super) *mut c_void);
-
-// SAFETY: the pointer is handed on and never followed; the header tells the caller that the callback runs on another thread.
-unsafe impl Send for User {}
-// SAFETY: as above.
-unsafe impl Sync for User {}
-
-fn other(store: impl Store + 'static) -> Object {
-    Object::Other(Arc::new(store))
-}
-
-/// The store of a handle.
-pub(super) fn found(handle: *const railhead_store_t) -> Result<Arc<dyn Store>> {
-    Ok(STORES.get(handle)?.store())
-}
-
-/// Gives a store to C.
-///
-/// # Safety
-/// Unless NULL or misaligned, `place` must be valid for writes.
-pub(super) unsafe fn open(place: *mut *mut railhead_store_t, make: impl FnOnce() -> Result<Object>) -> Result<()> {
-    // SAFETY: the requirement is the caller's own.
-    let out = unsafe { Out::new(place, "store") }?;
-    out.set(STORES.insert(make()?));
-    Ok(())
-}
-
-/// Writes a plain result.
-///
-/// # Safety
-/// Unless NULL or misaligned, `place` must be valid for writes.
-unsafe fn answer<T>(place: *mut T, name: &'static str, operation: impl FnOnce() -> Result<T>) -> Result<()> {
-    // SAFETY: the requirement is the caller's own.
-    let out = unsafe { Out::new(place, name) }?;
-    out.set(operation()?);
-    Ok(())
-}
-
-/// Writes a value for C to free.
-///
-/// # Safety
-/// Unless NULL or misaligned, both places must be valid for writes.
-unsafe fn give(value: *mut *mut c_void, size: *mut usize, operation: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
-    // SAFETY: the requirement is the caller's own.
-    let (value, size) = unsafe { (Out::new(value, "value")?, Out::new(size, "size")?) };
-    let bytes = operation()?;
-    let copy = allocate(bytes.len() + 1)?;
-    // SAFETY: as many bytes were just allocated, and one more.
-    unsafe {
-        ptr::copy_nonoverlapping(bytes.as_ptr(), copy.cast(), bytes.len());
-        copy.cast::<u8>().add(bytes.len()).write(0);
-    }
-    value.set(copy);
-    size.set(bytes.len());
-    Ok(())
-}
-
-/// An array of values for C, and the values behind it, in one piece.
-fn array<V: AsRef<[u8]>>(values: &[V]) -> Result<*mut railhead_bytes_t> {
-    let head = size_of_val(values).max(values.len() * size_of::<railhead_bytes_t>());
-    let total = values.iter().fold(head, |sum, value| sum + value.as_ref().len() + 1);
-    let memory = allocate(total.max(1))?;
-    let (mut entry, mut place) = (memory.cast::<railhead_bytes_t>(), memory.cast::<u8>().wrapping_add(head));
-    for value in values.iter().map(AsRef::as_ref) {
-        // SAFETY: `total` is the sum of what is written here: one entry, and the value with its 0. malloc's memory is aligned for any entry.
-        unsafe {
-            ptr::copy_nonoverlapping(value.as_ptr(), place, value.len());
-            place.add(value.len()).write(0);
-            entry.write(railhead_bytes_t { data: place.cast(), size: value.len() });
-            (entry, place) = (entry.add(1), place.add(value.len() + 1));
-        }
-    }
-    Ok(memory.cast())
-}
-
-/// Memory that `railhead_store_free` frees.
-fn allocate(size: usize) -> Result<*mut c_void> {
-    // SAFETY: malloc takes any size.
-    let memory = unsafe { libc::malloc(size) };
-    if memory.is_null() {
-        return Err(Error::System(crate::base::error::Error::last_os(format!("allocate {size} bytes"))));
-    }
-    Ok(memory)
-}
-
-/// A timeout as C gives it.
-pub(super) fn timeout(ms: i64) -> Duration {
-    u64::try_from(ms).map_or(FOREVER, Duration::from_millis)
-}
-
-/// The argument `name`, a string.
-///
-/// # Safety
-/// Unless NULL, `pointer` must be a string that nobody changes while the result lives.
-pub(super) unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<&'a str> {
-    if pointer.is_null() {
-        return Err(bad_pointer(0, name, 1).into());
-    }
-    // SAFETY: not NULL; ends with 0 and stays as it is by this function's own requirement.
-    let text = unsafe { CStr::from_ptr(pointer) };
-    text.to_str().map_err(|_| Error::Usage(format!("argument '{name}' is not UTF-8: {}", text.to_string_lossy())))
-}
-
-/// The argument `keys`, several strings.
-///
-/// # Safety
-/// Unless NULL or misaligned, `pointer` must be valid for reads of `count` strings that nobody changes while the result lives.
-unsafe fn texts<'a>(pointer: *const *const c_char, count: usize) -> Result<Vec<&'a str>> {
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    within_reason::<*const c_char>(count, "count")?;
-    // SAFETY: the requirement is the caller's own, for the array and for each string.
-    unsafe { slice(pointer, count, "keys")?.iter().map(|&key| text(key, "keys")).collect() }
-}
-
-/// The argument `name`, a run of bytes.
-///
-/// # Safety
-/// Unless NULL, `pointer` must be valid for reads of `size` bytes that nobody changes while the result lives.
-unsafe fn bytes<'a>(pointer: *const c_void, size: usize, name: &'static str) -> Result<&'a [u8]> {
-    if size == 0 {
-        return Ok(&[]);
-    }
-    within_reason::<u8>(size, name)?;
-    // SAFETY: the requirement is the caller's own.
-    Ok(unsafe { slice(pointer.cast(), size, name)? })
-}
-
-/// No array is larger than half of the address space: a length of -1 is a mistake to be told of.
-fn within_reason<T>(count: usize, name: &'static str) -> Result<()> {
-    match count.checked_mul(size_of::<T>()) {
-        Some(size) if size <= isize::MAX as usize => Ok(()),
-        _ => Err(Error::Usage(format!("argument '{name}': {count} is no size"))),
-    }
 }

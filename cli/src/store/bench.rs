@@ -45,15 +45,22 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for &connections in &args.connections {
         let mut clients = open(args, connections)?;
         let mut costs = vec![Vec::new(); pids.len()];
+        let mut own = vec![Vec::new(); pids.len()];
         let figures = rounds(args, &mut clients, |server, client| {
-            let (Some(&pid), Some(costs)) = (pids.get(server), costs.get_mut(server)) else { return Ok(f64::NAN) };
-            let before = owner::busy_micros(pid)?;
+            let (Some(&pid), Some(costs), Some(own)) = (pids.get(server), costs.get_mut(server), own.get_mut(server)) else {
+                return Ok(f64::NAN);
+            };
+            let busy = || Ok::<_, anyhow::Error>((owner::busy_micros(pid)?, owner::busy_micros(std::process::id().cast_signed())?));
+            let before = busy()?;
             let (count, rate) = client.round_trips(args.size, args.duration)?;
-            costs.push((owner::busy_micros(pid)? - before) / count as f64);
+            let after = busy()?;
+            costs.push((after.0 - before.0) / count as f64);
+            own.push((after.1 - before.1) / count as f64);
             Ok(rate)
         })?;
         rows.push(Row { what: format!("set + get, {connections} connection(s)"), unit: "1/s", more_is_better: true, figures });
         rows.push(Row { what: "of which the server's processor time".into(), unit: "us", more_is_better: false, figures: costs });
+        rows.push(Row { what: "and this client's".into(), unit: "us", more_is_better: false, figures: own });
     }
     let (mut clients, mut memory) = (Vec::new(), Vec::new());
     for ((name, place), &pid) in args.servers.iter().zip(&pids) {
@@ -62,7 +69,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         memory.push(vec![opened.1]);
     }
     let figures = rounds(args, &mut clients, |_, client| client.barrier())?;
-    rows.push(Row { what: format!("{} clients join a barrier", args.clients), unit: "ms", more_is_better: false, figures });
+    drop(clients);
+    let mut places: Vec<&(String, u16)> = args.servers.iter().map(|(_, place)| place).collect();
+    let joins = rounds(args, &mut places, |_, place| Client::join(place, args.clients))?;
+    let what = |how: &str| format!("{} clients {how}join a barrier", args.clients);
+    rows.push(Row { what: what("connect and "), unit: "ms", more_is_better: false, figures: joins });
+    rows.push(Row { what: what("that are connected "), unit: "ms", more_is_better: false, figures });
     rows.push(Row {
         what: format!("memory per idle connection, of {}", args.clients),
         unit: "KiB",
@@ -79,10 +91,10 @@ fn open(args: &Args, count: u32) -> anyhow::Result<Vec<Client>> {
 }
 
 /// One figure per server and round, the servers in turn.
-fn rounds(
+fn rounds<C>(
     args: &Args,
-    clients: &mut [Client],
-    mut measure: impl FnMut(usize, &mut Client) -> anyhow::Result<f64>,
+    clients: &mut [C],
+    mut measure: impl FnMut(usize, &mut C) -> anyhow::Result<f64>,
 ) -> anyhow::Result<Vec<Vec<f64>>> {
     let mut figures = vec![Vec::new(); args.servers.len()];
     for _ in 0..args.rounds {

@@ -1,6 +1,6 @@
 //! The client of the measurements: many connections, one epoll, the protocol's bytes.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use railhead::store::tcp::wire::{self, MAGIC, Part, Query};
 use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags};
 
 use crate::store::owner;
 
@@ -29,6 +31,17 @@ struct Connection {
 impl Client {
     /// Opens connections as torch's client does: VALIDATE and PING in one write, and the answer awaited.
     pub fn open(place: &(String, u16), count: u32) -> anyhow::Result<Client> {
+        let mut client = Client::greet(place, count)?;
+        let mut left = count;
+        client.run(|_, _| {
+            left -= 1;
+            Ok(left > 0)
+        })?;
+        Ok(client)
+    }
+
+    /// Connects and sends the greetings, each of which is answered by four bytes.
+    fn greet(place: &(String, u16), count: u32) -> anyhow::Result<Client> {
         let address = (place.0.as_str(), place.1).to_socket_addrs()?.next().with_context(|| format!("{} has no address", place.0))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let mut hello = Vec::new();
@@ -36,23 +49,12 @@ impl Client {
         wire::encode(&mut hello, Query::Ping, &[Part::Word(7)]);
         let mut connections = Vec::new();
         for index in 0..count {
-            let mut stream = TcpStream::connect(address).with_context(|| format!("connection {index} to {address}"))?;
+            let stream = TcpStream::connect(address).with_context(|| format!("connection {index} to {address}"))?;
             stream.set_nodelay(true)?;
-            stream.write_all(&hello)?;
+            (&stream).write_all(&hello)?;
+            let data = epoll::EventData::new_u64(u64::from(index));
+            epoll::add(&epoll, stream.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
             connections.push(Connection { stream, missing: 4 });
-        }
-        for (index, connection) in connections.iter_mut().enumerate() {
-            let mut nonce = [0; 4];
-            connection.stream.set_read_timeout(Some(PATIENCE))?;
-            connection.stream.read_exact(&mut nonce).context("the reply to a PING")?;
-            ensure!(nonce == 7u32.to_le_bytes(), "not a store: it answers a PING with {nonce:?}");
-            connection.stream.set_nonblocking(true)?;
-            epoll::add(
-                &epoll,
-                connection.stream.as_fd(),
-                epoll::EventData::new_u64(index as u64),
-                epoll::EventFlags::IN | epoll::EventFlags::ET,
-            )?;
         }
         Ok(Client { connections, epoll })
     }
@@ -62,10 +64,12 @@ impl Client {
         let connection = self.connections.get_mut(index).context("a connection")?;
         connection.missing = reply;
         // Small enough for any socket's buffer while nothing else is unread.
-        connection.stream.write_all(request).context("sending")
+        let sent = net::send(&connection.stream, request, SendFlags::NOSIGNAL).context("sending")?;
+        ensure!(sent == request.len(), "the server does not take {} bytes", request.len());
+        Ok(())
     }
 
-    /// Waits for replies and calls `done` for each connection whose reply is whole; ends when that is false.
+    /// Takes in replies and calls `done` for each connection whose reply is whole; ends when that is false.
     fn run(&mut self, mut done: impl FnMut(&mut Client, usize) -> anyhow::Result<bool>) -> anyhow::Result<()> {
         let mut events = Vec::with_capacity(1024);
         let mut bytes = vec![0; 1 << 16];
@@ -79,12 +83,12 @@ impl Client {
                 // The whole reply, as far as it is there: what is left tells of itself no second time.
                 loop {
                     let connection = self.connections.get_mut(index).context("a connection")?;
-                    match connection.stream.read(&mut bytes) {
+                    match net::recv(&connection.stream, &mut bytes[..], RecvFlags::DONTWAIT).map(|(n, _)| n) {
                         Ok(0) => bail!("the server hung up"),
                         Ok(n) => {
                             connection.missing = connection.missing.checked_sub(n).context("the server sent more than it was asked for")?
                         }
-                        Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                        Err(Errno::AGAIN) => break,
                         Err(e) => return Err(e).context("receiving"),
                     }
                     if connection.missing == 0 {
@@ -141,12 +145,32 @@ impl Client {
         Ok((count, counted as f64 / elapsed.unwrap_or_default().as_secs_f64()))
     }
 
-    /// Milliseconds from the first client's request until all have joined a barrier and been let through.
+    /// Milliseconds from the first client's connecting until all have been greeted, have joined a barrier and been let through.
+    pub fn join(place: &(String, u16), count: u32) -> anyhow::Result<f64> {
+        let request = barrier_of(count as usize);
+        let (mut greeted, mut left) = (vec![false; count as usize], count);
+        let start = Instant::now();
+        let mut client = Client::greet(place, count)?;
+        client.run(|client, index| {
+            let greeted = greeted.get_mut(index).context("a connection")?;
+            if !std::mem::replace(greeted, true) {
+                client.ask(index, &request, 1)?;
+                return Ok(true);
+            }
+            left -= 1;
+            Ok(left > 0)
+        })?;
+        let took = start.elapsed();
+        drop(client);
+        // Answered once the server has seen them all go: that is nobody else's time.
+        drop(Client::open(place, 1)?);
+        Ok(took.as_secs_f64() * 1e3)
+    }
+
+    /// Milliseconds from the first client's request until all have joined a barrier and been let through; connected and greeted they are.
     pub fn barrier(&mut self) -> anyhow::Result<f64> {
         let mut left = self.connections.len();
-        let key = format!("bench/barrier/{}/{:?}", std::process::id(), Instant::now());
-        let mut request = Vec::new();
-        wire::encode(&mut request, Query::Barrier, &[Part::Key(&key), Part::Int(left as i64)]);
+        let request = barrier_of(left);
         let start = Instant::now();
         for index in 0..left {
             self.ask(index, &request, 1)?;
@@ -157,4 +181,12 @@ impl Client {
         })?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
+}
+
+/// The request for a barrier of so many that nobody has come to.
+fn barrier_of(count: usize) -> Vec<u8> {
+    let key = format!("bench/barrier/{}/{:?}", std::process::id(), Instant::now());
+    let mut request = Vec::new();
+    wire::encode(&mut request, Query::Barrier, &[Part::Key(&key), Part::Int(count as i64)]);
+    request
 }

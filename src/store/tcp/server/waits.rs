@@ -14,12 +14,18 @@ pub struct Waits {
     pending: HashMap<usize, Pending>,
     /// Under the key that each waits for, in the order of coming.
     by_key: HashMap<Box<[u8]>, VecDeque<usize>>,
-    /// Clients at a barrier, with the number that each waits for.
-    barriers: HashMap<Box<[u8]>, Vec<(usize, i64)>>,
+    barriers: HashMap<Box<[u8]>, Gathering>,
     /// Clients woken for a value in a queue that they have not come for yet.
     owed: HashMap<usize, Box<[u8]>>,
     /// Bytes that all this takes.
     size: usize,
+}
+
+/// Clients at a barrier, with the number that each waits for.
+struct Gathering {
+    here: Vec<(usize, i64)>,
+    /// No greater than any of these numbers.
+    least: i64,
 }
 
 enum Pending {
@@ -81,17 +87,22 @@ impl Waits {
     /// The client has come to a barrier, as number `count`: all who waited for so many go on.
     pub fn arrive(&mut self, client: usize, key: &[u8], world_size: i64, count: i64, woken: &mut Vec<usize>) {
         self.admit(client, Pending::Barrier(key.into()));
-        let mut here = self.barriers.remove(key).unwrap_or_default();
-        here.push((client, world_size));
-        here.retain(|&(client, wanted)| {
-            if wanted <= count {
-                self.dismiss(client);
-                woken.push(client);
+        match self.barriers.get_mut(key) {
+            Some(gathering) => gathering.join(client, world_size),
+            None => {
+                self.barriers.insert(key.into(), Gathering { here: vec![(client, world_size)], least: world_size });
             }
-            wanted > count
-        });
-        if !here.is_empty() {
-            self.barriers.insert(key.into(), here);
+        }
+        // Seldom so: a thousand who come look at each other once, not each time that one comes.
+        if self.barriers.get(key).is_some_and(|gathering| gathering.least <= count)
+            && let Some(mut gathering) = self.barriers.remove(key)
+        {
+            let released = woken.len();
+            woken.extend(gathering.release(count));
+            woken.iter().skip(released).for_each(|&client| drop(self.dismiss(client)));
+            if !gathering.here.is_empty() {
+                self.barriers.insert(key.into(), gathering);
+            }
         }
     }
 
@@ -109,9 +120,9 @@ impl Waits {
                 }
             }
             Some(Pending::Barrier(key)) => {
-                if let Some(here) = self.barriers.get_mut(&key) {
-                    here.retain(|&(other, _)| other != client);
-                    if here.is_empty() {
+                if let Some(gathering) = self.barriers.get_mut(&key) {
+                    gathering.here.retain(|&(other, _)| other != client);
+                    if gathering.here.is_empty() {
                         self.barriers.remove(&key);
                     }
                 }
@@ -159,11 +170,49 @@ impl Waits {
     }
 }
 
+impl Gathering {
+    fn join(&mut self, client: usize, wanted: i64) {
+        self.here.push((client, wanted));
+        self.least = self.least.min(wanted);
+    }
+
+    /// Takes out those who waited for no more than `count`.
+    fn release(&mut self, count: i64) -> impl Iterator<Item = usize> {
+        let (released, here) = std::mem::take(&mut self.here).into_iter().partition(|&(_, wanted)| wanted <= count);
+        self.here = here;
+        self.least = self.here.iter().map(|&(_, wanted)| wanted).min().unwrap_or(i64::MAX);
+        let released: Vec<(usize, i64)> = released;
+        released.into_iter().map(|(client, _)| client)
+    }
+}
+
 impl Pending {
     fn size(&self) -> usize {
         match self {
             Pending::Keys { keys, .. } => keys.iter().map(|key| key.len() + size_of::<Box<[u8]>>()).sum(),
             Pending::Barrier(key) => key.len(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_a_barrier_each_waits_for_the_number_that_it_named() {
+        let (mut waits, mut woken) = (Waits::default(), Vec::new());
+        let mut arrive = |waits: &mut Waits, client, world_size, count| {
+            waits.arrive(client, b"b", world_size, count, &mut woken);
+            std::mem::take(&mut woken)
+        };
+        assert_eq!(arrive(&mut waits, 1, 4, 1), []);
+        assert_eq!(arrive(&mut waits, 2, 2, 2), [2]);
+        waits.cancel(1);
+        assert_eq!(arrive(&mut waits, 3, 5, 3), []);
+        assert_eq!(arrive(&mut waits, 4, 5, 4), [], "who cancelled does not count");
+        assert_eq!(arrive(&mut waits, 5, 5, 5), [3, 4, 5]);
+        assert!((1..=5).all(|client| !waits.waiting(client)));
+        assert_eq!(waits.size(), 0);
     }
 }

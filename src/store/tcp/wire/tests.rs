@@ -4,7 +4,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::Part::*;
+use super::decode::SMALL_BUFFER;
 use super::*;
+use crate::base::mac::MAC_SIZE;
+use crate::store::tcp::secret::NONCE;
 
 /// What a torch 2.15 client sent, and the request that it stands for.
 fn recorded() -> Vec<(&'static str, Query, Vec<Part<'static>>)> {
