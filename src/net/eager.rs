@@ -430,9 +430,41 @@ impl Inbox {
     }
 }
 
+/// What tests need to see and to set.
 #[cfg(test)]
 impl Outbox {
     pub fn sent_for_test(&self) -> u32 {
         self.sent
+    }
+
+    /// As if there had been `n` of everything.
+    pub fn begin_at_for_test(&mut self, n: u32) {
+        (self.numbered, self.sent, self.known) = (n, n, n);
+        self.credit = Credit { taken: n, posted: n };
+    }
+}
+
+#[cfg(test)]
+impl Inbox {
+    /// As [`Outbox::begin_at_for_test`].
+    pub fn begin_at_for_test(&mut self, n: u32) {
+        (self.posted, self.quiet_end, self.told, self.expected) = (n, n, n, n);
+        (self.arrived, self.taken, self.returned) = (n, n, n);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_known_by_its_lowest_bits() {
+        for near in [0u32, 5, 1 << 15, 1 << 16, 1 << 23, 1 << 24, 1 << 31, u32::MAX - 3] {
+            for off in [-255i32, -1, 0, 1, 63, 319] {
+                let number = near.wrapping_add_signed(off);
+                assert_eq!(nearest(near, number & 0xffff, 16), number, "{near} {off}");
+                assert_eq!(nearest(near, number & ((1 << FIRST_BITS) - 1), FIRST_BITS), number, "{near} {off}");
+            }
+        }
     }
 }

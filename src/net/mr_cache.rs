@@ -231,7 +231,7 @@ fn foreign(what: &str, mr: MrHandle, entry: &Registration, dev: usize) -> Error 
 
 #[cold]
 fn outside(what: &str, addr: usize, len: usize, range: &UserRange) -> Error {
-    let (start, size) = (range.addr(), range.len());
+    let (start, size) = (range.addr(), range.size());
     Error::internal(format!("{what}: {len} bytes at {addr:#x} are not inside the registered {size} bytes at {start:#x}"))
 }
 

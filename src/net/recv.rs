@@ -412,6 +412,10 @@ impl RecvComm {
         self.receiver().progress(WaitCause::PeerNoSend);
     }
 
+    pub(super) fn inbox_for_test(&mut self) -> &mut Inbox {
+        &mut self.receiver().landing.inbox
+    }
+
     pub(super) fn lanes_for_test(&mut self) -> usize {
         self.receiver().core.rails.lanes()
     }

@@ -651,8 +651,8 @@ impl SendComm {
         }
     }
 
-    pub(super) fn eager_sent_for_test(&mut self) -> u32 {
-        self.up().map_or(0, |sender| sender.outbox.sent_for_test())
+    pub(super) fn outbox_for_test(&mut self) -> &mut Outbox {
+        &mut self.up().unwrap().outbox
     }
 
     pub(super) fn lanes_for_test(&mut self) -> usize {

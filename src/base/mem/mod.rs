@@ -74,14 +74,14 @@ impl UserRange {
 
     /// Bytes.
     #[inline]
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }
 
     /// Whether `len` bytes at `addr` are inside.
     #[inline(always)]
     pub fn covers(&self, addr: usize, len: usize) -> bool {
-        let size = self.len();
+        let size = self.size();
         addr.checked_sub(self.addr()).is_some_and(|offset| offset <= size && len <= size - offset)
     }
 
@@ -297,3 +297,27 @@ macro_rules! accessors {
 
 accessors!(Pages);
 accessors!(Shm);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_filled_inside_only() {
+        let mut bytes = [0u8; 32];
+        let start = bytes.as_mut_ptr();
+        // SAFETY: `bytes` outlives the range, and is used through `start` alone until the end.
+        let memory = unsafe { UserMemory::new(start.wrapping_add(8), 16) };
+        let (range, at) = (UserRange::default(), memory.addr());
+        assert!(!range.fill(at, &[1]));
+        range.set(memory);
+        assert!(range.fill(at, &[1; 4]) && range.fill(at + 14, &[2; 2]) && range.fill(at + 16, &[]));
+        for (bad, n) in [(at - 1, 2), (at + 15, 2), (at + 17, 0), (usize::MAX, 1), (at, 17)] {
+            assert!(!range.fill(bad, &[9; 17][..n]), "{n} at {bad:#x}");
+        }
+        range.clear();
+        assert!(!range.fill(at, &[9]));
+        assert_eq!(bytes[8..24], [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2]);
+        assert!(bytes[..8].iter().chain(&bytes[24..]).all(|&b| b == 0));
+    }
+}
