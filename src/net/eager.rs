@@ -13,7 +13,11 @@
 //!   many were emptied comes back with every [`RETURN_EVERY`]th, in the FIFO's last line, as does how many receives were posted, if one of
 //!   them has waited for [`TELL_NS`]: a longer message may wait for it, and is cut to it.
 //!
-//! Numbers are modulo 2^32, and shorter on the wire; none is ever as far from another as that could confuse.
+//! An announcement that an eager message serves is one that the sender may not have read when its slot could be used again. So both stop,
+//! the receiver being quiet and the sender going ahead, while half a lap of announcements or more was served since the last message that was
+//! written to an announced place.
+//!
+//! Numbers are modulo 2^32, and shorter on the wire. Those that stand still while others go on are pulled along.
 
 use super::cts_fifo::Credit;
 use super::mr_cache::MrHandle;
@@ -32,6 +36,10 @@ pub const TELL_NS: u64 = 1_000_000;
 const PLACES: usize = MAX_REQUESTS;
 /// Bits of a number in an announcement.
 pub const FIRST_BITS: u32 = 24;
+/// No receive that is spoken of is further behind the next message, or further ahead.
+const WINDOW: u32 = 2 * PLACES as u32;
+/// Receives after which the sender is told of their number in any case: it compares numbers that are less than half of 2^32 apart.
+const REMIND_EVERY: u32 = 1 << 30;
 
 /// How far `a` is ahead of `b`.
 #[inline]
@@ -70,10 +78,11 @@ impl Outbox {
         Outbox { most, tag: None, willing: false, forced: false, numbered: 0, sent: 0, credit: Credit::default(), known: 0 }
     }
 
-    /// Whether a message of `len` bytes may go before its receive is announced, and with how many bytes.
+    /// Whether a message of `len` bytes may go before its receive is announced, and with how many bytes. `close`: less than half a lap of
+    /// announcements was taken since one was written to.
     #[inline(always)]
-    pub fn takes(&self, len: usize, tag: u32) -> Option<usize> {
-        let fits = self.willing && len <= self.most || self.forced;
+    pub fn takes(&self, len: usize, tag: u32, close: bool) -> Option<usize> {
+        let fits = self.willing && close && len <= self.most || self.forced;
         (fits && self.tag == Some(tag) && ahead(self.sent, self.credit.taken) < EAGER_SLOTS as i32).then_some(len.min(self.most))
     }
 
@@ -85,19 +94,17 @@ impl Outbox {
 
     /// Takes over what the receiver says, if nothing is announced. False for what no correct receiver says.
     pub fn credit(&mut self, credit: Credit) -> bool {
-        let taken = ahead(credit.taken, self.credit.taken);
-        let posted = ahead(credit.posted, self.credit.posted);
-        if taken < 0 || posted < 0 || ahead(credit.taken, self.sent) > 0 || ahead(credit.posted, self.numbered) > 2 * PLACES as i32 {
+        if ahead(credit.taken, self.credit.taken) < 0 || ahead(credit.taken, self.sent) > 0 {
             return false;
         }
         self.credit = credit;
-        self.forced |= ahead(credit.posted, self.numbered) > 0;
+        self.forced |= self.awaited(credit);
         true
     }
 
-    /// Whether there are receives that no message was sent to, by what the receiver says.
+    /// Whether there are receives that no message was sent to, by what the receiver says. It may have said it long ago.
     pub fn awaited(&self, credit: Credit) -> bool {
-        ahead(credit.posted, self.numbered) > 0
+        self.forced || (1..=WINDOW as i32).contains(&ahead(credit.posted, self.numbered))
     }
 
     /// Number and slot of the next eager message, which is being sent.
@@ -112,6 +119,9 @@ impl Outbox {
         self.sent = self.sent.wrapping_add(1);
         self.numbered = self.numbered.wrapping_add(1);
         self.forced = false;
+        if ahead(self.numbered, self.known) > WINDOW as i32 {
+            self.known = self.numbered.wrapping_sub(WINDOW);
+        }
     }
 
     /// A message was sent to an announced receive.
@@ -131,11 +141,12 @@ impl Outbox {
     /// A group of receives with these tags and lengths has been announced, `first` as it says.
     #[inline]
     pub fn announced(&mut self, first: u32, group: impl Iterator<Item = (u32, u64)>) -> Announced {
-        let first = nearest(self.known, first, FIRST_BITS);
-        if ahead(first, self.known) < 0 || ahead(first, self.numbered) > PLACES as i32 {
+        let first = nearest(self.numbered, first, FIRST_BITS);
+        let far = ahead(first, self.numbered);
+        if ahead(first, self.known) < 0 || !(-(WINDOW as i32)..=PLACES as i32).contains(&far) {
             return Announced::Nonsense(first);
         }
-        if ahead(self.numbered, first) < 0 {
+        if far > 0 {
             // Quiet ones were posted before it.
             self.forced = true;
             return Announced::Later;
@@ -212,8 +223,9 @@ pub struct Inbox {
     waiting: u32,
     /// One more than the number of the last quiet one.
     quiet_end: u32,
-    /// Up to which the sender knows.
+    /// Up to which the sender knows, by announcements or credits; and by the last credit.
     told: u32,
+    said: u32,
     /// Eager messages that have landed, those that were copied, and those whose slots were given back.
     arrived: u32,
     taken: u32,
@@ -241,6 +253,7 @@ impl Inbox {
             waiting: 0,
             quiet_end: 0,
             told: 0,
+            said: 0,
             arrived: 0,
             taken: 0,
             returned: 0,
@@ -309,6 +322,9 @@ impl Inbox {
     pub fn post(&mut self, announced: Option<u64>, request: RequestId, addr: usize, len: usize, mr: MrHandle) {
         let number = self.posted;
         self.posted = number.wrapping_add(1);
+        if ahead(self.posted, self.expected) > WINDOW as i32 {
+            self.expected = self.posted.wrapping_sub(WINDOW);
+        }
         if announced.is_none() {
             self.waiting += 1;
             self.quiet_end = self.posted;
@@ -392,19 +408,19 @@ impl Inbox {
     /// Whether slots are to be given back.
     #[inline]
     pub fn owes(&self) -> bool {
-        self.taken.wrapping_sub(self.returned) >= RETURN_EVERY
+        self.taken.wrapping_sub(self.returned) >= RETURN_EVERY || self.posted.wrapping_sub(self.said) >= REMIND_EVERY
     }
 
     /// Whether the sender does not know of a quiet receive that waits.
     #[inline(always)]
     pub fn keeps_quiet(&self) -> bool {
-        self.waiting > 0 && self.told != self.quiet_end
+        self.waiting > 0 && ahead(self.quiet_end, self.told) > 0
     }
 
     /// A poll has found nothing while [`Inbox::keeps_quiet`]: whether it is time to look at the clock.
     #[inline]
     pub fn polled(&mut self, every: u32) -> bool {
-        self.polls += 1;
+        self.polls = self.polls.wrapping_add(1);
         self.polls.is_multiple_of(every)
     }
 
@@ -426,7 +442,8 @@ impl Inbox {
     #[inline]
     pub fn told(&mut self) {
         self.returned = self.taken;
-        self.told = self.posted;
+        (self.told, self.said) = (self.posted, self.posted);
+        (self.since, self.polls) = (0, 0);
     }
 }
 
@@ -439,7 +456,7 @@ impl Outbox {
 
     /// As if there had been `n` of everything.
     pub fn begin_at_for_test(&mut self, n: u32) {
-        (self.numbered, self.sent, self.known) = (n, n, n);
+        (self.numbered, self.sent, self.known) = (n, n, n.wrapping_sub(WINDOW));
         self.credit = Credit { taken: n, posted: n };
     }
 }
@@ -448,7 +465,8 @@ impl Outbox {
 impl Inbox {
     /// As [`Outbox::begin_at_for_test`].
     pub fn begin_at_for_test(&mut self, n: u32) {
-        (self.posted, self.quiet_end, self.told, self.expected) = (n, n, n, n);
+        (self.posted, self.quiet_end, self.told, self.said) = (n, n, n, n);
+        self.expected = n.wrapping_sub(WINDOW);
         (self.arrived, self.taken, self.returned) = (n, n, n);
     }
 }

@@ -36,6 +36,8 @@ pub struct Registration {
     generation: AtomicU32,
     dev: AtomicUsize,
     range: UserRange,
+    /// Calls that copy into the memory.
+    filling: AtomicU32,
     device_memory: AtomicU32,
     lkeys: [AtomicU32; MAX_RAILS],
     /// Two to a word, as they are announced.
@@ -54,13 +56,6 @@ impl Registration {
     pub fn rkeys(&self) -> [u32; MAX_RAILS] {
         let words = self.rkeys.each_ref().map(|pair| pair.load(Ordering::Relaxed));
         std::array::from_fn(|rail| words.get(rail / 2).map_or(0, |pair| (pair >> (rail % 2 * 32)) as u32))
-    }
-
-    /// Copies `bytes` into the memory, which is the host's; false if they do not fit inside.
-    #[inline]
-    #[must_use]
-    pub fn fill(&self, addr: usize, bytes: &[u8]) -> bool {
-        self.range.fill(addr, bytes)
     }
 
     /// What kind of memory it is.
@@ -171,7 +166,11 @@ impl MrTable {
         if entry.dev.load(Ordering::Relaxed) != dev {
             return Err(foreign("deregMr", mr, entry, dev));
         }
-        entry.generation.fetch_add(1, Ordering::Release);
+        entry.generation.fetch_add(1, Ordering::SeqCst);
+        // Whoever does not see the new generation in `fill` is seen here, and copies 64 bytes at most.
+        while entry.filling.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
         entry.range.clear();
         let index = mr.0 as u32;
         let regions = owners.regions.get_mut(index as usize).map(std::mem::take).unwrap_or_default();
@@ -207,6 +206,20 @@ impl MrTable {
             return Err(foreign(what, mr, entry, dev));
         }
         if entry.range.covers(addr, len) { Ok(entry) } else { Err(outside(what, addr, len, &entry.range)) }
+    }
+
+    /// Copies `bytes` to `addr`, in host memory that `mr` names. Any thread; a deregistration waits for it, or prevents it.
+    ///
+    /// Errors: as for [`MrTable::lookup`].
+    #[inline]
+    pub fn fill(&self, what: &str, dev: usize, mr: MrHandle, addr: usize, bytes: &[u8]) -> Result<()> {
+        let entry = self.lookup(what, dev, mr, addr, bytes.len())?;
+        // SeqCst, as are the other two: of this and `deregister`, one sees the other.
+        entry.filling.fetch_add(1, Ordering::SeqCst);
+        let live = entry.generation.load(Ordering::SeqCst) == (mr.0 >> 32) as u32;
+        let filled = live && entry.range.fill(addr, bytes);
+        entry.filling.fetch_sub(1, Ordering::SeqCst);
+        if filled { Ok(()) } else { Err(unknown(what, mr)) }
     }
 
     /// Registrations and regions alive, for tests.

@@ -14,7 +14,6 @@ use crate::fabric::{
 };
 
 use super::cts_fifo::{IMM_LIMIT, SLOT_SIZE};
-use super::recv::RECEIVES;
 use super::request::{MAX_REQUESTS, RequestId};
 use super::wire::{MAX_QPS_PER_RAIL, MAX_RAILS};
 
@@ -205,7 +204,7 @@ impl Rails {
         notify: bool,
     ) -> Result<Rails> {
         let caps = QpCaps {
-            recv_depth: if side == Side::Recv { RECEIVES as u32 } else { 1 },
+            recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
             traffic_class: u8::try_from(traffic_class).ok(),
             ..QpCaps::default()
         };

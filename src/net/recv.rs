@@ -14,7 +14,7 @@ use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest};
 use super::background::{Guarded, Member, Sleep, Watch};
 use super::comm::{Core, LOOK_EVERY, too_long};
 use super::cts_fifo::{self, AT_CREDIT, Imm, Records, SLOT_SIZE, SLOTS, Slot};
-use super::eager::{Arrival, EAGER_SIZE, EAGER_SLOTS, Inbox};
+use super::eager::{Arrival, EAGER_SIZE, Inbox};
 use super::flush::Flusher;
 use super::handshake::Established;
 use super::liveness::Failure;
@@ -102,8 +102,8 @@ struct RecvSlot {
     seen: u64,
 }
 
-/// Receives that are posted on a lane: for every message that was announced, and for those that come unannounced.
-pub(super) const RECEIVES: usize = MAX_REQUESTS + EAGER_SLOTS;
+/// Half of the FIFO: see [`super::eager`].
+pub(super) const HALF_LAP: u64 = SLOTS as u64 / 2;
 
 const FREE: RecvSlot =
     RecvSlot { busy: false, landed: false, index: 0, request: RequestId(0), sequence: 0, room: 0, size: 0, stripes: 0, seen: 0 };
@@ -117,7 +117,7 @@ impl RecvComm {
         let name = format!("recv comm {} on {} from", established.stats.id(), net.device_name(dev));
         let (mut core, records) = Core::new(established, Side::Recv, name, &net.config);
         for lane in 0..core.rails.lanes() {
-            for _ in 0..RECEIVES {
+            for _ in 0..MAX_REQUESTS {
                 core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
             }
         }
@@ -287,12 +287,12 @@ impl Receiver {
     /// Posts a receive of which the sender need not know: its message is here already, or will come anyway. `None` if that is not so.
     #[inline(never)]
     fn irecv_unannounced(&mut self, mrs: &MrTable, buffer: &RecvBuffer) -> Option<Result<Option<RequestId>>> {
-        let Receiver { core, landing, early, count, .. } = self;
+        let Receiver { core, landing, early, count, tail, .. } = self;
         if !landing.inbox.has(buffer.tag as u32) {
             return None;
         }
         let come = landing.inbox.come();
-        if come.is_none() && !(landing.inbox.may_be_quiet(buffer.len) && early.is_none()) {
+        if come.is_none() && !(landing.inbox.may_be_quiet(buffer.len) && *tail < landing.read + HALF_LAP && early.is_none()) {
             return None;
         }
         if let Err(error) = check_buffer(mrs, landing.dev, buffer) {
@@ -640,10 +640,8 @@ impl Landing {
         let len = usize::from(arrival.len).min(room);
         let Some(bytes) = bytes.get_mut(..len).filter(|bytes| !bytes.is_empty()) else { return 0 };
         self.records.eager(arrival.slot, bytes);
-        match self.mrs.lookup("a receive outstanding", self.dev, mr, addr, len) {
-            Ok(registration) if registration.fill(addr, bytes) => {}
-            Ok(_) => core.fail(Failure::internal("a receive outstanding: its memory was deregistered".into())),
-            Err(error) => core.fail(Failure::internal(error.to_string())),
+        if let Err(error) = self.mrs.fill("a receive outstanding", self.dev, mr, addr, bytes) {
+            core.fail(Failure::internal(error.to_string()));
         }
         len as u32
     }
@@ -689,6 +687,8 @@ impl Landing {
             SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&news), remote_addr, rkey, imm: 0, signaled: false };
         match core.rails.post_send_all(ANNOUNCES, &mut [write], WrKind::Cts, RequestId(0), false) {
             Ok(()) => self.inbox.told(),
+            // As in `received`.
+            Err(PostError::State(_)) => {}
             Err(error) => core.post_failed(WrKind::Cts, ANNOUNCES, error),
         }
     }

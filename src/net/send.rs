@@ -18,6 +18,7 @@ use super::handshake::Established;
 use super::liveness::Failure;
 use super::mr_cache::{MrHandle, MrTable, Registration};
 use super::rails::{ANNOUNCES, Plan, Rails, Side, WrId, WrKind};
+use super::recv::HALF_LAP;
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
 use super::{MAX_MESSAGE, Net};
 
@@ -54,6 +55,8 @@ pub(super) struct Sender {
     /// Messages sent: more than announcements were used.
     count: u64,
     outbox: Outbox,
+    /// One more than the last announcement that a message was written to.
+    direct: u64,
     split_min: usize,
     dev: usize,
 }
@@ -214,6 +217,7 @@ impl Sender {
         Sender {
             count: 0,
             outbox: Outbox::new(core.eager()),
+            direct: 0,
             core,
             fifo,
             head: 0,
@@ -234,7 +238,7 @@ impl Sender {
         let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
         let index = match self.find(tag) {
             Some(index) => index,
-            None => match self.outbox.takes(len, tag as u32).filter(|_| self.group_len == 0) {
+            None => match self.takes_eager(len, tag) {
                 Some(len) => return self.isend_eager(addr, len, registration),
                 None => match self.find_later(tag) {
                     Some(index) => index,
@@ -281,6 +285,13 @@ impl Sender {
         Ok(Some(id))
     }
 
+    /// Whether a message may go now though its receive is not announced, and with how many bytes.
+    #[inline(always)]
+    fn takes_eager(&self, len: usize, tag: i32) -> Option<usize> {
+        let close = self.head < self.direct + HALF_LAP;
+        self.outbox.takes(len, tag as u32, close).filter(|_| self.group_len == 0)
+    }
+
     /// Nothing is announced, as far as was looked: sends if the receiver's last word allows it.
     #[cold]
     #[inline(never)]
@@ -293,7 +304,7 @@ impl Sender {
         if self.find(tag).is_none() && self.group_len == 0 && !self.core.has_failed() {
             if !self.outbox.credit(credit) {
                 self.core.nonsense(format_args!("{credit:?}, which cannot be"));
-            } else if let Some(len) = self.outbox.takes(len, tag as u32) {
+            } else if let Some(len) = self.takes_eager(len, tag) {
                 return self.isend_eager(addr, len, registration);
             }
         }
@@ -351,6 +362,7 @@ impl Sender {
     fn posted(&mut self, index: usize) {
         if let (true, Some(slot)) = (self.outbox.counts(), self.group.get(index)) {
             self.outbox.sent_directly(slot.tag);
+            self.direct = self.direct.max(self.head + index as u64 + 1);
         }
         self.use_slot(index);
         self.given_out();

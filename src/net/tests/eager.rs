@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::base::config::SoftWire;
 use crate::fabric::{Opcode, Payload, SendRequest};
 use crate::net::cts_fifo::{AT_CREDIT, AT_EAGER, Credit, Imm};
-use crate::net::eager::{EAGER_SIZE, EAGER_SLOTS};
+use crate::net::eager::{EAGER_SIZE, EAGER_SLOTS, TELL_NS};
 use crate::net::rails::WrKind;
 
 use super::*;
@@ -231,7 +231,7 @@ fn any_schedule_brings_each_message_where_it_belongs() {
         let wire = if seed % 2 == 0 { SoftWire::Shm } else { SoftWire::Tcp };
         let qps_per_rail = if seed % 3 == 0 { 3 } else { 1 };
         // Numbers are cut to 16, 24 and 32 bits.
-        let begin_at = [0, (1 << 16) - 100, (1 << 24) - 100, u32::MAX - 100][seed as usize % 4];
+        let begin_at = [0, (1 << 16) - 100, (1 << 23) + 10, (1 << 24) - 100, (1 << 24) + 10, u32::MAX - 100][seed as usize % 6];
         eager += any_schedule(Config { soft_wire: wire, qps_per_rail, split_min: 128, ..config() }, seed, begin_at);
     }
     assert!(eager > 1000, "only {eager} messages went out before their receives were announced");
@@ -242,13 +242,7 @@ fn any_schedule_brings_each_message_where_it_belongs() {
 /// What a hostile receiver may say of eager messages.
 #[test]
 fn nonsense_about_credit_fails_the_sender() {
-    let cases = [
-        Credit { taken: 1, posted: 1 },
-        Credit { taken: u32::MAX, posted: 1 },
-        Credit { taken: 0, posted: 1000 },
-        Credit { taken: 0, posted: u32::MAX },
-    ];
-    for credit in cases {
+    for credit in [Credit { taken: 1, posted: 1 }, Credit { taken: u32::MAX, posted: 1 }] {
         let mut pair = Pair::new(&net(config()), 0);
         let buffer = pair.buffer(4096);
         begin(&mut pair, &buffer);
@@ -256,6 +250,65 @@ fn nonsense_about_credit_fails_the_sender() {
         let error = pair.send.isend(buffer.addr(), 4096, TAG, buffer.mr).err().unwrap();
         assert!(matches!(error, Error::Remote(_)) && error.to_string().contains("which cannot be"), "{credit:?}: {error}");
     }
+}
+
+/// The sender does not believe in more receives than can be.
+#[test]
+fn a_number_of_receives_that_cannot_be_means_nothing() {
+    let mut pair = Pair::new(&net(config()), 0);
+    let buffer = pair.buffer(4096);
+    begin(&mut pair, &buffer);
+    for posted in [0, 1, 514, 1 << 31, u32::MAX] {
+        pair.send.fifo_for_test().write(AT_CREDIT, &Credit { taken: 0, posted }.encode());
+        assert!(pair.send.isend(buffer.addr(), 4096, TAG, buffer.mr).unwrap().is_none(), "{posted}");
+    }
+}
+
+/// Announcements that cross messages which do not wait for them, more than the FIFO has slots.
+#[test]
+fn announcements_served_before_they_were_seen_do_not_use_up_the_fifo() {
+    let mut pair = Pair::new(&net(config()), 0);
+    let (from, to) = (pair.buffer(4096), pair.buffer(8192));
+    begin(&mut pair, &from);
+    for round in 0..1000 {
+        // The sender has not polled since the last round.
+        let sends: Vec<_> = (0..2).filter_map(|_| pair.send.isend(from.addr(), 8, TAG, from.mr).unwrap()).collect();
+        let receives = [pair.irecv(&[to.recv(0, 4096, TAG)]), pair.irecv(&[to.recv(4096, 8, TAG)])];
+        let more: Vec<_> = (sends.len()..2).map(|_| pair.isend(&from, 0, 8, TAG)).collect();
+        for id in sends.into_iter().chain(more) {
+            pair.sent(id);
+        }
+        for id in receives {
+            assert_eq!(pair.received(id), [8], "round {round}");
+        }
+    }
+    let recv = pair.irecv(&[to.recv(0, 4096, TAG)]);
+    let send = pair.isend(&from, 0, 4096, TAG);
+    assert_eq!(pair.received(recv), [4096]);
+    pair.sent(send);
+}
+
+/// A quiet receive behind which another was announced: the sender knows, and is not told again and again.
+#[test]
+fn the_sender_is_told_once() {
+    let mut pair = Pair::new(&net(config()), 0);
+    let buffer = pair.buffer(8192);
+    begin(&mut pair, &buffer);
+    let quiet = pair.irecv(&[buffer.recv(0, 8, TAG)]);
+    let room = |pair: &mut Pair| pair.recv.core_for_test().rails.room(0);
+    let poll = |pair: &mut Pair| {
+        let end = clock::now() + 5 * TELL_NS;
+        while clock::now() < end {
+            assert!(pair.recv.test(quiet).unwrap().is_none());
+        }
+    };
+    let before = room(&mut pair);
+    poll(&mut pair);
+    assert_eq!(room(&mut pair), before - 1);
+    pair.irecv(&[buffer.recv(4096, 4096, TAG)]);
+    let before = room(&mut pair);
+    poll(&mut pair);
+    assert_eq!(room(&mut pair), before);
 }
 
 /// What a hostile sender may send into the ring.
