@@ -22,8 +22,8 @@ fn named_files_exist() {
 fn named_functions_are_where_it_says() {
     for (file, text) in [
         ("src/net/recv.rs", "pub fn irecv("),
-        ("src/net/send.rs", "fn isend("),
-        ("src/net/send.rs", "fn load_group("),
+        ("src/net/sender.rs", "fn isend("),
+        ("src/net/sender.rs", "fn load_group("),
         ("src/net/cts_fifo.rs", "pub fn encode("),
         ("src/net/cts_fifo.rs", "pub fn read("),
     ] {

@@ -3,9 +3,9 @@
 //! The life of a message, and where to read on:
 //!
 //! 1. `irecv` ([`recv`]) writes an announcement into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
-//! 2. `isend` ([`send`]) finds it, cuts the message over the comm's lanes ([`rails`]) and WRITEs it into the announced memory; the last
+//! 2. `isend` ([`sender`]) finds it, cuts the message over the comm's lanes ([`rails`]) and WRITEs it into the announced memory; the last
 //!    WRITE of each stripe carries an immediate that names the slot.
-//! 3. `test` on either side polls, and gives the sizes once all stripes are accounted for ([`request`]).
+//! 3. `test` on either side polls, and gives the sizes once all stripes are accounted for ([`landing`], [`request`]).
 //!
 //! Before that, three authenticated messages made the comm: [`wire`] has their bytes, [`connect`] and [`accept`] the two ends' state
 //! machines, [`handle`] what is carried from listen to connect. [`liveness`] watches the peer, [`stall`] what waits too long,
@@ -23,6 +23,7 @@ mod eager;
 mod flush;
 mod handle;
 mod handshake;
+mod landing;
 mod listen;
 mod liveness;
 mod mr_cache;
@@ -31,6 +32,7 @@ mod rails;
 mod recv;
 mod request;
 mod send;
+mod sender;
 mod stall;
 pub mod wire;
 
