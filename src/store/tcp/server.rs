@@ -154,22 +154,5 @@ fn adopt(socket: OwnedFd) -> io::Result<TcpListener> {
     // As long as net.core.somaxconn allows: a whole job connects at once.
     socket.listen(i32::MAX)?;
     socket.set_nonblocking(true)?;
-    // Each connection has it from here, without a call of its own.
-    socket.set_tcp_nodelay(true)?;
     Ok(socket.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpStream;
-
-    use super::*;
-
-    #[test]
-    fn replies_are_not_held_back() {
-        let listener = listen(Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), 0).unwrap();
-        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        listener.set_nonblocking(false).unwrap();
-        assert!(listener.accept().unwrap().0.nodelay().unwrap());
-    }
 }

@@ -162,6 +162,7 @@ impl Daemon {
         loop {
             match self.listener.accept() {
                 Ok((mut stream, _)) => {
+                    let _ = stream.set_nodelay(true);
                     let index = self.free.pop().unwrap_or_else(|| {
                         self.clients.push(None);
                         self.clients.len() - 1
