@@ -76,6 +76,15 @@ fn functions_of_a_card_count_as_its_ports_and_virtual_ones_too() {
     assert_eq!(run("0"), [at(0, card, 1), at(1, card, 2), at(2, "0000:3b:02.0", 1), at(3, other, 1)]);
 }
 
+#[test]
+fn nics_stay_apart_if_they_are_not_to_be_merged() {
+    let named = || Fake::new(NEWEST).env("NCCL_NET_FORCE_MERGE", "fake0,fake1");
+    named().run("nics_merge").says("device 2: fake0+fake1 made of [0, 1]");
+    named().env("NCCL_IB_MERGE_NICS", "1").run("nics_merge");
+    named().env("NCCL_IB_MERGE_NICS", "0").run("nics_do_not_merge");
+    named().env("RAILHEAD_IB_MERGE_NICS", "0").run("nics_do_not_merge");
+}
+
 // ---- queue pairs ----
 
 #[test]
@@ -294,6 +303,7 @@ mod inside {
 
     use libc::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
     use railhead::base::config::{Config, Fabric};
+    use railhead::base::error::Error;
     use railhead::base::log::{self, Level};
     use railhead::base::mem::{Pages, UserMemory};
     use railhead::base::stats::RailStats;
@@ -396,6 +406,30 @@ mod inside {
     #[ignore = "needs the fake libibverbs"]
     fn no_devices() {
         assert!(all_devices().is_empty());
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn nics_merge() {
+        let net = Net::with_config(settings()).expect("net");
+        assert_eq!(net.make_virtual(&[0, 1]).expect("makeVDevice"), 2);
+        assert_eq!(net.properties(2).expect("properties").vdevs, [0, 1]);
+    }
+
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn nics_do_not_merge() {
+        let net = Net::with_config(settings()).expect("net");
+        // NCCL's makeVDevice says ncclInvalidUsage, whatever NCCL_NET_FORCE_MERGE names.
+        let refused = net.make_virtual(&[0, 1]).expect_err("two NICs");
+        assert!(matches!(refused, Error::Usage(_)), "{refused:?}");
+        assert_eq!(
+            refused.to_string(),
+            "makeVDevice: NCCL_IB_MERGE_NICS=0 keeps fake0,fake1 apart; unset it, or set it to 1, to have NICs merged"
+        );
+        assert_eq!(net.device_count(), 2);
+        let alone = net.make_virtual(&[1]).expect("one NIC");
+        assert_eq!(net.properties(alone).expect("properties").vdevs, [1]);
     }
 
     #[test]

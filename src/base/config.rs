@@ -283,6 +283,8 @@ table! {
         "Whether a message is striped over all queue pairs of a NIC's connection. Else it takes one per rail, the next message the next one.";
     ib_merge_vfs: bool, "RAILHEAD_IB_MERGE_VFS" or "NCCL_IB_MERGE_VFS", true, (),
         "Whether virtual functions of a NIC count as one PCI device with it, as its ports do.";
+    ib_merge_nics: bool, "RAILHEAD_IB_MERGE_NICS" or "NCCL_IB_MERGE_NICS", true, (),
+        "Whether RDMA NICs may be merged into one device, whoever asks for it. Where not, each remains a device of its own.";
     ib_ece: bool, "RAILHEAD_IB_ECE" or "NCCL_IB_ECE_ENABLE", true, (),
         "Whether the two NICs of a connection agree on enhancements (enhanced connection establishment), where both have some.";
     ib_query_speed: bool, "RAILHEAD_IB_QUERY_SPEED" or "NCCL_IB_QUERY_PORT_SPEED", true, (),
