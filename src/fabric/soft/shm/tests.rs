@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use super::layout::{Head, flag, op, place};
 use super::*;
+use crate::base::config::CrossMemory;
 use crate::base::stats::RailStats;
 use crate::fabric::soft::mr;
 use crate::fabric::types::*;
