@@ -3,8 +3,8 @@
 //! The life of a message, and where to read on:
 //!
 //! 1. `irecv` ([`recv`]) writes an announcement into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
-//! 2. `isend` ([`sender`]) finds it, cuts the message over the comm's lanes ([`rails`]) and WRITEs it into the announced memory; the last
-//!    WRITE of each stripe carries an immediate that names the slot.
+//! 2. `isend` ([`sender`]) finds it, cuts the message over the comm's lanes ([`rails`], [`plan`]) and WRITEs it into the announced memory;
+//!    the last WRITE of each stripe carries an immediate that names the slot.
 //! 3. `test` on either side polls, and gives the sizes once all stripes are accounted for ([`landing`], [`request`]).
 //!
 //! Before that, three authenticated messages made the comm: [`wire`] has their bytes, [`connect`] and [`accept`] the two ends' state
@@ -27,6 +27,7 @@ mod landing;
 mod listen;
 mod liveness;
 mod mr_cache;
+mod plan;
 mod process;
 mod rails;
 mod recv;

@@ -1,4 +1,4 @@
-//! The queue pairs of one comm: how many on which rail, what fits into their send queues, and how a message is cut over them.
+//! The queue pairs of one comm: how many on which rail, what fits into their send queues, and which of them a message takes.
 //! Used by the thread that drives the comm.
 //!
 //! A *rail* is a physical device with a completion queue of its own; a *lane* is one queue pair. Lanes are numbered across rails
@@ -14,15 +14,15 @@ use crate::fabric::{
 };
 
 use super::cts_fifo::{IMM_LIMIT, SLOT_SIZE};
+use super::plan::wrapped;
 use super::request::{MAX_REQUESTS, RequestId};
 use super::wire::{MAX_QPS_PER_RAIL, MAX_RAILS};
+
+pub use super::plan::Plan;
 
 /// Lanes of a comm at most: a bit each in a stripe bitmap.
 pub const MAX_LANES: usize = MAX_RAILS * MAX_QPS_PER_RAIL;
 const _: () = assert!(MAX_LANES <= 64);
-
-/// Stripes begin at multiples of it, as NCCL's do: no two lanes write to one cache line, or to a pair that is fetched together.
-pub const STRIPE_ALIGN: usize = 128;
 
 /// Unsignaled requests in a row at most. Without a signaled one now and then, a send queue never drains.
 const SIGNAL_EVERY: u16 = 64;
@@ -575,48 +575,6 @@ fn all(lanes: &[Lane], loops: &[QpId]) -> impl Iterator<Item = (usize, QpId)> {
     lanes.chain(loops.iter().copied().enumerate())
 }
 
-/// A message cut into stripes: stripe `i` is `chunk` bytes (the last one what is left) on lane `(first + i) % lanes`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Stripes, at least 1.
-    pub stripes: usize,
-    /// Bytes of each but the last.
-    pub chunk: usize,
-    /// Lane of stripe 0.
-    pub first: usize,
-    lanes: usize,
-    len: usize,
-}
-
-impl Plan {
-    fn new(len: usize, lanes: usize, most: usize, split_min: usize, first: usize) -> Plan {
-        if most <= 1 || len < split_min {
-            return Plan { stripes: 1, chunk: len, first, lanes: lanes.max(1), len };
-        }
-        let chunk = len.div_ceil(most).next_multiple_of(STRIPE_ALIGN);
-        Plan { stripes: len.div_ceil(chunk).max(1), chunk, first, lanes, len }
-    }
-
-    /// Bytes of the message.
-    #[inline]
-    pub fn len(self) -> usize {
-        self.len
-    }
-
-    /// Lane, offset and length of stripe `i`.
-    #[inline]
-    pub fn stripe(self, i: usize) -> (usize, usize, usize) {
-        let offset = (i * self.chunk).min(self.len);
-        (wrapped(self.first + i, self.lanes), offset, self.chunk.min(self.len - offset))
-    }
-}
-
-/// `lane % lanes` of a lane below twice the lanes: without a division, which is slow.
-#[inline]
-fn wrapped(lane: usize, lanes: usize) -> usize {
-    if lane >= lanes { lane - lanes } else { lane }
-}
-
 /// An unused entry for `poll` to fill.
 pub const NO_COMPLETION: Completion =
     Completion { wr_id: 0, status: WcStatus::GeneralErr, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 };
@@ -624,7 +582,6 @@ pub const NO_COMPLETION: Completion =
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn work_request_ids_round_trip() {
@@ -634,25 +591,5 @@ mod tests {
         }
         assert_eq!(WrId::decode(0), None);
         assert_eq!(WrId::decode(5 << 56), None);
-    }
-
-    proptest! {
-        #[test]
-        fn stripes_cover_a_message_once(len in 0usize..3_000_000, lanes in 1usize..=64, most in 1usize..=64, split_min in 128usize..100_000, first in 0usize..64) {
-            let most = most.min(lanes);
-            let plan = Plan::new(len, lanes, most, split_min, first % lanes);
-            prop_assert!(plan.stripes >= 1 && plan.stripes <= most);
-            prop_assert!(len >= split_min || plan.stripes == 1);
-            let (mut at, mut used) = (0, 0u64);
-            for i in 0..plan.stripes {
-                let (lane, offset, size) = plan.stripe(i);
-                prop_assert_eq!(offset, at);
-                prop_assert!(offset % STRIPE_ALIGN == 0 && (size > 0 || len == 0));
-                prop_assert!(lane < lanes && used & 1 << lane == 0);
-                used |= 1 << lane;
-                at += size;
-            }
-            prop_assert_eq!(at, len);
-        }
     }
 }
