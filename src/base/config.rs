@@ -182,17 +182,22 @@ macro_rules! table {
         #[derive(Debug, Clone, PartialEq)]
         pub struct Config {
             $(#[doc = $doc] pub $field: $type,)*
+            /// The aliases that values other than the default were taken from.
+            pub aliases: Vec<&'static str>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Config { $($field: $default,)* }
+                Config { $($field: $default,)* aliases: Vec::new() }
             }
         }
 
         impl Config {
             fn read(env: &impl Fn(&str) -> Option<OsString>, tell: &mut impl FnMut(Level, String)) -> Config {
-                Config { $($field: setting($env, [$($alias)?].first().copied(), $default, &$limits, env, tell),)* }
+                Config {
+                    $($field: setting($env, [$($alias)?].first().copied(), $default, &$limits, env, tell),)*
+                    aliases: effective::aliases(env),
+                }
             }
         }
 
@@ -337,6 +342,13 @@ impl Config {
     /// Reads from `env`, and says nothing: what is wrong, an init says.
     pub fn quietly(env: &impl Fn(&str) -> Option<OsString>) -> Config {
         Config::read(env, &mut |_, _| ())
+    }
+
+    /// The variable that a setting was taken from, for whoever finds fault with its value: NCCL's name if it was that, else `own`,
+    /// Railhead's.
+    pub fn variable(&self, own: &'static str) -> &'static str {
+        let alias = rows().into_iter().find(|row| row.env == own).and_then(|row| row.alias);
+        alias.filter(|alias| self.aliases.contains(alias)).unwrap_or(own)
     }
 
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, tell: &mut impl FnMut(Level, String)) -> Config {

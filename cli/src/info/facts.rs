@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
-use railhead::base::config::{Effective, Fabric, Family, Source};
+use railhead::base::config::{Effective, Fabric, Source};
 use railhead::fabric::soft::iface;
 use railhead::fabric::verbs::attributes::Attributes;
 use railhead::fabric::verbs::gid::Judged;
@@ -252,12 +252,7 @@ fn device(number: i32, p: Properties) -> Device {
 
 /// Interfaces that are passed over, and NICs that no provider may drive.
 fn unusable(effective: &Effective) -> Vec<Unusable> {
-    let family = match effective.config.socket_family {
-        Family::Any => iface::Family::Any,
-        Family::Inet => iface::Family::V4,
-        Family::Inet6 => iface::Family::V6,
-    };
-    let mut all: Vec<Unusable> = match iface::list(&effective.config.socket_ifname, family) {
+    let mut all: Vec<Unusable> = match iface::list(&effective.config) {
         Ok(listing) => listing.excluded.into_iter().map(|e| Unusable { name: e.name, why: e.why }).collect(),
         Err(error) => vec![Unusable { name: "every interface".into(), why: format!("is passed over: {error}") }],
     };

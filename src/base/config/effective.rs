@@ -85,6 +85,15 @@ pub(super) fn origin<T: Value>(found: Found<T>, default: &T) -> (Source, String)
     }
 }
 
+/// The aliases that have a value other than the default, which is in force.
+pub(super) fn aliases(env: &impl Fn(&str) -> Option<OsString>) -> Vec<&'static str> {
+    let taken = |(row, (source, value)): (super::Row, (Source, String))| match source {
+        Source::Variable(name) if row.alias == Some(name) && value != row.default => Some(name),
+        _ => None,
+    };
+    rows().into_iter().zip(origins(env)).filter_map(taken).collect()
+}
+
 /// Those of `names` that begin like ours and are not, in order.
 pub(super) fn unknown(names: impl Iterator<Item = String>) -> Vec<Unknown> {
     let ours = |name: &String| name.starts_with("RAILHEAD_") && !NAMES.contains(&name.as_str());

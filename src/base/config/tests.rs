@@ -32,7 +32,10 @@ fn every_default_is_accepted_where_it_is_written_out() {
 #[test]
 fn a_value_is_taken_and_told_once_with_its_source() {
     let (config, said) = read(&[("RAILHEAD_SHM_BOUNCE_KIB", " 0x80 "), ("NCCL_SOCKET_IFNAME", "^lo,eth")]);
-    assert_eq!(config, Config { shm_bounce_kib: 128, socket_ifname: "^lo,eth".into(), ..Config::default() });
+    let aliases = vec!["NCCL_SOCKET_IFNAME"];
+    assert_eq!(config, Config { shm_bounce_kib: 128, socket_ifname: "^lo,eth".into(), aliases, ..Config::default() });
+    assert_eq!(config.variable("RAILHEAD_SOCKET_IFNAME"), "NCCL_SOCKET_IFNAME");
+    assert_eq!(config.variable("RAILHEAD_SHM_BOUNCE_KIB"), "RAILHEAD_SHM_BOUNCE_KIB");
     let told: Vec<_> = said.iter().map(|(level, text)| (*level, text.as_str())).collect();
     assert_eq!(
         told,
@@ -43,7 +46,7 @@ fn a_value_is_taken_and_told_once_with_its_source() {
 #[test]
 fn our_own_name_wins_over_the_alias() {
     let (config, said) = read(&[("NCCL_IB_TC", "8"), ("RAILHEAD_TC", "9")]);
-    assert_eq!(config.traffic_class, 9);
+    assert_eq!((config.traffic_class, config.variable("RAILHEAD_TC")), (9, "RAILHEAD_TC"));
     assert_eq!(said.len(), 1);
     // Even where it only says the default.
     assert_eq!(read(&[("NCCL_IB_TC", "8"), ("RAILHEAD_TC", "-1")]), (Config::default(), vec![]));

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
 use std::{fs, ptr};
 
+use crate::base::config::{Config, Family};
 use crate::base::error::{Error, Result};
 
 /// Interfaces at most: NCCL's MAX_IFS (nccl 2.27 src/include/socket.h).
@@ -17,17 +18,6 @@ const DEFAULT_SPEED_MBPS: u32 = 10_000;
 /// Ethernet's, where the system does not say.
 const DEFAULT_MTU: u32 = 1500;
 const SYSFS: &str = "/sys/class/net";
-
-/// Which addresses may be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// IPv4 where the interface has it, else IPv6.
-    Any,
-    /// IPv4 only.
-    V4,
-    /// IPv6 only.
-    V6,
-}
 
 /// An interface of the machine, as found.
 #[derive(Debug, Clone, Default)]
@@ -98,11 +88,11 @@ impl Listing {
     }
 }
 
-/// Lists the usable interfaces of this machine. `ifname` is in NCCL_SOCKET_IFNAME's syntax.
+/// Lists the interfaces of this machine that the settings leave usable.
 ///
-/// Errors: `ifname` asks for interfaces and the machine has none of them; the system cannot list its interfaces.
-pub fn list(ifname: &str, family: Family) -> Result<Listing> {
-    select(links()?, ifname, family)
+/// Errors: they ask for interfaces and the machine has none of them; the system cannot list its interfaces.
+pub fn list(config: &Config) -> Result<Listing> {
+    select(links()?, config)
 }
 
 /// The filter of NCCL_SOCKET_IFNAME: `[^][=]name,name...`; without `=` names are prefixes, `^` turns the list into exclusions.
@@ -180,13 +170,15 @@ impl Tier {
 
 /// Applies the rules to a machine's interfaces.
 ///
-/// Errors: `ifname` asks for interfaces and `links` has none of them.
-pub fn select(links: Vec<Link>, ifname: &str, family: Family) -> Result<Listing> {
+/// Errors: the settings ask for interfaces and `links` has none of them.
+pub fn select(links: Vec<Link>, config: &Config) -> Result<Listing> {
+    let (ifname, family) = (config.socket_ifname.as_str(), config.socket_family);
     let filter = Filter::parse(ifname);
     if filter.asks() && !links.iter().any(|link| filter.lists(&link.name)) {
         let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
         return Err(Error::usage(format!(
-            "RAILHEAD_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is \"{ifname}\", which matches none of this machine's interfaces: {}",
+            "{} is \"{ifname}\", which matches none of this machine's interfaces: {}",
+            config.variable("RAILHEAD_SOCKET_IFNAME"),
             names.join(", ")
         )));
     }
@@ -203,12 +195,13 @@ pub fn select(links: Vec<Link>, ifname: &str, family: Family) -> Result<Listing>
         match (refusal, address(&link.addrs, family)) {
             (Some(why), _) => excluded.push(Excluded { name: link.name, why }),
             (None, None) => {
-                let (what, remedy) = match family {
-                    Family::Any => ("IP", "; `ip addr add` gives it one"),
-                    Family::V4 => ("IPv4", ", and RAILHEAD_SOCKET_FAMILY or NCCL_SOCKET_FAMILY asks for one"),
-                    Family::V6 => ("IPv6", ", and RAILHEAD_SOCKET_FAMILY or NCCL_SOCKET_FAMILY asks for one"),
+                let asked = |what| format!("has no {what} address, and {} asks for one", config.variable("RAILHEAD_SOCKET_FAMILY"));
+                let why = match family {
+                    Family::Any => "has no IP address; `ip addr add` gives it one".into(),
+                    Family::Inet => asked("IPv4"),
+                    Family::Inet6 => asked("IPv6"),
                 };
-                excluded.push(Excluded { name: link.name, why: format!("has no {what} address{remedy}") });
+                excluded.push(Excluded { name: link.name, why });
             }
             (None, Some(addr)) => usable.push((Tier::of(&link, &addr), addr, link)),
         }
@@ -261,8 +254,8 @@ fn address(addrs: &[SocketAddr], family: Family) -> Option<SocketAddr> {
     let v6 = || first(&|a| a.is_ipv6() && !is_link_local(a)).or_else(|| first(&|a| a.is_ipv6()));
     match family {
         Family::Any => v4().or_else(v6),
-        Family::V4 => v4(),
-        Family::V6 => v6(),
+        Family::Inet => v4(),
+        Family::Inet6 => v6(),
     }
 }
 

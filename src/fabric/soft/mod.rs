@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
 
-use crate::base::config::{Config, Family};
+use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::stats::RailStats;
@@ -66,12 +66,7 @@ struct Shared {
 /// Errors: a setting that names no interface of this machine.
 pub fn devices(config: &Arc<Config>) -> Result<Vec<Device>> {
     mem::sweep();
-    let family = match config.socket_family {
-        Family::Any => iface::Family::Any,
-        Family::Inet => iface::Family::V4,
-        Family::Inet6 => iface::Family::V6,
-    };
-    let listing = iface::list(&config.socket_ifname, family)?;
+    let listing = iface::list(config)?;
     if listing.interfaces.is_empty() {
         log_warn!(log::INIT, "no usable network interface: {}", listing.excluded_line());
     }

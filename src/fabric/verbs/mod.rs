@@ -29,7 +29,7 @@ use std::sync::Arc;
 use ibverbs_sys::*;
 use once_cell::sync::OnceCell;
 
-use crate::base::config::{Config, Family};
+use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
 use crate::fabric::soft::iface;
@@ -84,12 +84,7 @@ pub fn listing(config: &Arc<Config>) -> Result<std::result::Result<Listing, Stri
         Err(why) => return Ok(Err(why.into())),
     };
     // Handshakes travel over TCP, on the interface that NCCL would take for them.
-    let family = match config.socket_family {
-        Family::Any => iface::Family::Any,
-        Family::Inet => iface::Family::V4,
-        Family::Inet6 => iface::Family::V6,
-    };
-    let interfaces = iface::list(&config.socket_ifname, family)?;
+    let interfaces = iface::list(config)?;
     let Some(addr) = interfaces.interfaces.first().map(|interface| interface.addr) else {
         return Ok(Err(format!("no usable network interface for handshakes: {}", interfaces.excluded_line())));
     };

@@ -29,6 +29,10 @@ fn names(listing: &Listing) -> Vec<&str> {
     listing.interfaces.iter().map(|i| i.name.as_str()).collect()
 }
 
+fn select(links: Vec<Link>, ifname: &str, family: Family) -> Result<Listing> {
+    super::select(links, &Config { socket_ifname: ifname.into(), socket_family: family, ..Config::default() })
+}
+
 fn chosen(links: Vec<Link>, ifname: &str, family: Family) -> Vec<String> {
     names(&select(links, ifname, family).unwrap()).into_iter().map(str::to_string).collect()
 }
@@ -87,6 +91,20 @@ fn asking_for_what_is_not_there_is_an_error_that_says_what_is() {
 }
 
 #[test]
+fn the_variable_that_was_set_is_named() {
+    let settings = Config { socket_ifname: "wlan".into(), socket_family: Family::Inet, ..Config::default() };
+    let aliases = vec!["NCCL_SOCKET_FAMILY", "NCCL_SOCKET_IFNAME"];
+    for (aliases, prefix) in [(vec![], "RAILHEAD"), (aliases, "NCCL")] {
+        let settings = Config { aliases, ..settings.clone() };
+        let refused = super::select(machine(), &settings).unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("{prefix}_SOCKET_IFNAME is \"wlan\", which matches none")), "{refused}");
+        let listing = super::select(machine(), &Config { socket_ifname: "ens".into(), ..settings }).unwrap();
+        let why = format!("ens5 has no IPv4 address, and {prefix}_SOCKET_FAMILY asks for one");
+        assert!(listing.excluded_line().contains(&why), "{}", listing.excluded_line());
+    }
+}
+
+#[test]
 fn an_asked_for_interface_must_still_run() {
     let mut links = machine();
     links[5].flags = libc::IFF_UP as u32;
@@ -101,11 +119,11 @@ fn an_asked_for_interface_must_still_run() {
 fn the_family_decides_the_address() {
     let addr = |ifname, family| select(machine(), ifname, family).unwrap().interfaces.first().map(|i| i.addr.ip().to_string());
     assert_eq!(addr("=eth1", Family::Any).as_deref(), Some("10.0.0.2"));
-    assert_eq!(addr("=eth1", Family::V6).as_deref(), Some("fd00::2"));
+    assert_eq!(addr("=eth1", Family::Inet6).as_deref(), Some("fd00::2"));
     assert_eq!(addr("=ens5", Family::Any).as_deref(), Some("fe80::5"));
-    assert_eq!(addr("=ens5", Family::V4), None);
-    assert_eq!(addr("lo", Family::V6).as_deref(), Some("::1"));
-    assert_eq!(chosen(machine(), "", Family::V6), ["eth1"]);
+    assert_eq!(addr("=ens5", Family::Inet), None);
+    assert_eq!(addr("lo", Family::Inet6).as_deref(), Some("::1"));
+    assert_eq!(chosen(machine(), "", Family::Inet6), ["eth1"]);
 }
 
 #[test]
