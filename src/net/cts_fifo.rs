@@ -131,6 +131,13 @@ impl CtsFifo {
             tag: high(counts),
         })
     }
+
+    /// The credit as it is now. Announcements written before it can be read from then on.
+    pub fn credit(&self) -> Credit {
+        // Pairs with the ordered publish of the receiver's WRITE.
+        let word = u64::from_le(self.pages.load_u64(AT_CREDIT, Ordering::Acquire));
+        Credit { taken: word as u32, posted: (word >> 32) as u32 }
+    }
 }
 
 /// What the receiver says of eager messages and their receives, modulo 2^32 each.
@@ -149,15 +156,6 @@ impl Credit {
     /// The bytes, which a fabric publishes as one.
     pub fn encode(self) -> [u8; CREDIT_SIZE] {
         (u64::from(self.taken) | u64::from(self.posted) << 32).to_le_bytes()
-    }
-}
-
-impl CtsFifo {
-    /// The credit as it is now. Announcements written before it can be read from then on.
-    pub fn credit(&self) -> Credit {
-        // Pairs with the ordered publish of the receiver's WRITE.
-        let word = u64::from_le(self.pages.load_u64(AT_CREDIT, Ordering::Acquire));
-        Credit { taken: word as u32, posted: (word >> 32) as u32 }
     }
 }
 
