@@ -288,6 +288,28 @@ fn announcements_served_before_they_were_seen_do_not_use_up_the_fifo() {
     pair.sent(send);
 }
 
+/// An announcement that an eager message has served stays in the FIFO until the sender has read of it.
+#[test]
+fn announcements_that_the_sender_has_not_read_are_not_overwritten() {
+    let mut pair = Pair::new(&net(config()), 0);
+    let (from, to) = (pair.buffer(4096), pair.buffer(4096));
+    begin(&mut pair, &from);
+    let sends: Vec<_> = (0..EAGER_SLOTS).map(|_| pair.send.isend(from.addr(), 8, TAG, from.mr).unwrap().expect("eager")).collect();
+    // All announced, as the receiver has not seen a message yet.
+    let served: Vec<_> = (0..EAGER_SLOTS).map(|_| pair.irecv(&[to.recv(0, 4096, TAG)])).collect();
+    served.into_iter().for_each(|id| assert_eq!(pair.received(id), [8]));
+    // As many more as there is room for.
+    let outstanding: Vec<_> = std::iter::from_fn(|| pair.recv.irecv(&[to.recv(0, 4096, TAG)]).unwrap()).collect();
+    // The announcements land, and the sender looks at none.
+    (0..1000).for_each(|_| pair.send.poll_for_test());
+    sends.into_iter().for_each(|id| assert_eq!(pair.sent(id), 8));
+    for (id, len) in outstanding.into_iter().zip(1000..) {
+        let send = pair.isend(&from, 0, len, TAG);
+        assert_eq!(pair.received(id), [len]);
+        pair.sent(send);
+    }
+}
+
 /// A quiet receive behind which another was announced: the sender knows, and is not told again and again.
 #[test]
 fn the_sender_is_told_once() {
