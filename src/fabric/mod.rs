@@ -349,8 +349,8 @@ impl QueuePair<'_> {
     }
 
     /// Whether everything that was posted is out of this process's hands, in shared memory or in the kernel: it arrives even if this queue pair
-    /// is destroyed now, unless a host or its network fails, and needs none of the caller's memory any more if it was short
-    /// ([`QueuePair::max_inline`]). A NIC does not tell before the completion.
+    /// is destroyed now, and needs none of the caller's memory any more if it was short ([`QueuePair::max_inline`]). Unless a host or its network
+    /// fails, or, on TCP, this process ends while the network still has to repeat it. A NIC does not tell before the completion.
     #[inline(always)]
     pub fn has_left(&self) -> bool {
         match self {

@@ -197,6 +197,9 @@ impl Landing {
                 return unexpected(core, (sequence % SLOTS as u64) as u8);
             }
             let size = self.copy(core, arrival, place.addr, place.len as usize, place.mr);
+            if core.has_failed() {
+                return;
+            }
             if let Some(slot) = self.slot(sequence) {
                 (slot.size, slot.landed) = (u64::from(size), true);
             }

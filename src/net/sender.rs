@@ -152,11 +152,14 @@ impl Sender {
     fn isend_eager(&mut self, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
         let lane = ANNOUNCES;
         let rails = &mut self.core.rails;
-        // The second is for an empty one behind it.
-        if rails.room(lane) < 2 || !self.core.requests.has_room() {
+        if rails.room(lane) == 0 || !self.core.requests.has_room() {
             return self.full();
         }
-        let Some(id) = self.core.requests.insert(request(len, 1 << lane, self.count)) else { return Ok(None) };
+        // What closes first of several lanes ends the comm for the peer, so what is called done must have been accepted. And what has to wait here
+        // for others is worth an acknowledgement of its own.
+        let signal = !rails.lets_go() || rails.lanes() > 1 || !rails.has_left(lane);
+        let stripes = if signal { 1 << lane } else { 0 };
+        let Some(id) = self.core.requests.insert(request(len, stripes, self.count)) else { return Ok(None) };
         let (number, slot) = self.outbox.next();
         let (remote_addr, rkey) = rails.remote(lane, AT_EAGER + slot * EAGER_SIZE);
         let lkey = registration.map_or(0, |registration| registration.lkey(rails.rail_of(lane)));
@@ -169,28 +172,24 @@ impl Sender {
             imm: Imm::Eager(number as u16).encode(slot as u8),
             signaled: true,
         };
-        let signal = !rails.lets_go();
         if let Err(error) = rails.post_send(lane, [message], WrKind::Data, id, signal) {
             return self.not_posted(lane, error);
         }
-        if !signal {
-            if rails.has_left(lane) {
-                // Nobody waits for the acknowledgement.
-                if let Some(request) = self.core.requests.get_mut(id) {
-                    request.left = 0;
-                    stage::reach(Stage::SendDone);
-                }
-            } else {
-                let behind = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&[]), imm: 0, ..message };
-                if let Err(error) = rails.post_send(lane, [behind], WrKind::Data, id, true) {
-                    return self.not_posted(lane, error);
-                }
-            }
-        }
+        self.leave(id);
         self.outbox.sent();
         self.core.moved_beside(len);
         self.given_out();
         Ok(Some(id))
+    }
+
+    /// Whose completion nobody waits for is done once it has left.
+    #[inline(always)]
+    fn leave(&mut self, id: RequestId) {
+        let Some(request) = self.core.requests.get_mut(id) else { return };
+        if request.stripes == 0 && request.left > 0 && self.core.rails.has_left(ANNOUNCES) {
+            request.left = 0;
+            stage::reach(Stage::SendDone);
+        }
     }
 
     /// A message for slot `index` of the group was posted.
@@ -397,6 +396,7 @@ impl Sender {
         if !self.core.requests.is_done(id)? {
             self.core.check()?;
             self.progress(WaitCause::Fabric);
+            self.leave(id);
             if !self.core.requests.is_done(id)? {
                 return self.core.check().map(|()| None);
             }
@@ -405,7 +405,7 @@ impl Sender {
     }
 }
 
-/// The request of a message of `len` bytes that takes these lanes.
+/// The request of a message of `len` bytes whose completion on these lanes, a bit each, ends it; of none: that it has left.
 #[inline(always)]
 fn request(len: usize, stripes: u64, sequence: u64) -> Request {
     let mut bytes = [0; MAX_RECVS];

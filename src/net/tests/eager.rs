@@ -56,24 +56,119 @@ fn short_messages_do_not_wait_for_their_receives_and_are_bounded() {
 #[test]
 fn what_was_sent_before_a_close_still_arrives() {
     for wire in [SoftWire::Shm, SoftWire::Tcp] {
-        let mut pair = Pair::new(&net(Config { soft_wire: wire, ..config() }), 0);
-        let (from, to) = (pair.buffer(4096), pair.buffer(4096));
-        begin(&mut pair, &from);
-        let receives: Vec<_> = (0..3).map(|i| pair.irecv(&[to.recv(i * 64, 64, TAG)])).collect();
-        for i in 0..3 {
-            from.fill(0, 60, i);
-            // The receiver does not poll.
-            let send = within("isend", || pair.send.isend(from.addr(), 60, TAG, from.mr).unwrap());
-            within("send", || pair.send.test(send).unwrap());
-        }
-        let Pair { send, mut recv, .. } = pair;
-        drop(send);
-        for (i, receive) in receives.into_iter().enumerate() {
-            let sizes = within("receive", || recv.test(receive).unwrap());
-            assert_eq!((sizes.n, sizes.bytes[0]), (1, 60));
-            to.check(i * 64, 60, i as u32);
+        arrives_before_a_close(Config { soft_wire: wire, ..config() }, 0);
+        // Long idle, a receiver looks at a wire more rarely, and not at all of them in the same poll.
+        for polls in (100_000..100_064).step_by(8) {
+            arrives_before_a_close(Config { soft_wire: wire, qps_per_rail: 2, ..config() }, polls);
         }
     }
+}
+
+fn arrives_before_a_close(config: Config, polls: usize) {
+    let lanes = config.qps_per_rail;
+    let mut pair = Pair::new(&net(config), 0);
+    let (from, to) = (pair.buffer(4096), pair.buffer(4096));
+    (0..32).for_each(|_| pair.nudge());
+    begin(&mut pair, &from);
+    let receives: Vec<_> = (0..3).map(|i| pair.irecv(&[to.recv(i * 64, 64, TAG)])).collect();
+    (0..polls).for_each(|_| pair.nudge());
+    for i in 0..3 {
+        from.fill(0, 60, i);
+        let send = within("isend", || pair.send.isend(from.addr(), 60, TAG, from.mr).unwrap());
+        // With one lane, the receiver need not poll.
+        within("send", || {
+            let sizes = pair.send.test(send).unwrap();
+            if sizes.is_none() && lanes > 1 {
+                pair.nudge();
+            }
+            sizes
+        });
+    }
+    let Pair { send, mut recv, .. } = pair;
+    drop(send);
+    for (i, receive) in receives.into_iter().enumerate() {
+        let sizes = within("receive", || recv.test(receive).unwrap());
+        assert_eq!((sizes.n, sizes.bytes[0]), (1, 60));
+        to.check(i * 64, 60, i as u32);
+    }
+}
+
+/// Its requests all done and not tested, a receiver hears of the close before it posts the receives of what has come.
+#[test]
+fn a_close_does_not_take_what_lies_in_the_ring() {
+    let mut pair = Pair::new(&net(config()), 0);
+    let (from, to) = (pair.buffer(4096), pair.buffer(4096));
+    begin(&mut pair, &from);
+    let done: Vec<_> = (0..MAX_REQUESTS)
+        .map(|_| {
+            let recv = pair.irecv(&[to.recv(0, 8, TAG)]);
+            let send = pair.isend(&from, 0, 8, TAG);
+            pair.sent(send);
+            recv
+        })
+        .collect();
+    from.fill(0, 60, 5);
+    let send = pair.isend(&from, 0, 60, TAG);
+    pair.sent(send);
+    let Pair { send, mut recv, .. } = pair;
+    drop(send);
+    (0..10_000).for_each(|_| assert!(recv.irecv(&[to.recv(64, 60, TAG)]).unwrap().is_none()));
+    done.into_iter().for_each(|id| assert!(recv.test(id).unwrap().is_some()));
+    let last = recv.irecv(&[to.recv(64, 60, TAG)]).unwrap().expect("room");
+    within("receive", || recv.test(last).unwrap());
+    to.check(64, 60, 5);
+}
+
+/// Nobody polls once his last request is done.
+#[test]
+fn a_send_does_not_wait_for_a_receiver_that_has_everything() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let mut pair = Pair::new(&net(Config { soft_wire: wire, ..config() }), 0);
+        const LONG: usize = 16 << 20;
+        let (from, to) = (pair.buffer(LONG), pair.buffer(LONG));
+        begin(&mut pair, &from);
+        // As many as there are places in the ring whether or not the last emptied ones were given back.
+        for short in 1..=EAGER_SLOTS / 2 - 1 {
+            // Behind a long one, which does not leave at once.
+            let mut receives = VecDeque::from([pair.irecv(&[to.recv(0, LONG, TAG)])]);
+            receives.extend((0..short).map(|_| pair.irecv(&[to.recv(0, 8, TAG)])));
+            let mut sends = VecDeque::from([pair.isend(&from, 0, LONG, TAG)]);
+            sends.extend((0..short).map(|_| within("isend", || pair.send.isend(from.addr(), 8, TAG, from.mr).unwrap())));
+            let mut test_send = |pair: &mut Pair| {
+                if let Some(id) = sends.front()
+                    && pair.send.test(*id).unwrap().is_some()
+                {
+                    sends.pop_front();
+                }
+                sends.is_empty()
+            };
+            within("receives", || {
+                test_send(&mut pair);
+                let id = receives.front()?;
+                if pair.recv.test(*id).unwrap().is_some() {
+                    receives.pop_front();
+                }
+                receives.is_empty().then_some(())
+            });
+            within("sends", || test_send(&mut pair).then_some(()));
+        }
+    }
+}
+
+#[test]
+fn a_receive_whose_memory_is_gone_fails() {
+    let mut pair = Pair::new(&net(config()), 0);
+    let (from, to) = (pair.buffer(4096), pair.buffer(4096));
+    begin(&mut pair, &from);
+    // Announced, but served before the sender sees that.
+    let recv = pair.irecv(&[to.recv(0, 4096, TAG)]);
+    pair.net.deregister(0, to.mr).unwrap();
+    let send = pair.send.isend(from.addr(), 8, TAG, from.mr).unwrap().expect("eager");
+    let outcome = within("receive", || match pair.recv.test(recv) {
+        Ok(None) => None,
+        outcome => Some(outcome.map(drop)),
+    });
+    assert!(outcome.is_err(), "{send:?} was received into no memory");
 }
 
 #[test]
