@@ -7,6 +7,8 @@ mod hosts;
 mod ranges;
 #[path = "perf/run.rs"]
 mod run;
+#[path = "perf/told.rs"]
+mod told;
 #[path = "perf/wrong.rs"]
 mod wrong;
 
@@ -187,8 +189,12 @@ fn every_target_is_measured_and_judged() {
         println!("SKIP: 1000 comms need more than the {} files that may be open here", limit.rlim_max);
         return;
     }
-    let verdicts = Perf::new(&library()).args(["--targets", "--json"]).run().json();
+    let verdicts = Perf::new(&library()).args(["--targets", "--json", "--env", "RAILHEAD_PROGRESS=thraed"]).run().json();
     let verdicts = verdicts.as_array().unwrap();
+    for verdict in verdicts {
+        let [warning] = &verdict["warnings"].as_array().expect("warnings")[..] else { panic!("{verdict}") };
+        assert!(warning["text"].as_str().unwrap().contains("RAILHEAD_PROGRESS=thraed is not accepted"), "{verdict}");
+    }
     let named = |setting: &str, name: &str| {
         let found = verdicts.iter().find(|v| v["setting"] == setting && v["name"].as_str().unwrap().starts_with(name));
         found.unwrap_or_else(|| panic!("{setting}, {name}"))

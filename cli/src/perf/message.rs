@@ -3,6 +3,8 @@
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
+use super::warnings::Warnings;
+
 /// Requests that may be outstanding per comm: NCCL_NET_MAX_REQUESTS.
 pub const MAX_OUTSTANDING: usize = 32;
 /// Largest message.
@@ -44,8 +46,8 @@ pub enum FromRank {
     Failed { message: String },
     /// Messages completed since the start: this rank is alive. Only sent when there were some since the last time.
     Progress { messages: u64 },
-    /// The plugin logged a warning.
-    Warning { text: String },
+    /// What the plugin warned of since the last time.
+    Warnings(Warnings),
 }
 
 /// Who a rank is.

@@ -17,6 +17,7 @@ mod shared;
 mod spin;
 mod summary;
 mod targets;
+mod warnings;
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -36,6 +37,7 @@ use pair::Pair;
 use plot::Canvas;
 use report::{About, Report};
 use targets::Setting;
+use warnings::Warning;
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -75,7 +77,10 @@ fn measure(args: &Args) -> anyhow::Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    plugins.into_iter().chain(bare).try_for_each(close)?;
+    for (pair, about) in plugins.into_iter().zip(&mut report.plugins) {
+        about.warnings = close(pair)?;
+    }
+    bare.map(close).transpose()?;
     if args.json {
         say(&(serde_json::to_string_pretty(&report)? + "\n"))?
     } else {
@@ -103,12 +108,16 @@ fn targets(args: &Args) -> anyhow::Result<()> {
     };
     let bare = bare(args)?;
     let bar = bar(targets::count() as u64);
-    let verdicts = targets::measure(open, close, &bare, effort, |name| {
+    let (verdicts, warnings) = targets::measure(open, close, &bare, effort, |name| {
         bar.set_message(name.to_owned());
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    let text = if args.json { serde_json::to_string_pretty(&verdicts)? + "\n" } else { targets::table(&verdicts, effort.rounds) };
+    let text = if args.json {
+        serde_json::to_string_pretty(&verdicts)? + "\n"
+    } else {
+        targets::table(&verdicts, effort.rounds) + &lines(&warnings)
+    };
     say(&text)?;
     if let Some(canvas) = canvas {
         let mut charts = Vec::new();
@@ -126,18 +135,27 @@ fn targets(args: &Args) -> anyhow::Result<()> {
             charts.extend(plot::charts(&Setting::ALL.map(Setting::name), &rows));
         }
         bar.finish_and_clear();
-        pairs.into_iter().try_for_each(close)?;
+        let mut later = Vec::new();
+        for pair in pairs {
+            warnings::merge(&mut later, close(pair)?);
+        }
+        later.retain(|warning| warnings.iter().all(|told| told.text != warning.text));
+        eprint!("{}", lines(&later));
         canvas.draw(&charts)?;
     }
-    close(bare)
+    close(bare).map(drop)
 }
 
 fn bulk(size: usize, outstanding: usize, comms: usize) -> What {
     What::Bandwidth { size, outstanding, comms, two_way: false, touch: false }
 }
 
-/// Lets ranks end in order.
-fn close(pair: Shared) -> anyhow::Result<()> {
+fn lines(warnings: &[Warning]) -> String {
+    warnings.iter().map(Warning::line).collect()
+}
+
+/// Lets ranks end in order; what their plugin warned of.
+fn close(pair: Shared) -> anyhow::Result<Vec<Warning>> {
     Rc::into_inner(pair).context("a lane is still open")?.into_inner().finish()
 }
 
@@ -180,9 +198,9 @@ fn plugin(args: &Args, spec: &PluginSpec, comms: usize, env: &[(String, String)]
         bail!("a rank answered its start with something else")
     };
     if zero.abi != one.abi || zero.name != one.name {
-        bail!("the ranks run different plugins: {} v{} and {} v{}", zero.name, zero.abi, pair::printable(&one.name), one.abi);
+        bail!("the ranks run different plugins: {} v{} and {} v{}", zero.name, zero.abi, warnings::printable(&one.name), one.abi);
     }
-    Ok((Rc::new(RefCell::new(pair)), About { path, started: zero }))
+    Ok((Rc::new(RefCell::new(pair)), About { path, started: zero, warnings: Vec::new() }))
 }
 
 /// Two ranks without a plugin, for the limits.

@@ -14,6 +14,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 
 use super::channel;
 use super::message::{FromRank, Outcome, ToRank};
+use super::warnings::{Warning, Warnings, printable};
 
 /// Two ranks.
 pub struct Pair {
@@ -42,8 +43,8 @@ pub enum Stream {
 struct Rank {
     writer: Stream,
     child: Option<Process>,
-    /// Its plugin's last warning.
-    warning: Option<String>,
+    /// Its plugin's.
+    warnings: Warnings,
     /// Messages completed, as far as it told.
     messages: u64,
     /// Its connection has ended.
@@ -141,7 +142,7 @@ impl Pair {
                 Stream::Local(s) => read_all(index, s.try_clone()?, sender)?,
                 Stream::Remote(s) => read_all(index, s.try_clone()?, sender)?,
             }
-            Ok(Rank { writer, child, warning: None, messages: 0, gone: false })
+            Ok(Rank { writer, child, warnings: Warnings::default(), messages: 0, gone: false })
         };
         Ok(Pair { what: what.into(), ranks: [rank(0, zero)?, rank(1, one)?], events, timeout, next_id: 0, lost: false })
     }
@@ -195,8 +196,8 @@ impl Pair {
                     self.ranks[index].messages = messages;
                     None
                 }
-                Event::Message(FromRank::Warning { text }) => {
-                    self.ranks[index].warning = Some(text);
+                Event::Message(FromRank::Warnings(later)) => {
+                    self.ranks[index].warnings.append(later);
                     continue;
                 }
                 Event::Message(FromRank::Swap { data }) => {
@@ -269,7 +270,7 @@ impl Pair {
             }
             other => self.told(other),
         };
-        match self.ranks.each_ref().map(|rank| rank.warning.as_deref()) {
+        match self.ranks.each_ref().map(|rank| rank.warnings.last()) {
             [Some(zero), Some(one)] if zero == one => text += &format!("\n  last warning in both ranks: {}", printable(zero)),
             warnings => {
                 for (index, warning) in warnings.iter().enumerate().filter_map(|(index, warning)| Some((index, (*warning)?))) {
@@ -307,8 +308,8 @@ impl Pair {
         }
     }
 
-    /// Lets the ranks close everything and end.
-    pub fn finish(mut self) -> anyhow::Result<()> {
+    /// Lets the ranks close everything and end; what their plugin warned of since the start.
+    pub fn finish(mut self) -> anyhow::Result<Vec<Warning>> {
         self.command("closing", |_| ToRank::Finish)?;
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             if let Some(child) = &mut rank.child {
@@ -318,7 +319,7 @@ impl Pair {
                 }
             }
         }
-        Ok(())
+        Ok(Warnings::of_both(self.ranks.each_ref().map(|rank| &rank.warnings)))
     }
 }
 
@@ -328,11 +329,6 @@ enum Trouble {
     Failed(usize, String),
     Gone(usize, Option<io::Error>),
     Both(Box<Trouble>, Box<Trouble>),
-}
-
-/// Text from elsewhere, fit for a terminal.
-pub fn printable(text: &str) -> String {
-    text.chars().take(2000).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 fn read_all(index: usize, mut from: impl io::Read + Send + 'static, to: Sender<(usize, Event)>) -> anyhow::Result<()> {

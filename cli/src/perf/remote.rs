@@ -11,12 +11,13 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::channel;
 use super::message::{FromRank, PluginSpec, Start, ToRank};
-use super::pair::{ENDED_WELL, Process, printable};
+use super::pair::{ENDED_WELL, Process};
+use super::warnings::printable;
 
 /// Where none is given.
 const PORT: u16 = 18520;
 /// Sent by both sides first, so that neither talks to something else.
-const GREETING: &[u8; 16] = b"railhead perf 1\n";
+const GREETING: &[u8; 16] = b"railhead perf 2\n";
 /// For the greeting, for connecting, and for a rank to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Idle time before the kernel asks whether the other host still lives.

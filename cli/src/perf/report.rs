@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::measure::{Limit, Row, What};
 use super::message::Started;
 use super::summary::Summary;
+use super::warnings::Warning;
 
 /// Everything that was measured.
 #[derive(Debug, Clone, Serialize)]
@@ -27,6 +28,8 @@ pub struct About {
     /// What it says of itself.
     #[serde(flatten)]
     pub started: Started,
+    /// What it warned of, from beginning to end.
+    pub warnings: Vec<Warning>,
 }
 
 impl Report {
@@ -59,6 +62,12 @@ impl Report {
         }
         for (name, note) in self.notes() {
             text += &format!("{name}: {note}\n");
+        }
+        let letters = if self.plugins.len() == 2 { ["A: ", "B: "] } else { ["", ""] };
+        for (letter, about) in letters.into_iter().zip(&self.plugins) {
+            for warning in &about.warnings {
+                text += &format!("{letter}{}", warning.line());
+            }
         }
         text
     }

@@ -9,6 +9,7 @@ use super::measure::{Effort, PING, interleave, limit_name, slots};
 use super::message::{Bandwidth, Block, MAX_COMMS, Memory, Work};
 use super::report::{aligned, digits, spread};
 use super::summary::Summary;
+use super::warnings::{Warning, merge};
 
 /// How the ranks are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +84,8 @@ pub struct Verdict {
     pub met: Option<bool>,
     /// Why it could not be measured, or how the limit was.
     pub note: Option<String>,
+    /// What the plugin warned of in the ranks that this was measured with.
+    pub warnings: Vec<Warning>,
 }
 
 const KIB: usize = 1 << 10;
@@ -91,6 +94,8 @@ const MIB: usize = 1 << 20;
 const MANY: usize = 64;
 /// Idle comms.
 const IDLE: usize = 1000;
+/// In what our plugin says of so many: its stats page has no room for all, which nobody reads here.
+const NO_RECORD: &str = "the stats page has no comm record left";
 /// Private memory that an idle comm may take in each process.
 const IDLE_KIB: f64 = 64.0;
 
@@ -125,32 +130,43 @@ pub fn count() -> usize {
 
 const MANY_WIRES: [Setting; 2] = [Setting::Shm, Setting::Tcp];
 
-/// Measures all. `open` starts two ranks in a setting, with as many comms; `bare` measures limits; `close` ends ranks.
+/// Measures all. `open` starts two ranks in a setting, with as many comms; `bare` measures limits; `close` ends ranks. With the verdicts comes
+/// what the plugin warned of in all of it.
 pub fn measure(
     open: impl Fn(Setting, usize) -> anyhow::Result<Shared>,
-    close: impl Fn(Shared) -> anyhow::Result<()>,
+    close: impl Fn(Shared) -> anyhow::Result<Vec<Warning>>,
     bare: &Shared,
     effort: Effort,
     mut after: impl FnMut(&str),
-) -> anyhow::Result<Vec<Verdict>> {
-    let mut verdicts = Vec::new();
+) -> anyhow::Result<(Vec<Verdict>, Vec<Warning>)> {
+    let (mut verdicts, mut warnings) = (Vec::new(), Vec::new());
+    let mut end = |pair: Shared, measured: &mut [Verdict]| -> anyhow::Result<()> {
+        let mut told = close(pair)?;
+        told.retain(|warning| !warning.text.contains(NO_RECORD));
+        measured.iter_mut().for_each(|verdict| verdict.warnings.clone_from(&told));
+        merge(&mut warnings, told);
+        Ok(())
+    };
     for target in targets() {
         after(&format!("{}, {}", target.setting.name(), target.name));
         let pair = open(target.setting, 1)?;
-        verdicts.push(one(&target, &pair, bare, effort)?);
-        close(pair)?;
+        let mut measured = [one(&target, &pair, bare, effort)?];
+        end(pair, &mut measured)?;
+        verdicts.extend(measured);
     }
     for setting in MANY_WIRES {
         after(&format!("{}, {MANY} active comms", setting.name()));
         let pair = open(setting, MANY)?;
-        verdicts.extend(many(setting, &pair, effort)?);
-        close(pair)?;
+        let mut measured = many(setting, &pair, effort)?;
+        end(pair, &mut measured)?;
+        verdicts.extend(measured);
         after(&format!("{}, {IDLE} comms", setting.name()));
         let pair = open(setting, 0)?;
-        verdicts.extend(idle(setting, &pair)?);
-        close(pair)?;
+        let mut measured = idle(setting, &pair)?;
+        end(pair, &mut measured)?;
+        verdicts.extend(measured);
     }
-    Ok(verdicts)
+    Ok((verdicts, warnings))
 }
 
 fn one(target: &Target, pair: &Shared, bare: &Shared, effort: Effort) -> anyhow::Result<Verdict> {
@@ -181,6 +197,7 @@ fn one(target: &Target, pair: &Shared, bare: &Shared, effort: Effort) -> anyhow:
         target: target.bound.text(),
         met: ratio.and_then(|ratio| target.bound.met(ratio.median)),
         note: refused.or(note),
+        warnings: Vec::new(),
     })
 }
 
@@ -213,6 +230,7 @@ fn many(setting: Setting, pair: &Shared, effort: Effort) -> anyhow::Result<[Verd
             target: total.text(),
             met: ratio.and_then(|ratio| total.met(ratio.median)),
             note: None,
+            warnings: Vec::new(),
         },
         Verdict {
             setting: setting.name(),
@@ -226,6 +244,7 @@ fn many(setting: Setting, pair: &Shared, effort: Effort) -> anyhow::Result<[Verd
             // No comm in any round.
             met: share.met(share_figure.min),
             note: None,
+            warnings: Vec::new(),
         },
     ])
 }
@@ -268,6 +287,7 @@ fn idle(setting: Setting, pair: &Shared) -> anyhow::Result<[Verdict; 2]> {
             target: Bound::None.text(),
             met: None,
             note: None,
+            warnings: Vec::new(),
         },
         Verdict {
             setting: setting.name(),
@@ -280,6 +300,7 @@ fn idle(setting: Setting, pair: &Shared) -> anyhow::Result<[Verdict; 2]> {
             target: Bound::AtMost(IDLE_KIB).text(),
             met: Bound::AtMost(IDLE_KIB).met(private.median),
             note: Some(format!("besides, shared and in RAM {} KiB, of {} KiB mapped for rings and slots", shown(shared), shown(mapped))),
+            warnings: Vec::new(),
         },
     ])
 }

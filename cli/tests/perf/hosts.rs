@@ -42,6 +42,17 @@ fn two_hosts_measure_over_a_connection() {
     until("no rank", || ranks(&listener.mark).is_empty());
 }
 
+/// They are in its environment, which nobody sees at the other end.
+#[test]
+fn warnings_of_the_other_host_are_told_here() {
+    let wrong = ["--listen", "127.0.0.1:0", "--env", "RAILHEAD_PROGRESS=thraed"];
+    let (mut listener, _lines, address) = told(Perf::new(&library()).args(wrong).start());
+    let table = Perf::new(&library()).args(["--sizes", "8", "--connect", &address]).run().passes();
+    let line = table.lines().find(|line| line.starts_with("warning in rank 1 (once): ")).unwrap_or_else(|| panic!("{table}"));
+    assert!(line.contains("RAILHEAD_PROGRESS=thraed is not accepted"), "{line}");
+    assert!(listener.child.wait().unwrap().success());
+}
+
 /// Where nothing else is said, a listener is there for both kinds of addresses.
 #[test]
 fn a_listener_at_any_address_is_found_over_ipv4() {
@@ -90,7 +101,7 @@ fn a_coordinator_that_talks_nonsense_is_left() {
     for nonsense in [&b"\xff\xff\xff\x7f"[..], b"\x02\0\0\0{]", b"\x08\0\0\0\"Finish"] {
         let (mut listener, _lines, address) = listening(&library());
         let mut stream = TcpStream::connect(&address).unwrap();
-        stream.write_all(b"railhead perf 1\n").unwrap();
+        stream.write_all(b"railhead perf 2\n").unwrap();
         stream.write_all(nonsense).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(listener.child.wait().unwrap().code(), Some(2));

@@ -4,14 +4,15 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 
 use crate::perf::channel;
 use crate::perf::message::{FromRank, ToRank};
-use crate::plugin::take_log;
+use crate::perf::warnings::Warnings;
+use crate::plugin::watch_log;
 
 /// Messages completed since the start. Written by the thread that drives the rank.
 static COMPLETED: AtomicU64 = AtomicU64::new(0);
@@ -22,6 +23,9 @@ pub fn count(messages: u64) {
     // One writer, so that this needs no locked instruction. Relaxed: a number to show, nothing hangs on it.
     COMPLETED.store(COMPLETED.load(Ordering::Relaxed) + messages, Ordering::Relaxed);
 }
+
+/// Not told yet. Written on the plugin's threads, as it logs.
+static WARNINGS: Mutex<Warnings> = Mutex::new(Warnings::new());
 
 /// NCCL_LOG_WARN.
 const WARN: i32 = 2;
@@ -35,12 +39,17 @@ pub struct Link {
 }
 
 impl Link {
-    /// Takes standard input, and starts the thread that reports.
+    /// Takes standard input, counts what the plugin will warn of, and starts the thread that reports.
     pub fn new() -> anyhow::Result<Link> {
         let fd = std::io::stdin().as_fd().try_clone_to_owned()?;
         let reader = UnixStream::from(fd);
         reader.peer_addr().context("standard input is no socket: this command is not for people")?;
         let writer = Arc::new(Mutex::new(reader.try_clone()?));
+        watch_log(|line| {
+            if line.level == WARN {
+                warnings().add(line.text.clone());
+            }
+        });
         let beats = Arc::clone(&writer);
         std::thread::Builder::new().name("beat".into()).spawn(move || beat(&beats))?;
         Ok(Link { reader, writer })
@@ -82,10 +91,13 @@ impl std::fmt::Display for Aborted {
 impl std::error::Error for Aborted {}
 
 fn forward_warnings(to: &mut impl Write) -> std::io::Result<()> {
-    for line in take_log().into_iter().filter(|line| line.level == WARN) {
-        channel::write(to, &FromRank::Warning { text: line.text })?;
-    }
-    Ok(())
+    // Taken in a statement of its own: a plugin that logs must not wait for the coordinator to read.
+    let told = warnings().take();
+    told.map_or(Ok(()), |told| channel::write(to, &FromRank::Warnings(told)))
+}
+
+fn warnings() -> MutexGuard<'static, Warnings> {
+    WARNINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn beat(writer: &Mutex<UnixStream>) {
