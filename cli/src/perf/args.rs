@@ -72,7 +72,9 @@ pub struct Args {
     pub plot: Option<PathBuf>,
     /// Lets a `railhead perf --connect` on another host measure the plugin of this one, once. Give the plugin and its environment here,
     /// everything else there. All addresses and port 18520 if not given.
-    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "[::]", conflicts_with = "connect")]
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "[::]")]
+    #[arg(conflicts_with_all = ["connect", "sizes", "outstanding", "comms", "direction", "touch", "what"])]
+    #[arg(conflicts_with_all = ["limits", "rounds", "round_ms", "timeout", "json", "plot"])]
     pub listen: Option<String>,
     /// Measures between this host and one that runs `railhead perf --listen`. The port is 18520 if not given.
     #[arg(long, value_name = "HOST[:PORT]")]

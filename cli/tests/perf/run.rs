@@ -76,7 +76,7 @@ impl Perf {
     }
 
     fn short(mut self) -> Self {
-        if !self.command.get_args().any(|argument| argument == "--rounds") {
+        if !self.command.get_args().any(|argument| argument == "--rounds" || argument == "--listen") {
             self.command.args(SHORT);
         }
         self

@@ -93,6 +93,30 @@ fn nonsense_is_refused_with_the_range() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard input is no socket"), "{output:?}");
 }
 
+/// Everything but the plugin and its environment is said at the other end.
+#[test]
+fn a_listener_is_not_told_what_to_measure() {
+    let nothing = Path::new("/proc/self/status");
+    let others: [&[&str]; 12] = [
+        &["--sizes", "8"],
+        &["--outstanding", "8"],
+        &["--comms", "1"],
+        &["--direction", "one"],
+        &["--touch"],
+        &["--what", "latency"],
+        &["--limits", "none"],
+        &["--rounds", "3"],
+        &["--round-ms", "10"],
+        &["--timeout", "5"],
+        &["--json"],
+        &["--plot", "/nowhere/plot.svg"],
+    ];
+    for other in others {
+        let refused = format!("the argument '--listen [<ADDR[:PORT]>]' cannot be used with '{}", other[0]);
+        Perf::new(nothing).args(["--listen", "127.0.0.1:0"]).args(other).run().fails(&refused);
+    }
+}
+
 /// Even one that is in a call that does not return.
 #[test]
 fn ranks_end_with_their_parent() {
