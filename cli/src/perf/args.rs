@@ -39,7 +39,7 @@ pub struct Args {
     /// Whether bandwidth is measured in one direction or in both at once.
     #[arg(long, value_enum, default_value = "one")]
     pub direction: Direction,
-    /// The sender writes and the receiver reads every byte of each message, within the time measured.
+    /// For bandwidth, the sender writes and the receiver reads every byte of each message, within the time measured.
     #[arg(long)]
     pub touch: bool,
     /// What to measure.

@@ -138,6 +138,21 @@ impl What {
         }
     }
 
+    /// How messages go where that is not the usual: what a title has behind its subject.
+    pub fn manner(&self) -> &'static str {
+        match self {
+            What::Bandwidth { two_way: true, touch: true, .. } => ", both directions together, every byte touched",
+            What::Bandwidth { two_way: true, .. } => ", both directions together",
+            What::Bandwidth { touch: true, .. } => ", every byte touched",
+            What::Bandwidth { .. } | What::Latency { .. } => "",
+        }
+    }
+
+    /// Whether its figures are of both directions, which those of limits never are.
+    pub fn two_way(&self) -> bool {
+        matches!(self, What::Bandwidth { two_way: true, .. })
+    }
+
     fn unit(&self) -> (&'static str, fn(f64) -> f64) {
         match self {
             What::Bandwidth { .. } => ("GB/s", |v| v * 1e-9),

@@ -223,7 +223,12 @@ fn bar(rows: u64) -> ProgressBar {
 fn describe(what: &What) -> String {
     match *what {
         What::Bandwidth { size, outstanding, comms, .. } => {
-            format!("throughput, {}, {outstanding} outstanding, {comms} comm{}", report::size(size), if comms == 1 { "" } else { "s" })
+            let manner = what.manner();
+            format!(
+                "throughput{manner}, {}, {outstanding} outstanding, {comms} comm{}",
+                report::size(size),
+                if comms == 1 { "" } else { "s" }
+            )
         }
         What::Latency { size } => format!("half round trip, {}", report::size(size)),
     }

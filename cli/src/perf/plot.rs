@@ -51,8 +51,11 @@ pub fn charts(plugins: &[impl AsRef<str>], rows: &[Row]) -> Vec<Chart> {
     };
     let first = rows.iter().find_map(load);
     let several = rows.iter().filter_map(load).any(|load| Some(load) != first);
+    if let Some(row) = rows.iter().find(|row| load(row).is_some()) {
+        bulk.title += row.what.manner();
+    }
     if let (Some((outstanding, comms)), false) = (first, several) {
-        bulk.title = format!("Throughput, {outstanding} outstanding, {comms} comm{}", if comms == 1 { "" } else { "s" });
+        bulk.title += &format!(", {outstanding} outstanding, {comms} comm{}", if comms == 1 { "" } else { "s" });
     }
     for row in rows {
         let (chart, suffix) = match row.what {
@@ -66,7 +69,8 @@ pub fn charts(plugins: &[impl AsRef<str>], rows: &[Row]) -> Vec<Chart> {
         }
         for limit in &row.limits {
             if let Some(figure) = &limit.figure {
-                chart.add(limit.name.to_owned(), true, row.size(), figure.median);
+                let name = format!("{}{}", limit.name, if row.what.two_way() { ", one direction" } else { "" });
+                chart.add(name, true, row.size(), figure.median);
             }
         }
     }

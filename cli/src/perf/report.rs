@@ -47,8 +47,14 @@ impl Report {
                 &format!("\nHalf round trip in us: median (min..max) of {} rounds; limits: one way, and the ratio to them\n", self.rounds);
             text += &aligned(&self.lines(&bounce, vec!["size".into()], |row| vec![size(row.size())]), 0);
         }
-        if !bulk.is_empty() {
-            text += &format!("\nThroughput in GB/s: median (min..max) of {} rounds; limits: GB/s, and the ratio to them\n", self.rounds);
+        // One run has one manner.
+        if let Some(what) = bulk.first().map(|row| row.what) {
+            let limits = if what.two_way() { "GB/s in one direction" } else { "GB/s" };
+            text += &format!(
+                "\nThroughput in GB/s{}: median (min..max) of {} rounds; limits: {limits}, and the ratio to them\n",
+                what.manner(),
+                self.rounds
+            );
             let head = ["size", "outstanding", "comms"].map(String::from).to_vec();
             text += &aligned(
                 &self.lines(&bulk, head, |row| match row.what {

@@ -1,5 +1,7 @@
 //! What is said besides the figures: what the plugin warns of, and how the figures came about.
 
+use std::path::Path;
+
 use crate::run::{Perf, fake, library};
 
 const BRIEF: [&str; 8] = ["--sizes", "64K", "--limits", "none", "--what", "bandwidth", "--env", "RAILHEAD_SOFT_WIRE=shm"];
@@ -38,4 +40,41 @@ fn what_is_no_warning_is_not_told() {
     assert!(!table.contains("warning in"), "{table}");
     let report = Perf::new(&library()).args(BRIEF).args(debug).args(["--json"]).run().json();
     assert_eq!(report["plugins"][0]["warnings"], serde_json::json!([]));
+}
+
+/// Figures of both directions are about twice those of one, and the limits stay those of one.
+#[test]
+fn the_heading_and_the_plot_say_how_messages_went() {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("perf_ways_{}.svg", std::process::id()));
+    let plain = "Throughput in GB/s: median (min..max) of 2 rounds; limits: GB/s, and the ratio to them";
+    let one_way = "limits: GB/s in one direction";
+    for (options, heading, titles) in [
+        (&[][..], plain, &["Throughput, 8 outstanding, 1 comm (GB/s)", ">\nmemcpy\n<"][..]),
+        (
+            &["--direction", "two"],
+            "Throughput in GB/s, both directions together: median",
+            &["Throughput, both directions together, 8 outstanding, 1 comm (GB/s)", ">\nmemcpy, one direction\n<"],
+        ),
+        (
+            &["--touch"],
+            "Throughput in GB/s, every byte touched: median (min..max) of 2 rounds; limits: GB/s, and the ratio to them",
+            &["Throughput, every byte touched, 8 outstanding, 1 comm (GB/s)"],
+        ),
+        (
+            &["--direction", "two", "--touch"],
+            "Throughput in GB/s, both directions together, every byte touched: median",
+            &["Throughput, both directions together, every byte touched, 8 outstanding, 1 comm (GB/s)"],
+        ),
+    ] {
+        let _ = std::fs::remove_file(&file);
+        let arguments = ["--sizes", "64K", "--limits", "memcpy", "--what", "bandwidth", "--plot"];
+        let table = Perf::new(&library()).args(arguments).args([&file]).args(options).run().passes();
+        assert!(table.contains(heading), "{options:?}: {heading}\n{table}");
+        assert_eq!(table.contains(one_way), options.contains(&"two"), "{options:?}\n{table}");
+        let svg = std::fs::read_to_string(&file).expect("the plot");
+        for title in titles {
+            assert!(svg.contains(title), "{options:?}: {title}\n{svg}");
+        }
+    }
+    std::fs::remove_file(&file).expect("the plot");
 }
