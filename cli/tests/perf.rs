@@ -149,7 +149,7 @@ fn a_plot_costs_no_result() {
     let nothing = Path::new("/proc/self/status");
     for targets in [&["--targets"][..], &[]] {
         Perf::new(nothing).args(targets).args(["--plot", "/nowhere/x.svg"]).run().fails("cannot write /nowhere/x.svg");
-        Perf::new(nothing).args(targets).args(["--sizes", "65M"]).run().fails("\"65M\" is no size");
+        Perf::new(nothing).args(targets).args(["--sizes", "65M", "--plot", "/nowhere/x.svg"]).run().fails("\"65M\" is no size");
     }
     // The disk is full.
     let done = Perf::new(&library()).args(["--sizes", "8", "--limits", "none", "--plot", "/dev/full"]).run();

@@ -28,17 +28,18 @@ pub struct Args {
     #[arg(long, value_name = "OTHER", conflicts_with_all = ["connect", "listen"])]
     pub compare: Option<PathBuf>,
     /// Sizes of messages, 0 to 64M: a list of sizes and of ranges LOW..HIGH in powers of two.
-    #[arg(long, value_name = "LIST", default_value = "0,8,64,512,4K,16K,64K,256K,1M,4M,16M,64M")]
-    pub sizes: String,
-    /// Requests outstanding per comm and direction, 1 to 32: a list.
-    #[arg(long, value_name = "LIST", default_value = "8")]
-    pub outstanding: String,
-    /// Comms in use at once, 1 to 8: a list.
-    #[arg(long, value_name = "LIST", default_value = "1")]
-    pub comms: String,
-    /// Whether bandwidth is measured in one direction or in both at once.
-    #[arg(long, value_enum, default_value = "one")]
-    pub direction: Direction,
+    /// 0,8,64,512,4K,16K,64K,256K,1M,4M,16M,64M if not given.
+    #[arg(long, value_name = "LIST")]
+    pub sizes: Option<String>,
+    /// For bandwidth, requests outstanding per comm and direction, 1 to 32: a list. 8 if not given.
+    #[arg(long, value_name = "LIST")]
+    pub outstanding: Option<String>,
+    /// For bandwidth, comms in use at once, 1 to 8: a list. 1 if not given.
+    #[arg(long, value_name = "LIST")]
+    pub comms: Option<String>,
+    /// Whether bandwidth is measured in one direction or in both at once. In one if not given.
+    #[arg(long, value_enum)]
+    pub direction: Option<Direction>,
     /// For bandwidth, the sender writes and the receiver reads every byte of each message, within the time measured.
     #[arg(long)]
     pub touch: bool,
@@ -113,7 +114,36 @@ pub enum Subject {
 /// Names of all limits.
 pub const LIMITS: [&str; 5] = ["memcpy", "readv", "cache-line", "tcp-stream", "tcp-ping-pong"];
 
+/// `--sizes` if not given.
+const SIZES: &str = "0,8,64,512,4K,16K,64K,256K,1M,4M,16M,64M";
+/// What `--targets` sets itself.
+pub const WIRE: &str = "RAILHEAD_SOFT_WIRE";
+
 impl Args {
+    /// Refuses options that would have no effect beside others, where clap cannot.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let of_bandwidth = [
+            ("--outstanding", self.outstanding.is_some()),
+            ("--comms", self.comms.is_some()),
+            ("--direction", self.direction.is_some()),
+            ("--touch", self.touch),
+        ];
+        let given: Vec<&str> = of_bandwidth.into_iter().filter_map(|(name, given)| given.then_some(name)).collect();
+        if self.what == Subject::Latency && !given.is_empty() {
+            bail!("--what latency cannot be used with {}: bandwidth only", given.join(", "));
+        }
+        if self.targets {
+            ensure!(
+                self.sizes.is_none() || self.plot.is_some(),
+                "--targets cannot be used with --sizes but for its --plot: targets have theirs"
+            );
+            if let Some((name, value)) = self.env()?.into_iter().find(|(name, _)| name == WIRE) {
+                bail!("--targets cannot be used with --env {name}={value}: it measures each wire");
+            }
+        }
+        Ok(())
+    }
+
     /// `--env`, taken apart.
     pub fn env(&self) -> anyhow::Result<Vec<(String, String)>> {
         let pair = |text: &String| match text.split_once('=') {
@@ -158,17 +188,17 @@ impl Args {
 
     /// `--sizes`, in the order given.
     pub fn sizes(&self) -> anyhow::Result<Vec<usize>> {
-        sizes(&self.sizes).context("--sizes")
+        sizes(self.sizes.as_deref().unwrap_or(SIZES)).context("--sizes")
     }
 
     /// `--outstanding`.
     pub fn outstanding(&self) -> anyhow::Result<Vec<usize>> {
-        numbers(&self.outstanding, MAX_OUTSTANDING).context("--outstanding")
+        numbers(self.outstanding.as_deref().unwrap_or("8"), MAX_OUTSTANDING).context("--outstanding")
     }
 
     /// `--comms`.
     pub fn comms(&self) -> anyhow::Result<Vec<usize>> {
-        numbers(&self.comms, 8).context("--comms")
+        numbers(self.comms.as_deref().unwrap_or("1"), 8).context("--comms")
     }
 }
 

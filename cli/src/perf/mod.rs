@@ -44,6 +44,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.rank {
         return rank::run();
     }
+    args.check()?;
     if let Some(address) = &args.listen {
         let plugin = args.plugin.as_deref().context("--plugin is missing")?;
         remote::listen(address, &spec(args, plugin)?, args.cpus()?[1], &args.env()?)?;
@@ -102,7 +103,7 @@ fn targets(args: &Args) -> anyhow::Result<()> {
     let sizes = args.sizes()?;
     let canvas = args.plot.as_deref().map(Canvas::open).transpose()?;
     let open = |setting: Setting, comms: usize| -> anyhow::Result<Shared> {
-        let env: Vec<_> = env.iter().cloned().chain([("RAILHEAD_SOFT_WIRE".to_owned(), setting.wire().to_owned())]).collect();
+        let env: Vec<_> = env.iter().cloned().chain([(args::WIRE.to_owned(), setting.wire().to_owned())]).collect();
         let spec = PluginSpec { refuse_cma: setting == Setting::ShmNoCma, ..spec(args, path)? };
         Ok(plugin(args, &spec, comms, &env)?.0)
     };
@@ -169,7 +170,7 @@ fn rows(args: &Args) -> anyhow::Result<Vec<What>> {
         for comms in args.comms()? {
             for outstanding in args.outstanding()? {
                 for &size in &sizes {
-                    let two_way = args.direction == Direction::Two;
+                    let two_way = args.direction == Some(Direction::Two);
                     rows.push(What::Bandwidth { size, outstanding, comms, two_way, touch: args.touch });
                 }
             }

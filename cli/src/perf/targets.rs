@@ -35,7 +35,7 @@ impl Setting {
         }
     }
 
-    /// The value of RAILHEAD_SOFT_WIRE; other plugins do not mind.
+    /// The value of `args::WIRE`; other plugins do not mind.
     pub fn wire(self) -> &'static str {
         match self {
             Setting::Shm | Setting::ShmNoCma => "shm",

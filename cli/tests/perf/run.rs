@@ -125,6 +125,12 @@ impl Done {
         assert!(self.output.stdout.is_empty(), "{}", self.text());
         assert!(String::from_utf8_lossy(&self.output.stderr).contains(message), "expected {message:?}\n{}", self.text());
     }
+
+    /// As `fails`, with all of several parts.
+    #[track_caller]
+    pub fn fails_with(&self, parts: &[&str]) {
+        parts.iter().for_each(|part| self.fails(part));
+    }
 }
 
 /// A run in the background, ended when dropped.

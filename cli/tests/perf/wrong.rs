@@ -117,6 +117,20 @@ fn a_listener_is_not_told_what_to_measure() {
     }
 }
 
+/// What has no effect is not what was wanted.
+#[test]
+fn options_without_effect_are_refused() {
+    let nothing = Path::new("/proc/self/status");
+    for other in [&["--outstanding", "32"][..], &["--comms", "8"], &["--direction", "two"], &["--touch"]] {
+        Perf::new(nothing).args(["--what", "latency"]).args(other).run().fails_with(&["--what latency", other[0], "bandwidth"]);
+    }
+    let all = ["--what", "latency", "--touch", "--direction", "two", "--outstanding", "32", "--comms", "8"];
+    Perf::new(nothing).args(all).run().fails("--what latency cannot be used with --outstanding, --comms, --direction, --touch");
+    Perf::new(nothing).args(["--targets", "--sizes", "8"]).run().fails_with(&["--targets", "--sizes", "--plot"]);
+    let wire = ["--targets", "--env", "NAME=value", "--env", "RAILHEAD_SOFT_WIRE=tcp"];
+    Perf::new(nothing).args(wire).run().fails("--targets cannot be used with --env RAILHEAD_SOFT_WIRE=tcp");
+}
+
 /// Even one that is in a call that does not return.
 #[test]
 fn ranks_end_with_their_parent() {
