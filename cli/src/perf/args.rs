@@ -7,6 +7,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::measure::Effort;
 use super::message::{MAX_OUTSTANDING, MAX_SIZE};
+use super::os;
 use crate::number::{ABIS, within};
 
 /// Measures a plugin between two ranks, beside what the machine can do without one.
@@ -62,7 +63,7 @@ pub struct Args {
     /// Sets a variable in the ranks' environment only. May be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
     pub env: Vec<String>,
-    /// CPUs that the two ranks stay on. With --listen and --connect, each side uses the one of its rank: 1 and 0.
+    /// Two different CPUs that the two ranks stay on. With --listen and --connect, each side uses the one of its rank: 1 and 0.
     #[arg(long, value_name = "A,B")]
     pub cpus: Option<String>,
     /// Prints JSON instead of the table.
@@ -167,7 +168,15 @@ impl Args {
     pub fn cpus(&self) -> anyhow::Result<[Option<usize>; 2]> {
         let Some(text) = &self.cpus else { return Ok([None; 2]) };
         let two = text.split_once(',').and_then(|(a, b)| Some([a.trim().parse().ok()?, b.trim().parse().ok()?]));
-        Ok(two.with_context(|| format!("--cpus {text:?}: two numbers are wanted, such as 0,1"))?.map(Some))
+        let allowed = os::allowed();
+        let two: [usize; 2] = two.with_context(|| {
+            format!("--cpus {text:?}: two numbers are wanted, with a comma between them; this process may run on CPUs {allowed}")
+        })?;
+        let one_host = self.listen.is_none() && self.connect.is_none();
+        if one_host && two[0] == two[1] {
+            bail!("--cpus {text}: two different CPUs of {allowed} are wanted: on one, each rank would wait for the other to be suspended");
+        }
+        Ok(two.map(Some))
     }
 
     /// `--limits`, as names.

@@ -56,7 +56,7 @@ fn a_stamp_that_is_wrong_is_noticed_while_timing() {
 
 #[test]
 fn nonsense_is_refused_with_the_range() {
-    let cases: [(&[&str], &str); 25] = [
+    let cases: [(&[&str], &str); 23] = [
         (&["--sizes", "65M"], "\"65M\" is no size from 0 to 64M"),
         (&["--sizes", ""], "--sizes"),
         (&["--outstanding", "33"], "\"33\" is no number from 1 to 32"),
@@ -66,8 +66,6 @@ fn nonsense_is_refused_with_the_range() {
         (&["--timeout", "0"], "from 1 to 86400"),
         (&["--limits", "speed-of-light"], "memcpy, readv, cache-line, tcp-stream, tcp-ping-pong"),
         (&["--env", "NAME"], "NAME=VALUE is wanted"),
-        (&["--cpus", "0"], "two numbers are wanted"),
-        (&["--cpus", "0,1000"], "may not run on CPU 1000, but on 0"),
         (&["--dev", "7"], "has no device 7: 0 to"),
         (&["--abi", "x"], "invalid value 'x' for '--abi <ABI>': expected a whole number from 4 to 12"),
         (&["--rounds", "abc"], "expected a whole number from 1 to 1000"),
@@ -91,6 +89,26 @@ fn nonsense_is_refused_with_the_range() {
     Perf::new(&fake("abi", 9)).args(["--abi", "12"]).run().fails("exports no ncclNetPlugin_v12");
     let output = Command::new(env!("CARGO_BIN_EXE_railhead")).args(["perf", "--rank"]).stdin(Stdio::null()).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard input is no socket"), "{output:?}");
+}
+
+#[test]
+fn cpus_that_cannot_be_had_are_refused_with_those_that_can() {
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("the list").trim();
+    let first = allowed.split(['-', ',']).next().expect("a CPU");
+    let malformed = format!("two numbers are wanted, with a comma between them; this process may run on CPUs {allowed}");
+    for (cpus, message) in [
+        ("0", malformed.clone()),
+        ("", malformed.clone()),
+        ("0,1,2", malformed.clone()),
+        ("0,x", malformed.clone()),
+        ("0,-1", malformed),
+        (&format!("{first},1000"), format!("this process may not run on CPU 1000, but on {allowed}\n")),
+        (&format!("{first},9999"), format!("this process may not run on CPU 9999, but on {allowed}\n")),
+        (&format!("{first},{first}"), format!("--cpus {first},{first}: two different CPUs of {allowed} are wanted: ")),
+    ] {
+        Perf::new(&library()).args(["--cpus", cpus]).run().fails(&message);
+    }
 }
 
 /// Everything but the plugin and its environment is said at the other end.

@@ -12,6 +12,7 @@ mod payload;
 mod session;
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -98,7 +99,12 @@ impl Rank {
         ensure!(self.session.is_none(), "this rank has a plugin already");
         self.rank = start.rank;
         if let Some(cpu) = start.cpu {
-            os::stay_on(cpu).with_context(|| format!("this process may not run on CPU {cpu}, but on {}", os::allowed()))?;
+            match os::stay_on(cpu) {
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                    bail!("this process may not run on CPU {cpu}, but on {}", os::allowed())
+                }
+                other => other.with_context(|| format!("cannot stay on CPU {cpu}"))?,
+            }
         }
         let Some(spec) = &start.plugin else { return Ok(Outcome::Nothing) };
         let (session, started) = Session::start(spec, start.rank, start.comms, &mut self.link)?;
