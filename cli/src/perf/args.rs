@@ -13,7 +13,8 @@ use crate::number::{ABIS, within};
 /// Measures a plugin between two ranks, beside what the machine can do without one.
 ///
 /// Two processes load the plugin as NCCL does and move messages from and to ordinary memory, one busy thread each. Every byte is checked
-/// before anything is timed, and a sequence number in each message while it is. GB are 10^9 bytes.
+/// before anything is timed. While it is, a sequence number in each message is: all of it from 8 bytes on, its low bytes in smaller ones.
+/// GB are 10^9 bytes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The plugin: any shared library that exports ncclNetPlugin_v4 to v12.
