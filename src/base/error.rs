@@ -13,12 +13,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system or a NIC refused an operation (`ncclSystemError`).
-    #[error("{what}: {source}")]
+    #[error("{what}: {word}")]
     System {
         /// The operation that failed.
         what: String,
-        /// The system's own word.
-        source: io::Error,
+        /// The system's own word. No source of this error, whose text has it.
+        word: io::Error,
     },
     /// The caller broke the contract of the interface, or Railhead its own (`ncclInternalError`).
     #[error("{0}")]
@@ -33,12 +33,12 @@ pub enum Error {
 
 impl Error {
     /// A system error with the operation that met it.
-    pub fn system(what: impl Into<String>, source: io::Error) -> Self {
+    pub fn system(what: impl Into<String>, word: io::Error) -> Self {
         let mut what = what.into();
-        if source.raw_os_error() == Some(libc::EMFILE) {
+        if word.raw_os_error() == Some(libc::EMFILE) {
             what.push_str(&descriptor_limit());
         }
-        Error::System { what, source }
+        Error::System { what, word }
     }
 
     /// The calling thread's `errno`, with the operation that set it.
@@ -76,6 +76,13 @@ fn descriptor_limit() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_systems_word_is_said_once() {
+        let error = Error::system("open x", io::Error::from_raw_os_error(libc::EACCES));
+        assert_eq!(error.to_string(), "open x: Permission denied (os error 13)");
+        assert!(std::error::Error::source(&error).is_none(), "who prints the sources as well prints it again");
+    }
 
     #[test]
     fn running_out_of_descriptors_says_what_to_do() {

@@ -145,9 +145,9 @@ impl Fatal<Error> {
     pub fn error(&self) -> Error {
         let words = self.to_string();
         match &self.cause {
-            engine::Cause::Error(Error::System { what, source }) => {
+            engine::Cause::Error(Error::System { what, word }) => {
                 let what = format!("operation {} of {}: {what}", self.op_count, self.connector);
-                Error::System { what, source: std::io::Error::new(source.kind(), source.to_string()) }
+                Error::System { what, word: std::io::Error::new(word.kind(), word.to_string()) }
             }
             engine::Cause::Error(Error::Usage(_)) => Error::usage(words),
             engine::Cause::Error(Error::Remote(_)) => Error::remote(words),
