@@ -16,11 +16,11 @@ pub struct HashStore {
     values: Mutex<Values>,
     changed: Condvar,
     /// Locked within `values`, so that watches hear of changes in their order.
-    watches: Mutex<HashMap<String, Vec<Watcher>>>,
+    watches: Arc<Mutex<Watches>>,
 }
 
-/// Where changes go.
-struct Watcher(Sender<Noted>);
+/// Where changes of each key go.
+type Watches = HashMap<String, Vec<Arc<Sender<Noted>>>>;
 
 /// A key's value before and after a change.
 type Noted = (Option<Value>, Option<Value>);
@@ -67,12 +67,22 @@ impl HashStore {
         let result = change(values);
         let new = values.get(key.as_bytes()).cloned();
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
-            watchers.retain(|watcher| watcher.0.send((old.clone(), new.clone())).is_ok());
-            if watchers.is_empty() {
-                watches.remove(key);
+            for watcher in watchers {
+                // A watch that has just ended takes its sender out itself.
+                let _ = watcher.send((old.clone(), new.clone()));
             }
         }
         result
+    }
+}
+
+/// Sends a watch no more changes.
+fn forget(watches: &Mutex<Watches>, key: &str, watcher: &Arc<Sender<Noted>>) {
+    let mut watches = watches.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(watchers) = watches.get_mut(key) else { return };
+    watchers.retain(|other| !Arc::ptr_eq(other, watcher));
+    if watchers.is_empty() {
+        watches.remove(key);
     }
 }
 
@@ -166,7 +176,7 @@ impl Store for HashStore {
     /// What a callback has not been called with yet waits in memory.
     fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
         let (send, receive) = mpsc::channel::<Noted>();
-        let stop = send.clone();
+        let send = Arc::new(send);
         let next = move |tell: &mut dyn FnMut(Change<'_>)| match receive.recv() {
             Ok((old, new)) => {
                 match (&old, &new) {
@@ -180,13 +190,46 @@ impl Store for HashStore {
             }
             Err(_) => false,
         };
-        let watch = Watch::start(move || drop(stop.send((None, None))), next, callback)?;
+        let (stop, watches, watched) = (Arc::clone(&send), Arc::downgrade(&self.watches), key.to_owned());
+        let wake = move || {
+            if let Some(watches) = watches.upgrade() {
+                forget(&watches, &watched, &stop);
+            }
+            let _ = stop.send((None, None));
+        };
+        let watch = Watch::start(wake, next, callback)?;
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.entry(key.to_owned()).or_default().push(Watcher(send));
+        watches.entry(key.to_owned()).or_default().push(send);
         Ok(watch)
     }
 
     fn queue_len(&self, key: &str) -> Result<i64> {
         Ok(self.lock().queue_len(key.as_bytes()) as i64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_is_dropped_leaves_nothing_behind() {
+        let store = HashStore::new();
+        let (send, heard) = mpsc::channel();
+        let watch = |name: &'static str| {
+            let send = send.clone();
+            store.watch_key("k", Box::new(move |_| send.send(name).unwrap())).unwrap()
+        };
+        let (first, second) = (watch("first"), watch("second"));
+        drop(first);
+        store.set("k", b"v").unwrap();
+        assert_eq!(heard.recv(), Ok("second"), "the other of the same key goes on");
+        drop(second);
+        store.watch_key("never set", Box::new(|_| ())).unwrap();
+        assert!(store.watches.lock().unwrap().is_empty());
+        drop(store.watch_key("k", Box::new(|_| ())));
+        let watch = store.watch_key("k", Box::new(|_| ())).unwrap();
+        drop(store);
+        drop(watch);
     }
 }
