@@ -533,8 +533,11 @@ railhead_status_t railhead_store_hash(railhead_store_t **store);
 
 // Opens or creates a store in a file, in torch's format: a torch FileStore may use the same file at the same time.
 //
-// `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does.
-railhead_status_t railhead_store_file(const char *path, int64_t world_size, railhead_store_t **store);
+// `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does. This call, operations without a timeout and
+// railhead_store_close wait without limit for whoever holds the file's lock, as torch's do; operations with a timeout until that has passed.
+railhead_status_t railhead_store_file(const char *path,
+                                      int64_t world_size,
+                                      railhead_store_t **store);
 
 // Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself; `inner` is closed as any other handle.
 railhead_status_t railhead_store_prefix(const char *prefix,

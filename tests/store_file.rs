@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use railhead::store::{Change, Error, FileStore, Store};
@@ -196,6 +197,49 @@ fn a_watch_follows_the_file() {
     let lost = heard();
     assert!(lost.starts_with("lost: ") && lost.contains("not a store's file"), "{lost}");
     assert!(seen.recv().is_err(), "nothing comes after that");
+}
+
+/// The lock of a file, as one who never comes to unlock it holds it. Given back when it is dropped.
+fn hold(path: &Path) -> fs::File {
+    let file = fs::File::open(path).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    file
+}
+
+#[test]
+fn a_timeout_runs_out_while_somebody_holds_the_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::new(&path, None).unwrap();
+    store.set("there", b"v").unwrap();
+    type Wait = fn(&FileStore, Duration) -> Result<(), Error>;
+    let waits: [(&str, Wait); 4] = [
+        ("Timeout waiting for key: there after ", |s, timeout| s.get("there", timeout).map(drop)),
+        ("Wait timeout", |s, timeout| s.wait(&["there"], timeout)),
+        ("Wait timeout", |s, timeout| s.multi_get(&["there"], timeout).map(drop)),
+        ("Wait timeout", |s, timeout| s.barrier("bar", 1, timeout)),
+    ];
+    thread::scope(|scope| {
+        let held = hold(&path);
+        // One that has no timeout waits for the lock, and does not keep the others of the same store waiting.
+        let setter = scope.spawn(|| store.set("late", b"v"));
+        for (words, wait) in waits {
+            for timeout in [Duration::ZERO, Duration::from_millis(150)] {
+                let (send, receive) = mpsc::channel();
+                let store = &store;
+                scope.spawn(move || send.send(wait(store, timeout)));
+                let error = receive.recv_timeout(LONG).expect(words).expect_err(words);
+                let text = error.to_string();
+                assert!(matches!(error, Error::Timeout(_)), "{words}: {error:?}");
+                assert!(text.starts_with(words) && text.contains("holds the lock of ") && text.contains("/store"), "{text}");
+            }
+        }
+        assert!(!setter.is_finished());
+        drop(held);
+        setter.join().unwrap().unwrap();
+    });
+    assert_eq!(store.multi_get(&["there", "late"], Duration::ZERO).unwrap(), [b"v", b"v"]);
+    store.barrier("bar", 1, LONG).expect("nobody had joined it");
 }
 
 /// Runs in a process of its own, started by the test below: adds one, again and again, and reports each sum.

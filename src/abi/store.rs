@@ -70,7 +70,8 @@ pub unsafe extern "C" fn railhead_store_hash(store: *mut *mut railhead_store_t) 
 
 /// Opens or creates a store in a file, in torch's format: a torch FileStore may use the same file at the same time.
 ///
-/// `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does.
+/// `world_size`: the last of so many stores removes the file when it is closed; 0 or less: nobody does. This call, operations without a timeout and
+/// railhead_store_close wait without limit for whoever holds the file's lock, as torch's do; operations with a timeout until that has passed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_file(path: *const c_char, world_size: i64, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string and a place for a handle.

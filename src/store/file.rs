@@ -3,6 +3,9 @@
 //! The file is a log of records. Every operation opens it, takes flock(2), exclusive to write and shared to read, and catches up with what others appended. There
 //! is nothing to wake a waiter, so waiting looks every 10 ms. The last store of the job removes the file; a file that a job left behind, because a rank died,
 //! holds that job's keys and has to be removed by hand. A record that a dying writer left half written is cut off by the next writer.
+//!
+//! Whoever holds the lock may be stopped. An operation that was given a timeout gives up on the lock when that runs out; other operations, opening and
+//! closing wait for it without limit, as torch's do.
 
 mod record;
 mod watch;
@@ -15,11 +18,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::deadline::Deadline;
 use super::values::{self, Compared, Values};
 use super::watch::{Callback, Watch};
-use super::{Error, Result, Store};
+use super::{Error, FOREVER, Result, Store, check_world};
 use crate::base::{clock, fork};
 use record::{CLEANUP, REFCOUNT, REGULAR, Record};
 use watch::Follower;
@@ -28,6 +32,7 @@ use watch::Follower;
 pub struct FileStore {
     path: PathBuf,
     world_size: Option<usize>,
+    /// Locked within the file's lock, which alone is waited for.
     log: Mutex<Log>,
     epoch: u64,
 }
@@ -50,6 +55,10 @@ struct Seen {
 
 /// Pause between looks at the file, as torch's.
 const LOOK: Duration = Duration::from_millis(10);
+/// Pause between attempts to take the lock, which is held for as long as a read or a write takes.
+const ATTEMPT: Duration = Duration::from_millis(1);
+/// Even who does not want to wait gives a holder of the lock that runs so much time to end.
+const MOMENT: Duration = Duration::from_millis(100);
 /// Queues in a file, in torch's words.
 const NO_QUEUES: &str = "queue support is not implemented.";
 
@@ -74,24 +83,32 @@ impl FileStore {
     }
 
     /// Looks at the file as it is now. A file that does not exist is an empty one.
-    fn look<R>(&self, look: impl FnOnce(&Values) -> R) -> Result<R> {
-        let mut log = self.log();
-        let mut open = OpenOptions::new();
-        match Locked::open(&self.path, open.read(true), FlockOperation::LockShared) {
-            Ok(locked) => log.catch_up(&locked.0).map_err(|e| self.failed("read", e))?,
-            Err(e) if e.kind() == ErrorKind::NotFound => *log = Log::default(),
+    fn look<R>(&self, timeout: Duration, look: impl FnOnce(&Log) -> R) -> Result<R> {
+        let locked = match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::LockShared, lock_by(timeout)) {
+            Ok(locked) => Some(locked),
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(self.failed("open", e)),
+        };
+        let mut log = self.log();
+        match &locked {
+            Some(locked) => log.catch_up(&locked.0).map_err(|e| self.failed("read", e))?,
+            None => *log = Log::default(),
         }
-        Ok(look(&log.values))
+        Ok(look(&log))
     }
 
     /// Appends the records that `change` makes, knowing the file as it is now and nobody else writing.
     fn change<R>(&self, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
-        let mut log = self.log();
+        self.change_within(FOREVER, change)
+    }
+
+    fn change_within<R>(&self, timeout: Duration, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
         let mut open = OpenOptions::new();
         open.read(true).write(true).create(true).mode(0o644);
-        let locked = Locked::open(&self.path, &open, FlockOperation::LockExclusive).map_err(|e| self.failed("open", e))?;
+        let locked =
+            Locked::open(&self.path, &open, FlockOperation::LockExclusive, lock_by(timeout)).map_err(|e| self.failed("open", e))?;
         let file = &locked.0;
+        let mut log = self.log();
         log.catch_up(file).map_err(|e| self.failed("read", e))?;
         let mut records = Vec::new();
         let result = change(&mut log, &mut records)?;
@@ -99,21 +116,33 @@ impl FileStore {
         Ok(result)
     }
 
-    /// Looks until the keys exist.
-    fn wait_for(&self, keys: &[&str], timeout: Duration, late: impl FnOnce() -> Error) -> Result<()> {
+    /// Looks until the keys exist, and reads them then.
+    fn when_there<R>(&self, keys: &[&str], timeout: Duration, late: &dyn Fn() -> String, read: impl Fn(&Values) -> R) -> Result<R> {
         let deadline = Deadline::after(timeout);
-        while !self.check(keys)? {
-            if deadline.passed() {
-                return Err(late());
+        let keys: Vec<_> = keys.iter().map(|key| regular(key)).collect();
+        loop {
+            let left = deadline.left().unwrap_or(FOREVER);
+            match self.look(left, |log| keys.iter().all(|key| log.values.contains(key)).then(|| read(&log.values))) {
+                Ok(Some(read)) => return Ok(read),
+                Ok(None) if deadline.passed() => return Err(Error::Timeout(late())),
+                Ok(None) => clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK))),
+                Err(error) => return Err(too_late(late(), error)),
             }
-            clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK)));
         }
-        Ok(())
     }
 
     fn failed(&self, what: &str, error: io::Error) -> Error {
-        Error::system(format!("{what} {}", self.path.display()), error)
+        let path = self.path.display();
+        match error.kind() {
+            ErrorKind::WouldBlock => Error::Timeout(format!("somebody else holds the lock of {path}")),
+            _ => Error::system(format!("{what} {path}"), error),
+        }
     }
+}
+
+/// When to give up on the lock.
+fn lock_by(timeout: Duration) -> Deadline {
+    Deadline::after(timeout.max(MOMENT))
 }
 
 /// Adds to one of the numbers in the file.
@@ -127,6 +156,24 @@ fn bump(log: &mut Log, records: &mut Vec<u8>, key: &[u8], delta: i64) -> Result<
 
 fn regular(key: &str) -> Vec<u8> {
     [&[REGULAR], key.as_bytes()].concat()
+}
+
+/// A user's value, or nothing.
+fn value(values: &Values, key: &str) -> Vec<u8> {
+    values.get(&regular(key)).map_or(Vec::new(), |value| value.bytes().to_vec())
+}
+
+/// Torch's words before those about the lock, if that is what took too long.
+fn too_late(words: String, error: Error) -> Error {
+    match error {
+        Error::Timeout(locked) => Error::Timeout(format!("{words}; {locked}")),
+        other => other,
+    }
+}
+
+/// Torch's words for a wait that ran out.
+fn wait_late() -> String {
+    "Wait timeout".into()
 }
 
 /// Appends a user's value, if a record can hold it.
@@ -210,17 +257,22 @@ fn read_on(file: &File, seen: &mut Seen, mut each: impl FnMut(Entry)) -> io::Res
 struct Locked(File);
 
 impl Locked {
-    fn open(path: &Path, open: &OpenOptions, how: FlockOperation) -> io::Result<Self> {
+    /// Errors: [`ErrorKind::WouldBlock`] when somebody else still holds the lock at the deadline.
+    fn open(path: &Path, open: &OpenOptions, lock: FlockOperation, deadline: Deadline) -> io::Result<Self> {
+        // The kernel knows no deadline: with one, this asks again and again.
+        let lock = match (lock, deadline.left()) {
+            (FlockOperation::LockShared, Some(_)) => FlockOperation::NonBlockingLockShared,
+            (FlockOperation::LockExclusive, Some(_)) => FlockOperation::NonBlockingLockExclusive,
+            (lock, _) => lock,
+        };
         loop {
             let locked = Locked(open.open(path)?);
-            while let Err(e) = flock(&locked.0, how) {
-                if e != rustix::io::Errno::INTR {
-                    return Err(e.into());
-                }
-            }
-            // The last store of an earlier job may have removed it while this one waited for the lock.
-            if locked.0.metadata()?.nlink() > 0 {
-                return Ok(locked);
+            match flock(&locked.0, lock) {
+                // The last store of an earlier job may have removed it before it was locked.
+                Ok(()) if locked.0.metadata()?.nlink() > 0 => return Ok(locked),
+                Ok(()) | Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if !deadline.passed() => clock::sleep(deadline.left().map_or(ATTEMPT, |left| left.min(ATTEMPT))),
+                Err(e) => return Err(e.into()),
             }
         }
     }
@@ -258,17 +310,16 @@ impl Store for FileStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let late = || Error::Timeout(format!("Timeout waiting for key: {key} after {} ms", timeout.as_millis()));
-        self.wait_for(&[key], timeout, late)?;
-        self.look(|values| values.get(&regular(key)).map_or(Vec::new(), |value| value.bytes().to_vec()))
+        let late = || format!("Timeout waiting for key: {key} after {} ms", timeout.as_millis());
+        self.when_there(&[key], timeout, &late, |values| value(values, key))
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.wait_for(keys, timeout, || Error::Timeout("Wait timeout".into()))
+        self.when_there(keys, timeout, &wait_late, |_| ())
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.look(|values| keys.iter().all(|key| values.contains(&regular(key))))
+        self.look(FOREVER, |log| keys.iter().all(|key| log.values.contains(&regular(key))))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
@@ -298,8 +349,7 @@ impl Store for FileStore {
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.wait(keys, timeout)?;
-        self.look(|values| keys.iter().map(|key| values.get(&regular(key)).map_or(Vec::new(), |value| value.bytes().to_vec())).collect())
+        self.when_there(keys, timeout, &wait_late, |values| keys.iter().map(|key| value(values, key)).collect())
     }
 
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
@@ -318,12 +368,12 @@ impl Store for FileStore {
     }
 
     fn num_keys(&self) -> Result<i64> {
-        self.look(|values| values.keys().len() as i64)
+        self.look(FOREVER, |log| log.values.keys().len() as i64)
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
         let user = |key: &[u8]| std::str::from_utf8(key.strip_prefix(&[REGULAR])?).ok().map(str::to_owned);
-        self.look(|values| values.keys().filter_map(user).collect())
+        self.look(FOREVER, |log| log.values.keys().filter_map(user).collect())
     }
 
     fn queue_push(&self, _: &str, _: &[u8]) -> Result<()> {
@@ -340,9 +390,24 @@ impl Store for FileStore {
 
     fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
         let key = regular(key);
-        self.look(|_| ())?;
-        let log = self.log();
-        let value = log.values.get(&key).map(|value| value.bytes().to_vec());
-        Follower { path: self.path.clone(), key, value, seen: log.seen.clone() }.start(callback)
+        let (value, seen) = self.look(FOREVER, |log| {
+            let value = log.values.get(&key).map(|value| value.bytes().to_vec());
+            (value, log.seen.clone())
+        })?;
+        Follower { path: self.path.clone(), key, value, seen }.start(callback)
+    }
+
+    fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
+        check_world(world_size)?;
+        let deadline = Deadline::after(timeout);
+        let last = format!("{key}/last_member");
+        let join = self.change_within(timeout, |log, records| {
+            if bump(log, records, &regular(&format!("{key}/num_members")), 1)? == world_size {
+                put(records, &regular(&last), b"1")?;
+            }
+            Ok(())
+        });
+        join.map_err(|error| too_late(wait_late(), error))?;
+        self.wait(&[&last], deadline.left().unwrap_or(FOREVER))
     }
 }

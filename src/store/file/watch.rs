@@ -5,10 +5,12 @@ use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
 use super::{Entry, LOOK, Locked, Seen, read_on};
+use crate::store::deadline::Deadline;
 use crate::store::watch::{Callback, Change, Watch};
 use crate::store::{Error, Result};
 
@@ -48,7 +50,7 @@ impl Follower {
         let mut values = Vec::new();
         let mut outcome = Ok(());
         // Not waiting for the lock: its holder may be stopped, and this thread must end when the watch does.
-        match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::NonBlockingLockShared) {
+        match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::LockShared, Deadline::after(Duration::ZERO)) {
             Ok(locked) => {
                 let note = |entry| match entry {
                     Entry::Restart => values.push(None),
