@@ -199,6 +199,28 @@ fn a_watch_follows_the_file() {
     assert!(seen.recv().is_err(), "nothing comes after that");
 }
 
+#[test]
+fn a_visitor_neither_counts_nor_makes_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    assert!(FileStore::visit(&path, LONG).err().unwrap().to_string().contains("No such file"));
+    let rank = FileStore::new(&path, Some(1)).unwrap();
+    rank.set("k", b"v").unwrap();
+    let (before, visitor) = (fs::read(&path).unwrap(), FileStore::visit(&path, LONG).unwrap());
+    assert_eq!(visitor.get("k", LONG).unwrap(), b"v");
+    drop(FileStore::visit(&path, LONG).unwrap());
+    assert_eq!(fs::read(&path).unwrap(), before);
+    visitor.set("k", b"w").unwrap();
+    assert_eq!(rank.get("k", LONG).unwrap(), b"w");
+    drop(rank);
+    assert!(!path.exists(), "a visitor is not waited for");
+    assert!(!visitor.check(&["k"]).unwrap());
+    let error = visitor.set("k", b"late").unwrap_err().to_string();
+    assert!(error.contains("No such file"), "{error}");
+    drop(visitor);
+    assert!(!path.exists());
+}
+
 /// The lock of a file, as one who never comes to unlock it holds it. Given back when it is dropped.
 fn hold(path: &Path) -> fs::File {
     let file = fs::File::open(path).unwrap();

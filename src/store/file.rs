@@ -4,8 +4,8 @@
 //! is nothing to wake a waiter, so waiting looks every 10 ms. The last store of the job removes the file; a file that a job left behind, because a rank died,
 //! holds that job's keys and has to be removed by hand. A record that a dying writer left half written is cut off by the next writer.
 //!
-//! Whoever holds the lock may be stopped. An operation that was given a timeout gives up on the lock when that runs out; other operations, opening and
-//! closing wait for it without limit, as torch's do.
+//! Whoever holds the lock may be stopped. An operation that was given a timeout gives up on the lock when that runs out; a rank's other operations, its opening and
+//! its end wait for it without limit, as torch's do.
 
 mod record;
 mod watch;
@@ -31,10 +31,20 @@ use watch::Follower;
 /// A store in a file.
 pub struct FileStore {
     path: PathBuf,
-    world_size: Option<usize>,
+    role: Role,
+    /// How long an operation without a timeout waits for the lock.
+    patience: Duration,
     /// Locked within the file's lock, which alone is waited for.
     log: Mutex<Log>,
     epoch: u64,
+}
+
+/// Whose store it is.
+enum Role {
+    /// A rank's, which counts; of so many, if that is known.
+    Rank(Option<usize>),
+    /// That of somebody who does not belong to the job.
+    Visitor,
 }
 
 /// What has been read of the file.
@@ -67,9 +77,26 @@ impl FileStore {
     ///
     /// Errors: a path that cannot be written; a file that no store wrote, which is left as it is.
     pub fn new(path: impl Into<PathBuf>, world_size: Option<usize>) -> Result<Self> {
-        let store = FileStore { path: path.into(), world_size, log: Mutex::default(), epoch: fork::epoch() };
+        let store = FileStore::with(path.into(), Role::Rank(world_size), FOREVER);
         store.change(|log, records| bump(log, records, REFCOUNT, 1))?;
         Ok(store)
+    }
+
+    /// The store in a file that is there, for somebody who is no rank of the job: neither counted nor waited for, and the file stays when it is closed. To look into it
+    /// takes no right to write. An operation that has no timeout of its own waits for the lock for `patience`, and then returns [`Error::Timeout`].
+    ///
+    /// Errors: no such file, or none that could hold a store.
+    pub fn visit(path: impl Into<PathBuf>, patience: Duration) -> Result<Self> {
+        let store = FileStore::with(path.into(), Role::Visitor, patience);
+        let found = store.path.metadata().map_err(|e| store.failed("look into", e))?;
+        if !found.is_file() {
+            return Err(Error::Usage(format!("{} is not a regular file", store.path.display())));
+        }
+        Ok(store)
+    }
+
+    fn with(path: PathBuf, role: Role, patience: Duration) -> Self {
+        FileStore { path, role, patience, log: Mutex::default(), epoch: fork::epoch() }
     }
 
     /// Where it is.
@@ -99,12 +126,13 @@ impl FileStore {
 
     /// Appends the records that `change` makes, knowing the file as it is now and nobody else writing.
     fn change<R>(&self, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
-        self.change_within(FOREVER, change)
+        self.change_within(self.patience, change)
     }
 
     fn change_within<R>(&self, timeout: Duration, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
         let mut open = OpenOptions::new();
-        open.read(true).write(true).create(true).mode(0o644);
+        // Nobody would remove what a visitor makes.
+        open.read(true).write(true).create(matches!(self.role, Role::Rank(_))).mode(0o644);
         let locked =
             Locked::open(&self.path, &open, FlockOperation::LockExclusive, lock_by(timeout)).map_err(|e| self.failed("open", e))?;
         let file = &locked.0;
@@ -286,13 +314,13 @@ impl Drop for Locked {
 }
 
 impl Drop for FileStore {
-    /// Counts this store out; the last removes the file.
+    /// Counts a rank's store out; the last removes the file.
     fn drop(&mut self) {
+        let Role::Rank(world_size) = self.role else { return };
         if self.epoch != fork::epoch() || !self.path.exists() {
             return;
         }
         let path = self.path.clone();
-        let world_size = self.world_size;
         let _ = self.change(|log, records| {
             let ended = bump(log, records, CLEANUP, 1)?;
             let users = bump(log, records, REFCOUNT, -1)?;
@@ -319,7 +347,7 @@ impl Store for FileStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.look(FOREVER, |log| keys.iter().all(|key| log.values.contains(&regular(key))))
+        self.look(self.patience, |log| keys.iter().all(|key| log.values.contains(&regular(key))))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
@@ -368,12 +396,12 @@ impl Store for FileStore {
     }
 
     fn num_keys(&self) -> Result<i64> {
-        self.look(FOREVER, |log| log.values.keys().len() as i64)
+        self.look(self.patience, |log| log.values.keys().len() as i64)
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
         let user = |key: &[u8]| std::str::from_utf8(key.strip_prefix(&[REGULAR])?).ok().map(str::to_owned);
-        self.look(FOREVER, |log| log.values.keys().filter_map(user).collect())
+        self.look(self.patience, |log| log.values.keys().filter_map(user).collect())
     }
 
     fn queue_push(&self, _: &str, _: &[u8]) -> Result<()> {
@@ -390,7 +418,7 @@ impl Store for FileStore {
 
     fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
         let key = regular(key);
-        let (value, seen) = self.look(FOREVER, |log| {
+        let (value, seen) = self.look(self.patience, |log| {
             let value = log.values.get(&key).map(|value| value.bytes().to_vec());
             (value, log.seen.clone())
         })?;

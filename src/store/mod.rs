@@ -31,7 +31,7 @@ pub const FOREVER: Duration = Duration::MAX;
 /// A key-value store shared by the ranks of a job.
 ///
 /// Keys are text, values are bytes. A timeout of zero looks once and does not wait, [`FOREVER`] waits without limit. What is given no timeout waits for a server or for
-/// the lock of a file as long as the store was told when it was made: [`TcpStore`] for its own timeout, [`FileStore`] without limit, as torch's does.
+/// the lock of a file as long as the store was told when it was made: [`TcpStore`] for its own timeout, a rank's [`FileStore`] without limit, as torch's does.
 ///
 /// Errors, besides those of each operation: [`Error::Network`] when a server is gone, [`Error::System`] when a file cannot be used.
 pub trait Store: Send + Sync {

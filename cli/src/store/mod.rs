@@ -80,13 +80,13 @@ struct Place {
     /// The server; $MASTER_ADDR:$MASTER_PORT if it is left out
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     connect: Option<(String, u16)>,
-    /// A store in a file
+    /// A store in a file; this does not count as one of its ranks
     #[arg(long, value_name = "FILE", conflicts_with = "connect")]
     file: Option<PathBuf>,
     /// Only keys behind this prefix, as PREFIX/KEY
     #[arg(long)]
     prefix: Option<String>,
-    /// Seconds to wait, for the server and for keys; 0 looks once
+    /// Seconds to wait, for the server or the file's lock and for keys; 0 looks once
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
 }
@@ -99,11 +99,7 @@ impl Place {
 
     fn open(&self) -> anyhow::Result<Arc<dyn Store>> {
         let store: Arc<dyn Store> = match (&self.file, &self.connect) {
-            (Some(file), _) => {
-                // Looking must not make one.
-                file.metadata().with_context(|| file.display().to_string())?;
-                Arc::new(FileStore::new(file, None)?)
-            }
+            (Some(file), _) => Arc::new(FileStore::visit(file, self.timeout())?),
             (None, Some((host, port))) => Arc::new(self.join(host, *port)?),
             (None, None) => {
                 let variable = |name| std::env::var(name).with_context(|| format!("neither --connect nor --file, and {name} is not set"));
