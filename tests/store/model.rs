@@ -24,17 +24,19 @@ enum Op {
     NumKeys,
     ListKeys,
     Push(String, Vec<u8>),
-    Pop(String),
+    /// With a moment's patience, or none.
+    Pop(String, bool),
     QueueLen(String),
 }
 
-/// Few keys, so that operations meet. None is both a queue and a value: what `get` gives for a queue is nobody's business.
+/// Few keys, so that operations meet.
 fn key() -> impl Strategy<Value = String> {
     prop_oneof![8 => (0..5u8).prop_map(|n| format!("k{n}")), 1 => Just(String::new()), 1 => Just("ключ/\u{0}-".to_owned())]
 }
 
+/// Names of queues, the last of which keys have, too.
 fn queue() -> impl Strategy<Value = String> {
-    (0..2u8).prop_map(|n| format!("queue{n}"))
+    prop_oneof![2 => (0..2u8).prop_map(|n| format!("queue{n}")), 1 => Just("k0".to_owned())]
 }
 
 fn value() -> impl Strategy<Value = Vec<u8>> {
@@ -62,7 +64,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::NumKeys),
         1 => Just(Op::ListKeys),
         2 => (queue(), value()).prop_map(|(k, v)| Op::Push(k, v)),
-        2 => queue().prop_map(Op::Pop),
+        2 => (queue(), prop::bool::weighted(0.1)).prop_map(|(k, patient)| Op::Pop(k, patient)),
         1 => queue().prop_map(Op::QueueLen),
     ]
 }
@@ -115,6 +117,8 @@ fn step(bed: &Bed, store: &dyn Store, oracle: &mut Oracle, op: Op) -> Result<(),
         }
         Op::Get(key) => match oracle.values.get(&key) {
             Some(value) => prop_assert_eq!(&store.get(&key, LONG).unwrap(), value),
+            // What `get` gives for a queue is nobody's business.
+            None if oracle.has(&key) => drop(store.get(&key, LONG).unwrap()),
             None => prop_assert!(matches!(store.get(&key, Duration::ZERO), Err(Error::Timeout(_)))),
         },
         Op::Wait(keys) => {
@@ -153,6 +157,7 @@ fn step(bed: &Bed, store: &dyn Store, oracle: &mut Oracle, op: Op) -> Result<(),
             let values: Option<Vec<_>> = keys.iter().map(|key| oracle.values.get(key).cloned()).collect();
             match values {
                 Some(values) => prop_assert_eq!(store.multi_get(&refs(&keys), LONG).unwrap(), values),
+                None if keys.iter().all(|key| oracle.has(key)) => drop(store.multi_get(&refs(&keys), LONG).unwrap()),
                 None => prop_assert!(matches!(store.multi_get(&refs(&keys), Duration::ZERO), Err(Error::Timeout(_)))),
             }
         }
@@ -172,14 +177,15 @@ fn step(bed: &Bed, store: &dyn Store, oracle: &mut Oracle, op: Op) -> Result<(),
             settled(store, |s| s.queue_push(&key, &value).unwrap());
             oracle.queues.entry(key).or_default().push_back(value);
         }
-        Op::Pop(key) if bed.queues => match oracle.queues.entry(key.clone()).or_default().pop_front() {
+        Op::Pop(key, patient) if bed.queues => match oracle.queues.entry(key.clone()).or_default().pop_front() {
             Some(value) => prop_assert_eq!(store.queue_pop(&key, LONG).unwrap(), value),
+            None if patient => prop_assert!(matches!(store.queue_pop(&key, Duration::from_millis(2)), Err(Error::Timeout(_)))),
             None => prop_assert!(matches!(store.queue_pop(&key, Duration::ZERO), Err(Error::QueueEmpty))),
         },
         Op::QueueLen(key) if bed.queues => {
             prop_assert_eq!(store.queue_len(&key).unwrap(), oracle.queues.get(&key).map_or(0, VecDeque::len) as i64);
         }
-        Op::Push(..) | Op::Pop(_) | Op::QueueLen(_) => {}
+        Op::Push(..) | Op::Pop(..) | Op::QueueLen(_) => {}
     }
     Ok(())
 }

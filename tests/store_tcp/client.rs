@@ -120,6 +120,23 @@ fn a_popper_that_was_overtaken_waits_on() {
 }
 
 #[test]
+fn a_key_of_the_queues_name_does_not_keep_a_popper_beyond_its_time() {
+    let server = serve(|_| {});
+    let (popper, other) = (join(server.port()), join(server.port()));
+    popper.set("k", b"v").unwrap();
+    // A wait finds the key there each time, a pop finds no queue.
+    let error = popper.queue_pop("k", Duration::from_millis(30)).unwrap_err();
+    assert!(matches!(error, Error::Timeout(_)), "{error:?}");
+    assert_eq!(error.to_string(), "wait timeout after 30ms, keys: /k");
+    thread::scope(|scope| {
+        let popped = scope.spawn(|| popper.queue_pop("k", LONG));
+        other.queue_push("k", b"queued").unwrap();
+        assert_eq!(popped.join().unwrap().unwrap(), b"queued", "both live under one name");
+    });
+    assert_eq!(popper.get("k", LONG).unwrap(), b"v");
+}
+
+#[test]
 fn large_values_go_both_ways() {
     let server = serve(|_| {});
     let store = join(server.port());

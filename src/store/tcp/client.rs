@@ -60,6 +60,8 @@ pub struct TcpStore {
 const INIT: &str = "init/";
 /// Pause between looks at it. Source: TCPStore::waitForWorkers.
 const LOOK: Duration = Duration::from_millis(10);
+/// First pause of a popper that was overtaken; the last is `LOOK`.
+const FIRST_PAUSE: Duration = Duration::from_micros(100);
 
 impl TcpStore {
     /// Starts the server if it is this store's, connects, and waits for the others if it is to.
@@ -244,12 +246,14 @@ impl Store for TcpStore {
 
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let deadline = Deadline::after(timeout);
+        let expired = || Error::wait_timeout(timeout, &[&format!("/{key}")]);
         let mut connection = self.lock()?;
+        let mut pause = FIRST_PAUSE;
         loop {
             if !timeout.is_zero() {
                 let left = deadline.left().unwrap_or(Duration::MAX);
                 wait_on(&mut connection, &[key], left).map_err(|error| match error {
-                    Error::Timeout(_) => Error::wait_timeout(timeout, &[&format!("/{key}")]),
+                    Error::Timeout(_) => expired(),
                     other => other,
                 })?;
             }
@@ -257,10 +261,15 @@ impl Store for TcpStore {
             if connection.number()? > 0 {
                 return connection.bytes();
             }
-            // Another client was faster.
             if timeout.is_zero() {
                 return Err(Error::QueueEmpty);
             }
+            // Another client was faster; or a key is called as the queue, which ends each wait at once.
+            if deadline.passed() {
+                return Err(expired());
+            }
+            clock::sleep(deadline.left().map_or(pause, |left| left.min(pause)));
+            pause = (2 * pause).min(LOOK);
         }
     }
 
