@@ -194,6 +194,26 @@ fn the_server_listens_where_railhead_store_bind_says() {
 }
 
 #[test]
+fn settings_that_cannot_be_followed_are_refused() {
+    let server = "tcp://127.0.0.1:0?rank=0&world_size=1";
+    for (name, value, words) in [
+        ("RAILHEAD_STORE_BIND", "10.0.0.5x", "RAILHEAD_STORE_BIND=10.0.0.5x is not accepted (`address`, IPv4 or IPv6, or empty)"),
+        ("RAILHEAD_STORE_BIND", "localhost", "RAILHEAD_STORE_BIND=localhost is not accepted (`address`, IPv4 or IPv6, or empty)"),
+        ("RAILHEAD_STORE_SECRET", " \t ", "RAILHEAD_STORE_SECRET=(hidden) is not accepted (UTF-8 text that is not blank, or empty)"),
+    ] {
+        let error = meet(server, -1, -1, Environment::of([(name, value)])).err().expect(words);
+        assert!(matches!(error, Error::Usage(_)), "{error:?}");
+        assert_eq!(error.to_string(), words);
+    }
+    // A client goes without an address to listen on, but not without a secret.
+    let (_server, port) = shared_server();
+    let client = format!("tcp://localhost:{port}?rank=1&world_size=2");
+    meet(&client, -1, -1, Environment::of([("RAILHEAD_STORE_BIND", "nowhere")])).unwrap();
+    assert!(meet(&client, -1, -1, Environment::of([("RAILHEAD_STORE_SECRET", " ")])).is_err());
+    meet(&client, -1, -1, Environment::of([("RAILHEAD_STORE_SECRET", "")])).unwrap();
+}
+
+#[test]
 fn schemes_of_ones_own() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let handler = {

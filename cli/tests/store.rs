@@ -1,9 +1,11 @@
 //! `railhead store` as users run it: a server and what looks into it, each a process of its own.
 
+use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -22,7 +24,7 @@ struct Server {
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_railhead"));
     command.arg("store");
-    for name in ["MASTER_ADDR", "MASTER_PORT", "RAILHEAD_STORE_SECRET", "RAILHEAD_STORE_BIND"] {
+    for name in ["MASTER_ADDR", "MASTER_PORT", "RAILHEAD_STORE_SECRET", "RAILHEAD_STORE_BIND", "RAILHEAD_DEBUG"] {
         command.env_remove(name);
     }
     command
@@ -31,9 +33,23 @@ fn program() -> Command {
 fn serve(arguments: &[&str], environment: &[(&str, &str)]) -> Server {
     let mut command = program();
     command.args(["serve", "--port", "0", "--bind", "127.0.0.1"]).args(arguments).envs(environment.iter().copied());
+    started(&mut command)
+}
+
+/// A server that is told to listen on 127.0.0.1.
+fn started(command: &mut Command) -> Server {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("railhead");
     let port = line(&mut BufReader::new(child.stdout.as_mut().expect("piped")));
     Server { child, place: format!("127.0.0.1:{port}") }
+}
+
+/// What a server says that does not start.
+#[track_caller]
+fn does_not_serve(command: &mut Command) -> String {
+    let mut server = started(command.args(["serve", "--port", "0"]).stderr(Stdio::piped()));
+    assert_eq!(server.place, "127.0.0.1:", "it serves");
+    assert_eq!(server.child.wait().expect("wait").code(), Some(2));
+    server.said()
 }
 
 /// A client in this process.
@@ -68,9 +84,20 @@ impl Server {
     }
 
     fn stop(mut self) -> std::process::ExitStatus {
+        self.terminate();
+        self.child.wait().expect("wait")
+    }
+
+    fn terminate(&mut self) {
         // SAFETY: our own child, not yet waited for.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
-        self.child.wait().expect("wait")
+    }
+
+    /// All that it says on stderr, which is piped, until it ends.
+    fn said(&mut self) -> String {
+        let mut text = Vec::new();
+        self.child.stderr.take().expect("piped").read_to_end(&mut text).expect("read");
+        String::from_utf8_lossy(&text).into_owned()
     }
 }
 
@@ -300,6 +327,34 @@ impl Drop for InFile {
         drop(self.first.take());
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+#[test]
+fn a_secret_that_cannot_be_one_is_refused_and_not_shown() {
+    let server = serve(&[], &[]);
+    for secret in [&b"hush\xff"[..], b"  "] {
+        for level in [None, Some("warn"), Some("info")] {
+            let mut command = program();
+            command.env("RAILHEAD_STORE_SECRET", OsStr::from_bytes(secret)).envs(level.map(|level| ("RAILHEAD_DEBUG", level)));
+            let said = does_not_serve(&mut command);
+            assert!(said.contains("RAILHEAD_STORE_SECRET") && said.contains("not blank"), "{said}");
+            assert!(!said.contains("hush"), "{said}");
+        }
+        let output = server.command("add", &["n"]).env("RAILHEAD_STORE_SECRET", OsStr::from_bytes(secret)).output().expect("railhead");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("RAILHEAD_STORE_SECRET") && !said.contains("hush"), "{said}");
+    }
+}
+
+#[test]
+fn an_address_that_is_none_is_not_taken_for_all() {
+    for address in ["10.0.0.5x", "localhost"] {
+        let said = does_not_serve(program().env("RAILHEAD_STORE_BIND", address));
+        let words = format!("RAILHEAD_STORE_BIND={address} is not accepted (`address`, IPv4 or IPv6, or empty)");
+        assert!(said.contains(&words), "{said}");
+    }
+    serve(&[], &[("RAILHEAD_STORE_BIND", "localhost")]).prints("add", &["n"], "1\n");
 }
 
 #[test]

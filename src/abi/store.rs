@@ -96,7 +96,7 @@ pub unsafe extern "C" fn railhead_store_prefix(
 }
 
 /// Connects to the server of a TCPStore, torch's or Railhead's, trying until `timeout_ms` has passed (less than 0: for ever). RAILHEAD_STORE_SECRET is
-/// what a server with a secret wants to hear.
+/// what a server with a secret wants to hear; RAILHEAD_USAGE if it holds none that can be one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_connect(
     host: *const c_char,
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn railhead_store_connect(
     // SAFETY: the header asks the caller for a string and a place for a handle.
     call(|| unsafe {
         let place = Host::Other(text(host, "host")?.to_owned(), port);
-        let secret = Environment::process().config().store_secret;
+        let secret = Environment::process().secret()?;
         let options = TcpOptions { timeout: timeout(timeout_ms), secret, ..TcpOptions::default() };
         open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(place, options)?))))
     })
@@ -117,20 +117,21 @@ pub unsafe extern "C" fn railhead_store_connect(
 /// spaces are closed; what had arrived by then was carried out.
 ///
 /// `address`: where to listen; NULL for what RAILHEAD_STORE_BIND says, else for all addresses, as torch does. `port`: 0 for any, see
-/// railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them.
+/// railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them. RAILHEAD_USAGE if either variable
+/// holds what is no address or can be no secret.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, or NULL, and a place for a handle.
     call(|| unsafe {
-        let config = Environment::process().config();
+        let environment = Environment::process();
         let bind: Option<IpAddr> = if address.is_null() {
-            config.store_bind.parse().ok()
+            environment.bind()?
         } else {
             let address = text(address, "address")?;
             Some(address.parse().map_err(|_| Error::Usage(format!("address {address}: expected an IPv4 or IPv6 address")))?)
         };
         let own = bind.filter(|ip| !ip.is_unspecified()).map_or("localhost".to_owned(), |ip| ip.to_string());
-        let server = ServerOptions { port, bind, secret: config.store_secret, ..ServerOptions::default() };
+        let server = ServerOptions { port, bind, secret: environment.secret()?, ..ServerOptions::default() };
         open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(Host::Own(own, server), TcpOptions::default())?))))
     })
 }

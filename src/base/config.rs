@@ -173,7 +173,8 @@ struct Row {
 enum Found<T> {
     Nothing,
     Value(&'static str, T),
-    Bad(&'static str, OsString),
+    /// This variable, whose text may be shown so.
+    Bad(&'static str, String),
 }
 
 macro_rules! table {
@@ -309,9 +310,9 @@ table! {
     fabric_timeout_s: u32, "RAILHEAD_FABRIC_TIMEOUT_S", 30, 1..=86400,
         "Seconds that a request posted to a NIC may take to complete (RAILHEAD_FABRIC=verbs). The software fabric knows more: see RAILHEAD_TCP_USER_TIMEOUT_S.";
     store_bind: String, "RAILHEAD_STORE_BIND", String::new(), ADDRESS,
-        "Address that a store's server listens on when a rendezvous starts one. Empty: all addresses, as torch does.";
+        "Address that a store's server listens on. Empty: all addresses, as torch does. Anything else is an error where a server is to start.";
     store_secret: Secret, "RAILHEAD_STORE_SECRET", Secret::default(), (),
-        "A secret that a store's server and clients share; who does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none.";
+        "A secret that a store's server and clients share; who does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none. What is not accepted is an error where a store is opened. Never shown.";
     progress: Progress, "RAILHEAD_PROGRESS", Progress::Poll, (),
         "Who moves data along. `poll`: whoever calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
@@ -370,9 +371,9 @@ fn find<T: Value>(
 ) -> Found<T> {
     let found = |source: &'static str| env(source).map(|text| (source, text));
     let Some((source, text)) = found(name).or_else(|| alias.and_then(found)) else { return Found::Nothing };
-    match text.to_str().and_then(|text| T::parse(text.trim(), limits)) {
+    match T::read(&text, limits) {
         Some(value) => Found::Value(source, value),
-        None => Found::Bad(source, text),
+        None => Found::Bad(source, T::show_rejected(&text)),
     }
 }
 
@@ -395,11 +396,15 @@ fn setting<T: Value>(
             value
         }
         Found::Bad(source, text) => {
-            let (bad, accepted, default_text) = (text.to_string_lossy(), T::accepted(limits), default.show());
-            tell(Level::Warn, format!("{source}={bad} is not accepted ({accepted}); using the default, {}", Shown(&default_text)));
+            let (complaint, default_text) = (complaint(source, &text, &T::accepted(limits)), default.show());
+            tell(Level::Warn, format!("{complaint}; using the default, {}", Shown(&default_text)));
             default
         }
     }
+}
+
+fn complaint(source: &str, text: &str, accepted: &str) -> String {
+    format!("{source}={text} is not accepted ({accepted})")
 }
 
 /// A value in prose: nothing to see is said so.

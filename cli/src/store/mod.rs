@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use railhead::base::config::Effective;
+use railhead::store::rendezvous::Environment;
 use railhead::store::tcp::{Host, TcpOptions};
 use railhead::store::{Error, FOREVER, FileStore, PrefixStore, Store, TcpStore};
 
@@ -114,7 +114,7 @@ impl Place {
     }
 
     fn join(&self, host: &str, port: u16) -> Result<TcpStore, Error> {
-        let secret = Effective::read().config.store_secret;
+        let secret = Environment::process().secret()?;
         // A moment for the connection, even if no key is waited for.
         let timeout = self.timeout().max(Duration::from_secs(1));
         TcpStore::new(Host::Other(host.to_owned(), port), TcpOptions { timeout, secret, ..TcpOptions::default() })

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::Context;
-use railhead::base::config::Effective;
+use railhead::store::rendezvous::Environment;
 use railhead::store::tcp::{DEFAULT_PORT, Server, ServerOptions, wire::Limits};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -29,13 +29,13 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     // Before anything that a signal should end.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
-    let config = Effective::read().config;
+    let environment = Environment::process();
     let value = (args.value as usize) << 20;
     let limits = Limits { value, request: Limits::default().request.max(2 * value), ..Limits::default() };
     let server = Server::start(ServerOptions {
         port: args.port,
-        bind: args.bind.or_else(|| config.store_bind.parse().ok()),
-        secret: config.store_secret,
+        bind: args.bind.map_or_else(|| environment.bind(), |bind| Ok(Some(bind)))?,
+        secret: environment.secret()?,
         limits,
         memory: (args.memory as usize) << 20,
         ..ServerOptions::default()

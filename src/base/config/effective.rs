@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::{Config, Found, NAMES, Value, origins, rows};
+use super::{Config, Found, NAMES, Value, complaint, origins, rows};
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Source {
     Default,
     /// This variable.
     Variable(&'static str),
-    /// This variable holds that text, which is not accepted; the default is in force.
+    /// This variable holds that text, which is not accepted and hidden if it was to be a secret; the default is in force.
     Rejected(&'static str, String),
 }
 
@@ -61,6 +61,19 @@ impl Effective {
         Effective::from(&|name| std::env::var_os(name), names)
     }
 
+    /// Reads these variables alone, and says nothing.
+    pub fn of(env: &impl Fn(&str) -> Option<OsString>) -> Effective {
+        Effective::from(env, std::iter::empty())
+    }
+
+    /// What is wrong with a setting's variable, in words, if anything is: for whoever cannot do with the default.
+    pub fn complaint(&self, name: &str) -> Option<String> {
+        self.settings.iter().find(|setting| setting.name == name).and_then(|setting| match &setting.source {
+            Source::Rejected(variable, text) => Some(complaint(variable, text, &setting.accepted)),
+            _ => None,
+        })
+    }
+
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>) -> Effective {
         let config = Config::quietly(env);
         let setting = |(row, (source, value)): (super::Row, (Source, String))| Setting {
@@ -81,7 +94,7 @@ pub(super) fn origin<T: Value>(found: Found<T>, default: &T) -> (Source, String)
     match found {
         Found::Nothing => (Source::Default, default.show()),
         Found::Value(name, value) => (Source::Variable(name), value.show()),
-        Found::Bad(name, text) => (Source::Rejected(name, text.to_string_lossy().into_owned()), default.show()),
+        Found::Bad(name, text) => (Source::Rejected(name, text), default.show()),
     }
 }
 

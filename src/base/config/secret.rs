@@ -1,5 +1,6 @@
 //! A setting that is shown to nobody.
 
+use std::ffi::OsStr;
 use std::fmt;
 
 use super::value::Value;
@@ -7,6 +8,9 @@ use super::value::Value;
 /// A secret that processes share; none if it is empty. Its text leaves only as a key.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
+
+/// What is shown in its place.
+const HIDDEN: &str = "(hidden)";
 
 impl Secret {
     /// This text.
@@ -33,11 +37,21 @@ impl Value for Secret {
         Some(Secret::new(text))
     }
 
+    /// Blanks are no secret, and not the lack of one either: whoever set them meant something.
+    fn read(text: &OsStr, (): &()) -> Option<Self> {
+        let text = text.to_str()?;
+        (text.is_empty() || !text.trim().is_empty()).then(|| Secret::new(text.trim()))
+    }
+
+    fn show_rejected(_: &OsStr) -> String {
+        HIDDEN.into()
+    }
+
     fn accepted((): &()) -> String {
-        "any text".into()
+        "UTF-8 text that is not blank, or empty".into()
     }
 
     fn show(&self) -> String {
-        if self.0.is_empty() { String::new() } else { "(hidden)".into() }
+        if self.0.is_empty() { String::new() } else { HIDDEN.into() }
     }
 }

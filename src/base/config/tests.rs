@@ -161,3 +161,19 @@ fn a_secret_is_taken_and_shown_nowhere() {
     assert!(!format!("{config:?}").contains("sesame"));
     assert_eq!(Config::default().store_secret.key(), None);
 }
+
+#[test]
+fn a_secret_that_is_none_is_not_shown_either() {
+    for bad in [&b"open sesame\xff"[..], b"  ", b"\t\n"] {
+        let env = |name: &str| (name == "RAILHEAD_STORE_SECRET").then(|| OsString::from_vec(bad.to_vec()));
+        let mut said = Vec::new();
+        let config = Config::from(&env, [].into_iter(), &mut |level, text| said.push((level, text)));
+        assert_eq!(config.store_secret.key(), None);
+        let words = "RAILHEAD_STORE_SECRET=(hidden) is not accepted (UTF-8 text that is not blank, or empty); using the default, empty";
+        assert_eq!(said, [(Level::Warn, words.to_owned())]);
+        let shown = format!("{:?}", Effective::of(&env));
+        assert!(shown.contains("RAILHEAD_STORE_SECRET") && !shown.contains("open sesame"), "{shown}");
+    }
+    assert_eq!(read(&[("RAILHEAD_STORE_SECRET", "")]), (Config::default(), vec![]));
+    assert_eq!(read(&[("RAILHEAD_STORE_SECRET", " a b\n")]).0.store_secret.key(), Some(&b"a b"[..]));
+}

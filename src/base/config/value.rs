@@ -1,5 +1,6 @@
 //! What the values of settings can be, and how they are written. Used by the table when the environment is read.
 
+use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
 /// A type that a setting can have.
@@ -8,6 +9,14 @@ pub(super) trait Value: Sized + PartialEq {
     type Limits;
     /// `None` for text that is not such a value within the limits.
     fn parse(text: &str, limits: &Self::Limits) -> Option<Self>;
+    /// The value of a variable as it stands in the environment.
+    fn read(text: &OsStr, limits: &Self::Limits) -> Option<Self> {
+        Self::parse(text.to_str()?.trim(), limits)
+    }
+    /// A variable that holds no such value, for whoever complains of it.
+    fn show_rejected(text: &OsStr) -> String {
+        text.to_string_lossy().into_owned()
+    }
     /// The accepted values in words.
     fn accepted(limits: &Self::Limits) -> String;
     /// The value as one would write it.

@@ -1,15 +1,17 @@
 //! The variables that launchers set, torch's own first. Read when a rendezvous is carried out, on its thread.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::base::config::Config;
+use crate::base::config::{Config, Effective, Secret};
+use crate::store::{Error, Result};
 
 /// Variables: this process's, or others in their place.
 #[derive(Clone)]
 pub struct Environment(Arc<Look>);
 
-type Look = dyn Fn(&str) -> Option<String> + Send + Sync;
+type Look = dyn Fn(&str) -> Option<OsString> + Send + Sync;
 
 /// A launcher's variables for rank and number of ranks.
 struct Launcher {
@@ -27,20 +29,20 @@ const LAUNCHERS: &[Launcher] = &[
 ];
 
 impl Environment {
-    /// This process's. A value that is no UTF-8 counts as not set.
+    /// This process's.
     pub fn process() -> Self {
-        Environment(Arc::new(|name| std::env::var(name).ok()))
+        Environment(Arc::new(|name| std::env::var_os(name)))
     }
 
     /// These and no others.
     pub fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let variables: Vec<(String, String)> = variables.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let variables: Vec<(String, OsString)> = variables.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
         Environment(Arc::new(move |name| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())))
     }
 
-    /// A variable that is set and not empty.
+    /// A variable that is set and not empty. A value that is no UTF-8 counts as not set.
     pub fn get(&self, name: &str) -> Option<String> {
-        (self.0)(name).filter(|value| !value.is_empty())
+        (self.0)(name).and_then(|value| value.into_string().ok()).filter(|value| !value.is_empty())
     }
 
     /// RANK, or what the launcher calls it.
@@ -60,9 +62,24 @@ impl Environment {
             && self.get("MASTER_PORT").is_some_and(|text| text == port.to_string())
     }
 
-    /// Railhead's settings.
-    pub fn config(&self) -> Config {
-        Config::quietly(&|name| (self.0)(name).map(OsString::from))
+    /// RAILHEAD_STORE_BIND: the address that a server of this process listens on; `None` for all.
+    ///
+    /// Errors: [`Error::Usage`] for what is no address: a server must not be open to more than was meant.
+    pub fn bind(&self) -> Result<Option<IpAddr>> {
+        Ok(self.setting("RAILHEAD_STORE_BIND")?.store_bind.parse().ok())
+    }
+
+    /// RAILHEAD_STORE_SECRET.
+    ///
+    /// Errors: [`Error::Usage`] for what is no secret: a server must not go without one that was meant.
+    pub fn secret(&self) -> Result<Secret> {
+        Ok(self.setting("RAILHEAD_STORE_SECRET")?.store_secret)
+    }
+
+    /// Railhead's settings, of which this one is as it was set.
+    fn setting(&self, name: &str) -> Result<Config> {
+        let effective = Effective::of(&|name| (self.0)(name));
+        effective.complaint(name).map_or(Ok(effective.config), |complaint| Err(Error::Usage(complaint)))
     }
 
     /// Of the first launcher that says both: two launchers' numbers do not belong together.

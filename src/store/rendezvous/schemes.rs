@@ -66,17 +66,17 @@ fn tcp_store(host: &str, port: u16, rank: i64, world_size: i64, timeout: Duratio
         0 => return Err(Error::Usage("TCPStore world size cannot be 0".into())),
         _ => usize::try_from(world_size).ok(),
     };
-    let config = environment.config();
+    let secret = environment.secret()?;
     let place = if rank != 0 || environment.agent_serves(host, port) {
         if port == 0 {
             return Err(Error::Usage(format!("port 0: rank {rank} cannot know which port rank 0 was given")));
         }
         Host::Other(host.to_owned(), port)
     } else {
-        let (bind, secret) = (config.store_bind.parse().ok(), config.store_secret.clone());
+        let (bind, secret) = (environment.bind()?, secret.clone());
         Host::Shared(host.to_owned(), ServerOptions { port, bind, secret, ..ServerOptions::default() })
     };
-    let store = TcpStore::new(place, TcpOptions { world_size: known, timeout, secret: config.store_secret, ..TcpOptions::default() })?;
+    let store = TcpStore::new(place, TcpOptions { world_size: known, timeout, secret, ..TcpOptions::default() })?;
     let store: Arc<dyn Store> = Arc::new(store);
     Ok(Joined { store, rank, world_size })
 }
