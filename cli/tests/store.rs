@@ -358,6 +358,26 @@ fn an_address_that_is_none_is_not_taken_for_all() {
 }
 
 #[test]
+fn a_server_says_once_that_it_has_no_descriptors_left() {
+    let mut command = Command::new("sh");
+    let serve = format!("ulimit -n 32; exec {} store serve --port 0 --bind 127.0.0.1", env!("CARGO_BIN_EXE_railhead"));
+    let environment = ["RAILHEAD_STORE_SECRET", "RAILHEAD_STORE_BIND", "RAILHEAD_DEBUG"];
+    for name in environment {
+        command.env_remove(name);
+    }
+    let mut server = started(command.args(["-c", &serve]).stderr(Stdio::piped()));
+    let store = join(&server);
+    // More than the limit wait, and the server has other things to do meanwhile.
+    let crowd: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&server.place).expect("connect")).collect();
+    (1..500).for_each(|n| assert_eq!(store.add("n", 1).expect("add"), n));
+    drop(crowd);
+    server.prints("add", &["n"], "500\n");
+    server.terminate();
+    let said = server.said();
+    assert_eq!(said.matches("a client has to wait: accept").count(), 1, "{said}");
+}
+
+#[test]
 fn who_looks_into_a_file_is_no_rank_of_the_job() {
     let mut store = InFile::new("look");
     let before = store.bytes();

@@ -13,9 +13,9 @@ use crate::abi::boundary::{Out, bad_pointer, slice};
 use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
 use crate::abi::store::convert::{User, text, timeout};
-use crate::abi::store::{Object, found, open, railhead_store_t};
+use crate::abi::store::{Object, environment, found, open, railhead_store_t};
 use crate::store::Error;
-use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Environment, Group, GroupOptions, Joined, Request};
+use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Group, GroupOptions, Joined, Request};
 
 /// Ranks that share a name space of a store: an opaque handle, ended by railhead_rendezvous_leave. Threads: as for a railhead_store_t.
 #[allow(non_camel_case_types)]
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn railhead_rendezvous(
         let (own_rank, ranks) = (Out::new(own_rank, "own_rank")?, Out::new(ranks, "ranks")?);
         let url = if url.is_null() { "env://" } else { text(url, "url")? };
         open(store, || {
-            let joined = rendezvous::rendezvous(url, rank, world_size, patience(timeout_ms), Environment::process())?.join()?;
+            let joined = rendezvous::rendezvous(url, rank, world_size, patience(timeout_ms), environment())?.join()?;
             own_rank.set(joined.rank);
             ranks.set(joined.world_size);
             Ok(Object::Other(joined.store))
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn railhead_rendezvous_join(
         let out = Out::new(group, "group")?;
         let init_method = if url.is_null() { None } else { Some(text(url, "url")?.to_owned()) };
         let store = if store.is_null() { None } else { Some(found(store)?) };
-        let environment = Environment::process();
+        let environment = environment();
         let group = Group::init(GroupOptions { init_method, store, rank, world_size, timeout: patience(timeout_ms), environment })?;
         out.set(GROUPS.insert(group));
         Ok(())

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::abi::boundary::{Out, slice};
 use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
+use crate::base::config::{Config, Debug};
 use crate::store::rendezvous::Environment;
 use crate::store::tcp::{Host, ServerOptions, TcpOptions};
 use crate::store::{Error, FileStore, HashStore, PrefixStore, Result, Store, TcpStore};
@@ -107,7 +108,7 @@ pub unsafe extern "C" fn railhead_store_connect(
     // SAFETY: the header asks the caller for a string and a place for a handle.
     call(|| unsafe {
         let place = Host::Other(text(host, "host")?.to_owned(), port);
-        let secret = Environment::process().secret()?;
+        let secret = environment().secret()?;
         let options = TcpOptions { timeout: timeout(timeout_ms), secret, ..TcpOptions::default() };
         open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(place, options)?))))
     })
@@ -123,15 +124,15 @@ pub unsafe extern "C" fn railhead_store_connect(
 pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, or NULL, and a place for a handle.
     call(|| unsafe {
-        let environment = Environment::process();
+        let variables = environment();
         let bind: Option<IpAddr> = if address.is_null() {
-            environment.bind()?
+            variables.bind()?
         } else {
             let address = text(address, "address")?;
             Some(address.parse().map_err(|_| Error::Usage(format!("address {address}: expected an IPv4 or IPv6 address")))?)
         };
         let own = bind.filter(|ip| !ip.is_unspecified()).map_or("localhost".to_owned(), |ip| ip.to_string());
-        let server = ServerOptions { port, bind, secret: environment.secret()?, ..ServerOptions::default() };
+        let server = ServerOptions { port, bind, secret: variables.secret()?, ..ServerOptions::default() };
         open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(Host::Own(own, server), TcpOptions::default())?))))
     })
 }
@@ -169,6 +170,12 @@ pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store_t, port:
         }
         Ok(())
     })
+}
+
+/// This process's variables, of which RAILHEAD_DEBUG is in force from now on.
+pub(super) fn environment() -> Environment {
+    Config::apply_debug(Debug::None);
+    Environment::process()
 }
 
 fn other(store: impl Store + 'static) -> Object {

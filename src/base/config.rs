@@ -328,16 +328,26 @@ table! {
 impl Config {
     /// Reads the environment, says in the log what is wrong or unusual in it, and applies RAILHEAD_DEBUG. Once per init.
     pub fn from_env() -> Config {
+        Config::from_env_or(Debug::None)
+    }
+
+    /// The same; where RAILHEAD_DEBUG does not say which messages go to stderr, `otherwise` does.
+    pub fn from_env_or(otherwise: Debug) -> Config {
         let env = |name: &str| std::env::var_os(name);
         // First, so that it governs the messages about the rest.
-        let debug = Debug::parse(std::env::var("RAILHEAD_DEBUG").unwrap_or_default().trim(), &());
-        log::set_stderr(debug.unwrap_or(Debug::None).level());
+        Config::apply_debug(otherwise);
         stage::init();
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         Config::from(&env, names, &mut |level, message| match level {
             Level::Warn => log_warn!(log::ENV, "{message}"),
             _ => log_info!(log::ENV, "{message}"),
         })
+    }
+
+    /// Applies RAILHEAD_DEBUG, and reads nothing else.
+    pub fn apply_debug(otherwise: Debug) {
+        let debug = Debug::parse(std::env::var("RAILHEAD_DEBUG").unwrap_or_default().trim(), &());
+        log::set_stderr(debug.unwrap_or(otherwise).level());
     }
 
     /// Reads from `env`, and says nothing: what is wrong, an init says.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::Context;
+use railhead::base::config::{Config, Debug};
 use railhead::store::rendezvous::Environment;
 use railhead::store::tcp::{DEFAULT_PORT, Server, ServerOptions, wire::Limits};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -30,12 +31,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // Before anything that a signal should end.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
     let environment = Environment::process();
+    let bind = args.bind.map_or_else(|| environment.bind(), |bind| Ok(Some(bind)))?;
+    let secret = environment.secret()?;
+    Config::from_env_or(Debug::Warn);
     let value = (args.value as usize) << 20;
     let limits = Limits { value, request: Limits::default().request.max(2 * value), ..Limits::default() };
     let server = Server::start(ServerOptions {
         port: args.port,
-        bind: args.bind.map_or_else(|| environment.bind(), |bind| Ok(Some(bind)))?,
-        secret: environment.secret()?,
+        bind,
+        secret,
         limits,
         memory: (args.memory as usize) << 20,
         ..ServerOptions::default()

@@ -158,7 +158,6 @@ impl Daemon {
     }
 
     fn accept(&mut self) {
-        self.crowded = false;
         loop {
             match self.listener.accept() {
                 Ok((mut stream, _)) => {
@@ -174,10 +173,15 @@ impl Daemon {
                         _ => self.free.push(index),
                     }
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    self.crowded = false;
+                    return;
+                }
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {
-                    log_warn!(log::INIT, "store: {}", error::Error::system("a client has to wait: accept", e));
-                    self.crowded = true;
+                    // Once until nobody waits any more: this is tried again and again.
+                    if !std::mem::replace(&mut self.crowded, true) {
+                        log_warn!(log::INIT, "store: {}", error::Error::system("a client has to wait: accept", e));
+                    }
                     return;
                 }
                 // A client that is gone again.
