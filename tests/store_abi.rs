@@ -360,3 +360,41 @@ fn schemes_and_groups_of_a_c_program() {
         ok(railhead_store_close(store));
     }
 }
+
+#[test]
+fn variables_are_followed_or_refused() {
+    const CHILD: &str = "RH_STORE_ABI_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        let (mut store, mut other, mut port, mut sum) = (null_mut(), null_mut(), 0, 0);
+        // SAFETY: as the header asks.
+        unsafe {
+            let status = railhead_store_serve(null(), 0, &mut store);
+            if status != RAILHEAD_OK {
+                println!("{status:?}: {}", words());
+                return;
+            }
+            ok(railhead_store_port(store, &mut port));
+            ok(railhead_store_connect(c"127.0.0.1".as_ptr(), port, LONG_MS, &mut other));
+            ok(railhead_store_set(store, c"k".as_ptr(), c"x".as_ptr().cast(), 1));
+            ok(railhead_store_add(store, c"n".as_ptr(), 1, &mut sum));
+            assert_ne!(railhead_store_add(other, c"k".as_ptr(), 1, &mut sum), RAILHEAD_OK);
+            ok(railhead_store_close(other));
+            ok(railhead_store_close(store));
+        }
+        return;
+    }
+    let run = |name: &str, value: &str| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "variables_are_followed_or_refused", "--nocapture"]).env(CHILD, "1");
+        let output = command.env("RAILHEAD_STORE_BIND", "127.0.0.1").env(name, value).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
+    };
+    let said = run("RAILHEAD_DEBUG", "warn");
+    assert!(said.contains("is disconnected: it added 1 to"), "{said}");
+    assert!(!run("RAILHEAD_DEBUG", "none").contains("is disconnected"));
+    for (name, value) in [("RAILHEAD_STORE_BIND", "10.0.0.5x"), ("RAILHEAD_STORE_SECRET", "  ")] {
+        let said = run(name, value);
+        assert!(said.contains(&format!("RAILHEAD_USAGE: {name}=")), "{said}");
+    }
+}

@@ -358,6 +358,34 @@ fn an_address_that_is_none_is_not_taken_for_all() {
 }
 
 #[test]
+fn a_server_says_whom_it_refused_and_why_and_so_does_the_client() {
+    let mut command = program();
+    command.args(["serve", "--port", "0", "--bind", "127.0.0.1"]).stderr(Stdio::piped());
+    let mut server = started(&mut command);
+    server.prints("set", &["text\n", "x"], "");
+    server.prints("set", &["most", "9223372036854775807"], "");
+    for arguments in [&["text\n"][..], &["most", "2"], &[&"k".repeat(9_000)]] {
+        let output = server.run("add", arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("Connection was likely closed. Did the remote server shutdown or crash?"), "{said}");
+        assert!(said.contains("keys up to 8 KiB, values up to 8 MiB, and add only on numbers"), "{said}");
+    }
+    let store = join(&server);
+    store.set("big", &vec![7; 9_000_000]).and_then(|()| store.num_keys()).expect_err("too big");
+    server.terminate();
+    let said = server.said();
+    for words in [
+        r#"it added 1 to "/text\n", whose value or sum is no number of 64 bits"#,
+        r#"it added 2 to "/most", whose value or sum is no number of 64 bits"#,
+        "it sent a key of 9001 bytes; at most 8192 are accepted",
+        "it sent a value of 9000000 bytes; at most 8388608 are accepted",
+    ] {
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains(words)).collect();
+        assert!(matches!(lines[..], [line] if line.contains(" WARN ") && line.contains(" 127.0.0.1, port ")), "{words}: {said}");
+    }
+}
+
+#[test]
 fn a_server_says_once_that_it_has_no_descriptors_left() {
     let mut command = Command::new("sh");
     let serve = format!("ulimit -n 32; exec {} store serve --port 0 --bind 127.0.0.1", env!("CARGO_BIN_EXE_railhead"));

@@ -26,6 +26,8 @@ pub struct Connection {
     timeout: Option<Duration>,
     /// For replies that come at once unless the server hangs.
     patience: Duration,
+    /// The server has let this end in: what it does not like from now on are requests.
+    greeted: bool,
     /// Why the connection is of no more use.
     broken: Option<String>,
 }
@@ -114,6 +116,7 @@ impl Connection {
             filled: 0,
             timeout: None,
             patience: limit,
+            greeted: false,
             broken: None,
         };
         let nonce = std::process::id();
@@ -132,6 +135,7 @@ impl Connection {
             _ => return Err(connection.nonsense("a greeting").into()),
         }
         connection.patience = patience.max(Duration::from_secs(1));
+        connection.greeted = true;
         Ok(connection)
     }
 
@@ -194,7 +198,9 @@ impl Connection {
         let sent = self.stream.write_all(&self.request);
         self.request.clear();
         self.request.shrink_to(BUFFER);
-        sent.map_err(|e| self.fail(format!("Failed to send: {e}. Connection was likely closed. Did the remote server shutdown or crash?")))
+        sent.map_err(|e| {
+            self.closed(&format!("Failed to send: {e}. Connection was likely closed. Did the remote server shutdown or crash?"))
+        })
     }
 
     /// A fixed number of bytes of a reply.
@@ -283,15 +289,21 @@ impl Connection {
                 self.timeout = wanted;
             }
             match self.stream.read(&mut self.received) {
-                Ok(0) => return Err(self.fail(CLOSED.into())),
+                Ok(0) => return Err(self.closed(CLOSED)),
                 Ok(n) => {
                     (self.taken, self.filled) = (0, n);
                     return Ok(());
                 }
                 Err(e) if is_timeout(&e) || e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.fail(format!("{CLOSED} ({e})"))),
+                Err(e) => return Err(self.closed(&format!("{CLOSED} ({e})"))),
             }
         }
+    }
+
+    /// The other side has ended the connection; torch's servers and ours do that, too, to who asks for what they do not do.
+    fn closed(&mut self, what: &str) -> Error {
+        let perhaps = if self.greeted { REFUSED } else { "" };
+        self.fail(format!("{what}{perhaps}"))
     }
 
     /// The stream is out of step.
@@ -309,6 +321,9 @@ impl Connection {
 
 /// Torch's words, which users search for.
 const CLOSED: &str = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?";
+
+/// What else it may be.
+const REFUSED: &str = " Or it refused the request: keys up to 8 KiB, values up to 8 MiB, and add only on numbers, by default.";
 
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)

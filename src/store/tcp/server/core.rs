@@ -43,15 +43,16 @@ pub enum Refusal {
     Watches,
     #[error("it asked to wait while waiting")]
     WaitsTwice,
-    #[error("it added to what is not a number of 64 bits")]
-    NotANumber,
+    #[error("it added {delta} to {key:?}, whose value or sum is no number of 64 bits")]
+    NotANumber { key: String, delta: i64 },
     #[error("it came to a barrier of {0}")]
     NobodyAtBarrier(i64),
 }
 
-impl From<NotANumber> for Refusal {
-    fn from(_: NotANumber) -> Self {
-        Refusal::NotANumber
+impl Refusal {
+    /// Of a key no more than a line takes.
+    fn not_a_number(key: &[u8], delta: i64) -> Self {
+        Refusal::NotANumber { key: String::from_utf8_lossy(key).chars().take(64).collect(), delta }
     }
 }
 
@@ -91,7 +92,7 @@ impl Core {
             },
             Request::Get { key } => self.push_value(key, out),
             Request::Add { key, delta } => {
-                let sum = self.alter(key, |values| values.add(key, delta))?;
+                let sum = self.alter(key, |values| values.add(key, delta)).map_err(|NotANumber| Refusal::not_a_number(key, delta))?;
                 out.push_i64(sum);
                 self.wake(key);
             }
@@ -147,7 +148,7 @@ impl Core {
                 if self.waits.waiting(client) {
                     return Err(Refusal::WaitsTwice);
                 }
-                let count = self.alter(key, |values| values.add(key, 1))?;
+                let count = self.alter(key, |values| values.add(key, 1)).map_err(|NotANumber| Refusal::not_a_number(key, 1))?;
                 self.wake(key);
                 self.waits.arrive(client, key, world_size, count, &mut self.woken);
             }

@@ -17,9 +17,9 @@ use rustix::net::{self, RecvFlags};
 
 use super::ServerOptions;
 use super::connection::Connection;
-use super::core::Core;
+use super::core::{Core, Refusal};
 use crate::base::error;
-use crate::base::log::{self, log_trace, log_warn};
+use crate::base::log::{self, log_warn};
 use crate::store::deadline::Deadline;
 use crate::store::tcp::wire::{Limits, STOP_WAITING};
 
@@ -201,7 +201,7 @@ impl Daemon {
         // Who takes little goes on when others have taken all: to read, and to delete.
         let takes = self.core.size() > stored || size > RESERVE;
         if stays && takes && self.held() > self.memory && self.held() > held {
-            log_warn!(log::INIT, "store: a client is disconnected: the server's limit of {} bytes is reached", self.memory);
+            log_warn!(log::INIT, "store: {} is disconnected: the server's limit of {} bytes is reached", peer(&client), self.memory);
             self.close(index, client);
         } else if stays {
             if let Some(place) = self.clients.get_mut(index) {
@@ -253,10 +253,13 @@ impl Daemon {
             let done = match client.decoder.next(limits) {
                 Ok(None) => return Ok(true),
                 Ok(Some(request)) => self.core.handle(index, request, &mut client.standing, &mut client.output),
+                // What a stranger may send is less, for reasons that have nothing to do with what it sent.
+                Err(_) if !client.standing.validated => Err(Refusal::NotValidated),
+                Err(_) if !client.standing.admitted => Err(Refusal::NoSecret),
                 Err(e) => Err(e.into()),
             };
             if let Err(refusal) = done {
-                log_trace!(log::INIT, "store: a client is disconnected: {refusal}");
+                log_warn!(log::INIT, "store: {} is disconnected: {refusal}", peer(client));
                 let _ = client.output.flush(&client.stream);
                 return Err(());
             }
@@ -295,7 +298,7 @@ impl Daemon {
             let Some(Some(client)) = self.clients.get_mut(index) else { continue };
             let overrun = client.output.len() >= UNSENT_NOTICES;
             if overrun {
-                log_warn!(log::INIT, "store: a client is disconnected: it watches a key and does not read");
+                log_warn!(log::INIT, "store: {} is disconnected: it watches a key and does not read", peer(client));
                 let _ = client.stream.shutdown(std::net::Shutdown::Both);
                 continue;
             }
@@ -327,4 +330,9 @@ impl Daemon {
     fn held(&self) -> usize {
         self.core.size() + self.buffered
     }
+}
+
+/// Who it is, for the log.
+fn peer(client: &Connection) -> String {
+    client.stream.peer_addr().map_or("a client".into(), |at| format!("{}, port {},", at.ip().to_canonical(), at.port()))
 }

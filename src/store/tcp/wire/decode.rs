@@ -136,12 +136,12 @@ impl Default for Limits {
 pub enum WireError {
     #[error("unknown request type {0}")]
     UnknownQuery(u8),
-    #[error("a key of {0} bytes")]
-    LongKey(u64),
-    #[error("a value of {0} bytes")]
-    LongValue(u64),
-    #[error("a request with {0} keys")]
-    ManyKeys(u64),
+    #[error("a key of {0} bytes; at most {1} are accepted")]
+    LongKey(u64, usize),
+    #[error("a value of {0} bytes; at most {1} are accepted")]
+    LongValue(u64, usize),
+    #[error("a request with {0} keys; at most {1} are accepted")]
+    ManyKeys(u64, usize),
     #[error("a request of more than {0} bytes")]
     LongRequest(usize),
 }
@@ -275,8 +275,8 @@ impl Decoder {
         let limit = if field == Field::Key { limits.key } else { limits.value };
         let size = match usize::try_from(len) {
             Ok(size) if size <= limit => size,
-            _ if field == Field::Key => return Err(WireError::LongKey(len)),
-            _ => return Err(WireError::LongValue(len)),
+            _ if field == Field::Key => return Err(WireError::LongKey(len, limit)),
+            _ => return Err(WireError::LongValue(len, limit)),
         };
         let start = self.pos + 8;
         let end = start.saturating_add(size);
@@ -299,7 +299,7 @@ impl Decoder {
             if usize::try_from(count).is_ok_and(|count| count <= limits.keys) {
                 self.left = Some(count * element.len() as u64);
             } else {
-                return Err(WireError::ManyKeys(count));
+                return Err(WireError::ManyKeys(count, limits.keys));
             }
         }
         while let Some(left) = self.left.filter(|&left| left > 0) {

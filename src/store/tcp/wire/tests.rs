@@ -208,24 +208,28 @@ fn each_limit_is_torchs_and_is_kept_before_the_bytes_come() {
         bytes
     };
     for query in [Query::Set, Query::CompareSet, Query::Get, Query::Add, Query::DeleteKey, Query::Append, Query::QueuePop, Query::Barrier] {
-        assert_eq!(first(&cut(make(query, &[Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11)), "{query:?}");
+        assert_eq!(first(&cut(make(query, &[Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11, TIGHT.key)), "{query:?}");
     }
     for query in [Query::Check, Query::Wait, Query::MultiGet, Query::MultiSet] {
-        assert_eq!(first(&cut(make(query, &[Count(1), Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11)), "{query:?}");
-        assert_eq!(first(&make(query, &[Count(4)]), &TIGHT), Err(WireError::ManyKeys(4)), "{query:?}");
-        assert_eq!(first(&make(query, &[Int(-1)]), &TIGHT), Err(WireError::ManyKeys(u64::MAX)), "{query:?}");
+        assert_eq!(first(&cut(make(query, &[Count(1), Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11, TIGHT.key)), "{query:?}");
+        assert_eq!(first(&make(query, &[Count(4)]), &TIGHT), Err(WireError::ManyKeys(4, TIGHT.keys)), "{query:?}");
+        assert_eq!(first(&make(query, &[Int(-1)]), &TIGHT), Err(WireError::ManyKeys(u64::MAX, TIGHT.keys)), "{query:?}");
     }
     for query in [Query::Set, Query::Append, Query::QueuePush, Query::CompareSet] {
-        assert_eq!(first(&cut(make(query, &[Key(&key), Value(&long_value)]), 21), &TIGHT), Err(WireError::LongValue(21)), "{query:?}");
+        assert_eq!(
+            first(&cut(make(query, &[Key(&key), Value(&long_value)]), 21), &TIGHT),
+            Err(WireError::LongValue(21, TIGHT.value)),
+            "{query:?}"
+        );
     }
     let late = make(Query::CompareSet, &[Key(&key), Value(&value), Value(&long_value)]);
-    assert_eq!(first(&cut(late, 21), &TIGHT), Err(WireError::LongValue(21)));
+    assert_eq!(first(&cut(late, 21), &TIGHT), Err(WireError::LongValue(21, TIGHT.value)));
     let pairs = make(Query::MultiSet, &[Count(1), Key(&key), Value(&long_value)]);
-    assert_eq!(first(&cut(pairs, 21), &TIGHT), Err(WireError::LongValue(21)));
+    assert_eq!(first(&cut(pairs, 21), &TIGHT), Err(WireError::LongValue(21, TIGHT.value)));
     let long = make(Query::MultiSet, &[Count(3), Key(&key), Value(&value), Key(&key), Value(&value), Key(&key), Value(&value)]);
     assert_eq!(first(&cut(long, 20), &TIGHT), Err(WireError::LongRequest(120)));
     // A length that would overflow.
-    assert_eq!(first(&[&[Query::Get as u8][..], &[0xff; 8]].concat(), &TIGHT), Err(WireError::LongKey(u64::MAX)));
+    assert_eq!(first(&[&[Query::Get as u8][..], &[0xff; 8]].concat(), &TIGHT), Err(WireError::LongKey(u64::MAX, TIGHT.key)));
     for byte in (19..128).chain(131..=u8::MAX) {
         assert_eq!(first(&[byte], &TIGHT), Err(WireError::UnknownQuery(byte)));
     }
