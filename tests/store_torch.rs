@@ -135,6 +135,17 @@ fn many_torch_clients_use_our_server_at_once() {
 }
 
 #[test]
+fn a_client_with_a_secret_refuses_torchs_servers_at_once() {
+    let Some(python) = python() else { return };
+    for backend in ["libuv", "legacy"] {
+        let (_server, port) = torchs(python, backend);
+        let options = TcpOptions { timeout: LONG, secret: Secret::new("sesame"), ..TcpOptions::default() };
+        let error = TcpStore::new(Host::Other("localhost".into(), port), options).err().expect(backend).to_string();
+        assert_eq!(error, "The server knows no secrets, as torch's do not, and this process has one: RAILHEAD_STORE_SECRET", "{backend}");
+    }
+}
+
+#[test]
 fn our_client_does_everything_on_torchs_servers() {
     let Some(python) = python() else { return };
     for backend in ["libuv", "legacy"] {

@@ -165,6 +165,42 @@ fn a_server_that_does_not_know_the_secret_is_not_believed() {
 }
 
 #[test]
+fn one_that_hangs_up_is_a_server_without_secrets_only_if_it_serves_who_has_none() {
+    for knows_none in [true, false] {
+        let listener = TcpListener::bind("localhost:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut raw = Raw::new(listener.accept().unwrap().0);
+                raw.expect(VALIDATE, "VALIDATE");
+                raw.expect(CHALLENGE, "CHALLENGE");
+                drop(raw);
+                let mut raw = Raw::new(listener.accept().unwrap().0);
+                raw.expect(VALIDATE, "VALIDATE");
+                let ping = raw.take(5);
+                if knows_none {
+                    raw.write(&ping[1..]);
+                    raw.expect_end("the client has seen enough");
+                } else {
+                    // Nobody yet, behind a proxy that takes connections: then the server is there.
+                    drop(raw);
+                    let mut raw = Raw::new(listener.accept().unwrap().0);
+                    raw.expect(VALIDATE, "VALIDATE");
+                    raw.expect(CHALLENGE, "CHALLENGE");
+                    raw.send("00");
+                }
+            });
+            let error = enter(port, "sesame").err().unwrap().to_string();
+            let words = match knows_none {
+                true => "The server knows no secrets, as torch's do not, and this process has one: RAILHEAD_STORE_SECRET",
+                false => "This process has a secret, and the server does not: RAILHEAD_STORE_SECRET",
+            };
+            assert_eq!(error, words);
+        });
+    }
+}
+
+#[test]
 fn a_secret_is_not_shown() {
     assert_eq!(format!("{:?}{:?}", Secret::new("sesame"), Secret::default()), "a secretno secret");
 }

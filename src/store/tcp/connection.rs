@@ -28,6 +28,8 @@ pub struct Connection {
     patience: Duration,
     /// The server has let this end in: what it does not like from now on are requests.
     greeted: bool,
+    /// The other side has ended the connection.
+    ended: bool,
     /// Why the connection is of no more use.
     broken: Option<String>,
 }
@@ -36,6 +38,8 @@ pub struct Connection {
 enum Failure {
     /// It is worth another attempt.
     Passing(Error),
+    /// It hung up on who asked for a challenge.
+    HungUp(Error),
     /// No attempt will do better.
     Final(Error),
 }
@@ -67,7 +71,7 @@ impl Connection {
             let error = match Self::attempt(host, port, secret, deadline, timeout) {
                 Ok(connection) => return Ok(connection),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(error)) => error,
+                Err(Failure::Passing(error) | Failure::HungUp(error)) => error,
             };
             // Each waits half to one and a half times the pause, so that a whole job does not come at one moment.
             let jitter = 0.5 + (rand::u64()? % 1024) as f64 / 1024.0;
@@ -88,12 +92,20 @@ impl Connection {
         let mut last = Error::Network(format!("{host} has no address"));
         for address in addresses {
             let limit = deadline.left().map_or(ATTEMPT, |left| left.clamp(Duration::from_millis(1), ATTEMPT));
-            let greeted = TcpStream::connect_timeout(&address, limit)
-                .map_err(|e| Failure::Passing(Error::system(format!("connect to {address}"), e)))
-                .and_then(|stream| Self::greet(stream, secret, limit, patience));
-            match greeted {
+            let greeted = |secret| {
+                TcpStream::connect_timeout(&address, limit)
+                    .map_err(|e| Failure::Passing(Error::system(format!("connect to {address}"), e)))
+                    .and_then(|stream| Self::greet(stream, secret, limit, patience))
+            };
+            match greeted(secret) {
                 Ok(connection) => return Ok(connection),
-                Err(Failure::Passing(error)) => last = error,
+                // A server that does not know what was asked, or a proxy whose server is not there yet.
+                Err(Failure::HungUp(_)) if greeted(&Secret::default()).is_ok() => {
+                    return Err(Failure::Final(Error::Network(
+                        "The server knows no secrets, as torch's do not, and this process has one: RAILHEAD_STORE_SECRET".into(),
+                    )));
+                }
+                Err(Failure::Passing(error) | Failure::HungUp(error)) => last = error,
                 Err(refused) => return Err(refused),
             }
         }
@@ -117,6 +129,7 @@ impl Connection {
             timeout: None,
             patience: limit,
             greeted: false,
+            ended: false,
             broken: None,
         };
         let nonce = std::process::id();
@@ -143,7 +156,8 @@ impl Connection {
     fn prove(&mut self, key: &[u8]) -> std::result::Result<(), Failure> {
         let refused = |what: &str| Err(Failure::Final(Error::Network(format!("{what}: RAILHEAD_STORE_SECRET"))));
         self.send(Query::Challenge, &[])?;
-        match self.array()? {
+        let answer = self.array().map_err(|error| if self.ended { Failure::HungUp(error) } else { error.into() });
+        match answer? {
             [secret::SECRET] => {}
             [secret::NO_SECRET] => return refused("This process has a secret, and the server does not"),
             _ => return Err(self.nonsense("a greeting").into()),
@@ -302,6 +316,7 @@ impl Connection {
 
     /// The other side has ended the connection; torch's servers and ours do that, too, to who asks for what they do not do.
     fn closed(&mut self, what: &str) -> Error {
+        self.ended = true;
         let perhaps = if self.greeted { REFUSED } else { "" };
         self.fail(format!("{what}{perhaps}"))
     }
