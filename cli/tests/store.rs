@@ -406,6 +406,16 @@ fn a_server_says_once_that_it_has_no_descriptors_left() {
 }
 
 #[test]
+fn a_server_takes_as_many_descriptors_as_it_may() {
+    let mut command = Command::new("sh");
+    let serve = format!("ulimit -S -n 32; exec {} store serve --port 0 --bind 127.0.0.1", env!("CARGO_BIN_EXE_railhead"));
+    let server = started(command.args(["-c", &serve]));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.child.id())).expect("limits");
+    let files: Vec<&str> = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line").split_whitespace().collect();
+    assert_eq!(files[3], files[4], "soft and hard limit");
+}
+
+#[test]
 fn who_looks_into_a_file_is_no_rank_of_the_job() {
     let mut store = InFile::new("look");
     let before = store.bytes();

@@ -1,7 +1,9 @@
 //! The shared secret: who knows it gets in, nobody else does or learns anything.
 
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
 use std::thread;
+use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
 use railhead::base::config::Secret;
@@ -9,7 +11,7 @@ use railhead::store::tcp::{Host, ServerOptions, TcpOptions};
 use railhead::store::{Error, Store, TcpStore};
 use sha2::Sha256;
 
-use super::wire::{Raw, VALIDATE, keyed, value};
+use super::wire::{Raw, VALIDATE, keyed, unhex, value};
 use super::{LONG, join, serve};
 
 const CHALLENGE: &str = "80";
@@ -198,6 +200,29 @@ fn one_that_hangs_up_is_a_server_without_secrets_only_if_it_serves_who_has_none(
             assert_eq!(error, words);
         });
     }
+}
+
+#[test]
+fn a_stranger_does_not_stay() {
+    let server = serve(|options| (options.secret, options.admission) = (Secret::new("sesame"), Duration::from_millis(20)));
+    let mut silent = Raw::connect(server.port());
+    let mut slow = Raw::connect(server.port());
+    // It may be too slow for that already.
+    let _ = slow.0.write_all(&unhex(&[VALIDATE, CHALLENGE].concat()));
+    silent.expect_end("it says nothing");
+    let ended = slow.0.read_to_end(&mut Vec::new());
+    assert!(ended.is_ok() || ended.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "it does not go on");
+    // Nobody needs a secret where there is none.
+    let open = serve(|options| options.admission = Duration::from_millis(1));
+    let mut visitor = Raw::connect(open.port());
+    let one_who_knows = (0..100).find_map(|_| enter(server.port(), "sesame").ok()).expect("quick enough");
+    for round in 1..20 {
+        let mut next = Raw::connect(server.port());
+        next.expect_end("later strangers go, too");
+        assert_eq!(one_who_knows.add("n", 1).unwrap(), round, "who is in stays");
+    }
+    visitor.send(VALIDATE);
+    visitor.in_step("still there");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use anyhow::Context;
 use railhead::base::config::{Config, Debug};
 use railhead::store::rendezvous::Environment;
 use railhead::store::tcp::{DEFAULT_PORT, Server, ServerOptions, wire::Limits};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -34,6 +35,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let bind = args.bind.map_or_else(|| environment.bind(), |bind| Ok(Some(bind)))?;
     let secret = environment.secret()?;
     Config::from_env_or(Debug::Warn);
+    // Each client takes one.
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     let value = (args.value as usize) << 20;
     let limits = Limits { value, request: Limits::default().request.max(2 * value), ..Limits::default() };
     let server = Server::start(ServerOptions {

@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use mio::Waker;
 use socket2::{Domain, Socket, Type};
@@ -39,6 +40,8 @@ pub struct ServerOptions {
     pub socket: Option<OwnedFd>,
     /// What clients must know. Torch's cannot.
     pub secret: Secret,
+    /// How long a client may take to show that it knows the secret.
+    pub admission: Duration,
     /// What a request may be.
     pub limits: Limits,
     /// Bytes that values, queues, unread requests and unsent replies may take together. Who exceeds it is disconnected; a client
@@ -53,6 +56,7 @@ impl Default for ServerOptions {
             bind: None,
             socket: None,
             secret: Secret::default(),
+            admission: Duration::from_secs(10),
             limits: Limits::default(),
             memory: 8 << 30,
         }

@@ -20,6 +20,8 @@ pub struct Standing {
 /// A connection and what it holds.
 pub struct Connection {
     pub stream: TcpStream,
+    /// When it came.
+    pub came: u64,
     pub decoder: Decoder,
     pub output: Output,
     /// What the client has shown.
@@ -36,9 +38,10 @@ pub struct Connection {
 
 impl Connection {
     /// A client that has just come.
-    pub fn new(stream: TcpStream) -> Self {
+    pub fn new(stream: TcpStream, came: u64) -> Self {
         Connection {
             stream,
+            came,
             decoder: Decoder::default(),
             output: Output::default(),
             standing: Standing::default(),

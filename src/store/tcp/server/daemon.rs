@@ -18,6 +18,7 @@ use rustix::net::{self, RecvFlags};
 use super::ServerOptions;
 use super::connection::Connection;
 use super::core::{Core, Refusal};
+use crate::base::clock;
 use crate::base::error;
 use crate::base::log::{self, log_warn};
 use crate::store::deadline::Deadline;
@@ -63,6 +64,10 @@ pub struct Daemon {
     buffered: usize,
     /// The listener has clients that no descriptor was left for.
     crowded: bool,
+    /// For how long a client may be a stranger, in nanoseconds, if there is a secret.
+    admission: Option<u64>,
+    /// Who has come as a stranger, and when, in that order.
+    strangers: VecDeque<(usize, u64)>,
     scratch: Box<[u8]>,
 }
 
@@ -85,6 +90,8 @@ impl Daemon {
             queue: VecDeque::new(),
             buffered: 0,
             crowded: false,
+            admission: options.secret.key().map(|_| u64::try_from(options.admission.as_nanos()).unwrap_or(u64::MAX)),
+            strangers: VecDeque::new(),
             scratch: vec![0; READ].into_boxed_slice(),
         };
         Ok((daemon, waker))
@@ -100,6 +107,7 @@ impl Daemon {
                 (true, true) => Some(BREATH),
                 (true, false) => None,
             };
+            let timeout = timeout.into_iter().chain(self.until_expulsion()).min();
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != ErrorKind::Interrupted => {
                     log_warn!(log::INIT, "store: the server stops: epoll_wait: {e}");
@@ -121,6 +129,7 @@ impl Daemon {
                     }
                 }
             }
+            self.expel();
             if self.crowded {
                 self.accept();
             }
@@ -169,7 +178,12 @@ impl Daemon {
                     let registered =
                         self.poll.registry().register(&mut stream, Token(CLIENTS + index), Interest::READABLE | Interest::WRITABLE);
                     match (registered, self.clients.get_mut(index)) {
-                        (Ok(()), Some(place)) => *place = Some(Connection::new(stream)),
+                        (Ok(()), Some(place)) => {
+                            let client = place.insert(Connection::new(stream, clock::now()));
+                            if self.admission.is_some() {
+                                self.strangers.push_back((index, client.came));
+                            }
+                        }
                         _ => self.free.push(index),
                     }
                 }
@@ -186,6 +200,24 @@ impl Daemon {
                 }
                 // A client that is gone again.
                 Err(_) => {}
+            }
+        }
+    }
+
+    /// The time until the one who has been a stranger for longest, or is none any more, is looked at.
+    fn until_expulsion(&self) -> Option<Duration> {
+        let (_, came) = self.strangers.front()?;
+        Some(Duration::from_nanos(came.saturating_add(self.admission?).saturating_sub(clock::now())))
+    }
+
+    /// Ends the connections of those who have not shown in time that they know the secret: each keeps a descriptor from the others.
+    fn expel(&mut self) {
+        while self.until_expulsion().is_some_and(|left| left.is_zero()) {
+            let Some((index, came)) = self.strangers.pop_front() else { return };
+            let stranger = |client: &mut Connection| client.came == came && !client.standing.admitted;
+            if let Some(client) = self.clients.get_mut(index).and_then(|place| place.take_if(stranger)) {
+                log_warn!(log::INIT, "store: {} is disconnected: it has not shown in time that it knows the secret", peer(&client));
+                self.close(index, client);
             }
         }
     }
