@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use railhead::base::config::Secret;
 use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
 use railhead::store::{Error, Store, TcpStore};
 
@@ -481,4 +482,18 @@ fn stores_of_one_process_share_the_server_of_a_port() {
     drop(second);
     let third = open(port);
     assert!(!third.check(&["k"]).unwrap(), "the last user took the server along");
+}
+
+#[test]
+fn a_server_that_others_share_is_the_one_that_they_asked_for() {
+    let address = own_address();
+    let options = |port| ServerOptions { port, bind: Some(address.into()), secret: Secret::new("one"), ..ServerOptions::default() };
+    let first = Server::shared(options(0)).unwrap();
+    let port = first.port();
+    assert_eq!(Server::shared(options(port)).unwrap().port(), port);
+    let refused = |options| Server::shared(options).err().expect("another server").to_string();
+    let error = refused(ServerOptions { bind: None, ..options(port) });
+    assert_eq!(error, format!("port {port}: this process serves a store there already, on {address}, and not on all addresses"));
+    let error = refused(ServerOptions { secret: Secret::new("two"), ..options(port) });
+    assert_eq!(error, format!("port {port}: this process serves a store there already, with another secret"));
 }

@@ -66,6 +66,8 @@ impl Default for ServerOptions {
 /// A running server. Stops when dropped, after it has taken in everything that had arrived.
 pub struct Server {
     port: u16,
+    bind: Option<IpAddr>,
+    secret: Secret,
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -86,16 +88,23 @@ impl Server {
         let (daemon, waker) = Daemon::new(listener, &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
         let thread = thread::spawn("railhead-store", &Cpus::default(), move || daemon.run());
         let thread = Mutex::new(Some(thread.map_err(|e| Error::system("start the store's thread", e))?));
-        Ok(Server { port, stop, waker, thread, epoch: fork::epoch() })
+        Ok(Server { port, bind: options.bind, secret: options.secret, stop, waker, thread, epoch: fork::epoch() })
     }
 
     /// The server of this process at the options' port, started if there is none: several stores of one process may name the same port.
+    ///
+    /// Errors: [`Error::Usage`] for one that listens elsewhere or has another secret; those of [`Server::start`].
     pub fn shared(options: ServerOptions) -> Result<Arc<Server>> {
         static SERVERS: PerProcess<HashMap<u16, Weak<Server>>> = PerProcess::new();
         SERVERS.with(|servers| {
             servers.retain(|_, server| server.strong_count() > 0);
             if let Some(server) = servers.get(&options.port).and_then(Weak::upgrade) {
-                return Ok(server);
+                let other = |how: &str| Error::Usage(format!("port {}: this process serves a store there already, {how}", options.port));
+                if server.bind != options.bind {
+                    let shown = |bind: Option<IpAddr>| bind.map_or("all addresses".to_owned(), |ip| ip.to_string());
+                    return Err(other(&format!("on {}, and not on {}", shown(server.bind), shown(options.bind))));
+                }
+                return if server.secret == options.secret { Ok(server) } else { Err(other("with another secret")) };
             }
             let server = Arc::new(Server::start(options)?);
             servers.insert(server.port, Arc::downgrade(&server));
