@@ -142,7 +142,12 @@ fn waiting_in_vain_is_told_from_other_failures() {
     for (arguments, words) in [
         (&["get", "k"][..], "neither --connect nor --file, and MASTER_ADDR is not set"),
         (&["get", "k", "--connect", "h"], "must be HOST:PORT"),
-        (&["get", "k", "--connect", "h:99999"], "must be 0 to 65535"),
+        (&["get", "k", "--connect", "h:99999"], "port 99999: must be 1 to 65535"),
+        (&["get", "k", "--connect", "h:0"], "port 0: must be 1 to 65535"),
+        (&["get", "k", "--connect", "::1"], "host ':': must be a name or IPv4 address, or an IPv6 address in brackets, as [::1]:29500"),
+        (&["get", "k", "--connect", "fe80::1:29500"], "host 'fe80::1': must be"),
+        (&["bench", "--server", "=127.0.0.1:1"], "must be NAME=HOST:PORT"),
+        (&["bench", "--server", "x=127.0.0.1:1", "--duration", "0"], "must be more than 0"),
         (&["get", "k", "--file", "/nowhere/store"], "/nowhere/store"),
         (&["get", "k", "--connect", "127.0.0.1:1", "--timeout", "0"], "while trying to connect to (127.0.0.1, 1)"),
         (&["serve", "--bind", "nowhere"], "invalid IP address"),

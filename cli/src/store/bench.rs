@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Seconds per server, number of connections and round
-    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = super::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = some_seconds)]
     duration: Duration,
     /// Bytes of a value
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1048576))]
@@ -106,6 +106,10 @@ fn rounds<C>(
 }
 
 fn named(text: &str) -> Result<(String, (String, u16)), String> {
-    let (name, place) = text.split_once('=').ok_or("must be NAME=HOST:PORT")?;
+    let (name, place) = text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or("must be NAME=HOST:PORT")?;
     Ok((name.to_owned(), super::host_and_port(place)?))
+}
+
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    super::seconds(text).and_then(|time| if time.is_zero() { Err("must be more than 0".into()) } else { Ok(time) })
 }

@@ -7,6 +7,7 @@ mod serve;
 mod watch;
 
 use std::io::{Read, Write};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -104,7 +105,12 @@ impl Place {
             (None, None) => {
                 let variable = |name| std::env::var(name).with_context(|| format!("neither --connect nor --file, and {name} is not set"));
                 let (host, port) = (variable("MASTER_ADDR")?, variable("MASTER_PORT")?);
-                Arc::new(self.join(&host, port.parse().with_context(|| format!("MASTER_PORT={port}: expected 0 to 65535"))?)?)
+                Arc::new(
+                    self.join(
+                        &host,
+                        port.parse::<NonZeroU16>().with_context(|| format!("MASTER_PORT={port}: expected 1 to 65535"))?.get(),
+                    )?,
+                )
             }
         };
         Ok(match &self.prefix {
@@ -198,9 +204,15 @@ fn print(bytes: &[u8]) -> anyhow::Result<()> {
 
 fn host_and_port(text: &str) -> Result<(String, u16), String> {
     let (host, port) = text.rsplit_once(':').ok_or("must be HOST:PORT")?;
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let port = port.parse().map_err(|_| format!("port {port}: must be 0 to 65535"))?;
-    if host.is_empty() { Err("must be HOST:PORT".into()) } else { Ok((host.to_owned(), port)) }
+    let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(host) => host,
+        None if host.contains(':') => {
+            return Err(format!("host '{host}': must be a name or IPv4 address, or an IPv6 address in brackets, as [::1]:29500"));
+        }
+        None => host,
+    };
+    let port: NonZeroU16 = port.parse().map_err(|_| format!("port {port}: must be 1 to 65535"))?;
+    if host.is_empty() { Err("must be HOST:PORT".into()) } else { Ok((host.to_owned(), port.get())) }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
