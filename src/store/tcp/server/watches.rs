@@ -1,6 +1,6 @@
 //! Who watches what. Clients are numbers here; nothing is sent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::store::tcp::wire::Event;
 use crate::store::values::Value;
@@ -9,7 +9,7 @@ use crate::store::values::Value;
 #[derive(Default)]
 pub struct Watches {
     by_key: HashMap<Box<[u8]>, Vec<usize>>,
-    by_client: HashMap<usize, Vec<Box<[u8]>>>,
+    by_client: HashMap<usize, HashSet<Box<[u8]>>>,
     /// Bytes that all this takes.
     size: usize,
 }
@@ -34,9 +34,7 @@ impl Watches {
 
     /// The client wants to know.
     pub fn add(&mut self, client: usize, key: &[u8]) {
-        let keys = self.by_client.entry(client).or_default();
-        if !keys.iter().any(|known| **known == *key) {
-            keys.push(key.into());
+        if self.by_client.entry(client).or_default().insert(key.into()) {
             self.by_key.entry(key.into()).or_default().push(client);
             self.size += entry_size(key);
         }
