@@ -545,7 +545,7 @@ railhead_status_t railhead_store_prefix(const char *prefix,
                                         railhead_store_t **store);
 
 // Connects to the server of a TCPStore, torch's or Railhead's, trying until `timeout_ms` has passed (less than 0: for ever). RAILHEAD_STORE_SECRET is
-// what a server with a secret wants to hear.
+// what a server with a secret wants to hear; RAILHEAD_USAGE if it holds none that can be one.
 railhead_status_t railhead_store_connect(const char *host,
                                          uint16_t port,
                                          int64_t timeout_ms,
@@ -555,7 +555,8 @@ railhead_status_t railhead_store_connect(const char *host,
 // spaces are closed; what had arrived by then was carried out.
 //
 // `address`: where to listen; NULL for what RAILHEAD_STORE_BIND says, else for all addresses, as torch does. `port`: 0 for any, see
-// railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them.
+// railhead_store_port. With RAILHEAD_STORE_SECRET set, clients that do not know it are refused, torch's among them. RAILHEAD_USAGE if either variable
+// holds what is no address or can be no secret.
 railhead_status_t railhead_store_serve(const char *address,
                                        uint16_t port,
                                        railhead_store_t **store);
@@ -583,7 +584,8 @@ railhead_status_t railhead_store_get(railhead_store_t *store,
                                      void **value,
                                      size_t *size);
 
-// Waits until all keys exist, for at most `timeout_ms`.
+// Waits until all keys exist, for at most `timeout_ms`. A queue that holds something counts as a key, but a server lets only one who waits go on for each
+// value that is pushed.
 railhead_status_t railhead_store_wait(railhead_store_t *store,
                                       const char *const *keys,
                                       size_t count,

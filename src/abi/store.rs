@@ -226,7 +226,8 @@ pub unsafe extern "C" fn railhead_store_get(
     call(|| unsafe { give(value, size, || found(store)?.get(text(key, "key")?, timeout(timeout_ms))) })
 }
 
-/// Waits until all keys exist, for at most `timeout_ms`.
+/// Waits until all keys exist, for at most `timeout_ms`. A queue that holds something counts as a key, but a server lets only one who waits go on for each
+/// value that is pushed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_wait(
     store: *mut railhead_store_t,

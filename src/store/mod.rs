@@ -41,7 +41,8 @@ pub trait Store: Send + Sync {
     /// The key's value, waiting for the key to exist. Errors: [`Error::Timeout`].
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
-    /// Waits until all keys exist. Errors: [`Error::Timeout`].
+    /// Waits until all keys exist. A queue that holds something counts as a key, but a server, torch's or ours, lets only one who waits go on for each
+    /// value that is pushed: the others wait on, though the queue is not empty. Errors: [`Error::Timeout`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
     /// Whether all keys exist now. A queue that holds something counts as a key.
