@@ -433,12 +433,20 @@ impl Rails {
         Ok(())
     }
 
-    /// Whether what was posted on a lane arrives even if this side destroys it now, and needs none of the caller's memory any more.
+    /// Requests posted on a lane so far.
     #[inline(always)]
-    pub fn has_left(&mut self, lane: usize) -> bool {
+    pub fn posted(&mut self, lane: usize) -> u64 {
+        let Rails { queues, lanes, .. } = self;
+        let Some(it) = lanes.get_mut(lane) else { return 0 };
+        queues.get_mut(usize::from(it.rail)).map_or(0, |cq| cq.qp(it.qp).posted())
+    }
+
+    /// Whether the first `upto` requests of a lane arrive even if this side destroys it now, and need none of the caller's memory any more.
+    #[inline(always)]
+    pub fn has_left(&mut self, lane: usize, upto: u64) -> bool {
         let Rails { queues, lanes, .. } = self;
         let Some(it) = lanes.get_mut(lane) else { return false };
-        queues.get_mut(usize::from(it.rail)).is_some_and(|cq| cq.qp(it.qp).has_left())
+        queues.get_mut(usize::from(it.rail)).is_some_and(|cq| cq.qp(it.qp).has_left(upto))
     }
 
     /// Whether that can be so before the peer says that it has accepted it.

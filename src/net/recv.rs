@@ -211,7 +211,7 @@ impl Receiver {
         if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
             return self.null_post();
         }
-        let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.count, bytes: [0; MAX_RECVS] };
+        let request = Request { n: n as u8, left: n as u8, stripes: 0, leaves: 0, sequence: self.count, bytes: [0; MAX_RECVS] };
         let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
@@ -263,7 +263,7 @@ impl Receiver {
         if !landing.has_places(1) || !core.requests.has_room() {
             return Some(self.null_post());
         }
-        let request = Request { n: 1, left: 1, stripes: 0, sequence: *count, bytes: [0; MAX_RECVS] };
+        let request = Request { n: 1, left: 1, stripes: 0, leaves: 0, sequence: *count, bytes: [0; MAX_RECVS] };
         let id = core.requests.insert(request)?;
         match come {
             None => landing.inbox.post(None, id, buffer.addr, buffer.len, buffer.mr),

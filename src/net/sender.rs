@@ -157,9 +157,11 @@ impl Sender {
         }
         // What closes first of several lanes ends the comm for the peer, so what is called done must have been accepted. And what has to wait here
         // for others is worth an acknowledgement of its own.
-        let signal = !rails.lets_go() || rails.lanes() > 1 || !rails.has_left(lane);
-        let stripes = if signal { 1 << lane } else { 0 };
-        let Some(id) = self.core.requests.insert(request(len, stripes, self.count)) else { return Ok(None) };
+        let posted = rails.posted(lane);
+        let signal = !rails.lets_go() || rails.lanes() > 1 || !rails.has_left(lane, posted);
+        let (stripes, leaves) = if signal { (1 << lane, 0) } else { (0, posted + 1) };
+        let request = Request { leaves, ..request(len, stripes, self.count) };
+        let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
         let (number, slot) = self.outbox.next();
         let (remote_addr, rkey) = rails.remote(lane, AT_EAGER + slot * EAGER_SIZE);
         let lkey = registration.map_or(0, |registration| registration.lkey(rails.rail_of(lane)));
@@ -186,7 +188,7 @@ impl Sender {
     #[inline(always)]
     fn leave(&mut self, id: RequestId) {
         let Some(request) = self.core.requests.get_mut(id) else { return };
-        if request.stripes == 0 && request.left > 0 && self.core.rails.has_left(ANNOUNCES) {
+        if request.leaves > 0 && request.left > 0 && self.core.rails.has_left(ANNOUNCES, request.leaves) {
             request.left = 0;
             stage::reach(Stage::SendDone);
         }
@@ -405,12 +407,12 @@ impl Sender {
     }
 }
 
-/// The request of a message of `len` bytes whose completion on these lanes, a bit each, ends it; of none: that it has left.
+/// The request of a message of `len` bytes that takes these lanes.
 #[inline(always)]
 fn request(len: usize, stripes: u64, sequence: u64) -> Request {
     let mut bytes = [0; MAX_RECVS];
     bytes[0] = len as u32;
-    Request { n: 1, left: 1, stripes, sequence, bytes }
+    Request { n: 1, left: 1, stripes, leaves: 0, sequence, bytes }
 }
 
 /// A message that is being posted.

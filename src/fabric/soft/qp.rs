@@ -125,10 +125,16 @@ impl QueuePair {
         matches!(self.link, Link::Shm(_) | Link::Tcp(_) | Link::Own)
     }
 
-    /// Whether the wire has everything that was posted.
+    /// Requests posted.
     #[inline]
-    pub fn has_left(&self) -> bool {
-        !self.core.sq.pending() && self.met()
+    pub fn posted(&self) -> u64 {
+        self.core.sq.posted
+    }
+
+    /// Whether the wire has the first `upto` requests.
+    #[inline]
+    pub fn has_left(&self, upto: u64) -> bool {
+        self.core.sq.sent >= upto && self.met()
     }
 
     /// Number in completions.

@@ -134,16 +134,16 @@ fn leaves_in_order(config: Config) {
     let long = SendRequest { wr_id: 1, payload: Payload::Sge(sge), signaled: true, ..short };
     let qp = pair.qps[0];
     pair.cqs[0].qp(qp).post_send(&[short]).unwrap();
-    assert!(!pair.cqs[0].qp(qp).has_left(), "no wire yet");
+    assert!(!pair.cqs[0].qp(qp).has_left(1), "no wire yet");
     // More than any wire takes while the peer does nothing.
     pair.cqs[0].qp(qp).post_send(&[long, short]).unwrap();
-    assert!(!pair.cqs[0].qp(qp).has_left(), "behind what has not left");
+    assert!(!pair.cqs[0].qp(qp).has_left(3), "behind what has not left");
     assert_eq!(pair.next(0).wr_id, 1);
-    while !pair.cqs[0].qp(qp).has_left() {
+    while !pair.cqs[0].qp(qp).has_left(3) {
         pair.cqs[0].poll(&mut []);
     }
     pair.cqs[0].qp(qp).post_send(&[SendRequest { payload: Payload::Inline(&[9; 8]), ..short }]).unwrap();
-    assert!(pair.cqs[0].qp(qp).has_left());
+    assert!(pair.cqs[0].qp(qp).has_left(4) && pair.cqs[0].qp(qp).posted() == 4);
     pair.cqs[0].destroy_qp(qp);
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while pair.cqs[1].qp(pair.qps[1]).state() != QpState::Error && std::time::Instant::now() < end {
