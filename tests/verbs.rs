@@ -423,9 +423,10 @@ mod inside {
         // NCCL's makeVDevice says ncclInvalidUsage, whatever NCCL_NET_FORCE_MERGE names.
         let refused = net.make_virtual(&[0, 1]).expect_err("two NICs");
         assert!(matches!(refused, Error::Usage(_)), "{refused:?}");
+        let variable = if std::env::var_os("NCCL_IB_MERGE_NICS").is_some() { "NCCL_IB_MERGE_NICS" } else { "RAILHEAD_IB_MERGE_NICS" };
         assert_eq!(
             refused.to_string(),
-            "makeVDevice: NCCL_IB_MERGE_NICS=0 keeps fake0,fake1 apart; unset it, or set it to 1, to have NICs merged"
+            format!("makeVDevice: {variable}=0 keeps fake0,fake1 apart; unset it, or set it to 1, to have NICs merged")
         );
         assert_eq!(net.device_count(), 2);
         let alone = net.make_virtual(&[1]).expect("one NIC");

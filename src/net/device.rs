@@ -196,12 +196,13 @@ impl NetDevice {
 /// Whether the settings let RDMA NICs be fused at all, before it matters which. A NIC alone is not fused with anything.
 ///
 /// Errors: they do not.
-pub fn nics_may_fuse(parts: &[Arc<NetDevice>], merge_nics: bool) -> Result<()> {
-    if merge_nics || parts.len() < 2 || parts.iter().all(|part| part.fabric() != "verbs") {
+pub fn nics_may_fuse(parts: &[Arc<NetDevice>], config: &Config) -> Result<()> {
+    if config.ib_merge_nics || parts.len() < 2 || parts.iter().all(|part| part.fabric() != "verbs") {
         return Ok(());
     }
     let names = parts.iter().map(|p| p.name()).collect::<Vec<_>>().join(",");
-    Err(Error::usage(format!("makeVDevice: NCCL_IB_MERGE_NICS=0 keeps {names} apart; unset it, or set it to 1, to have NICs merged")))
+    let variable = config.variable("RAILHEAD_IB_MERGE_NICS");
+    Err(Error::usage(format!("makeVDevice: {variable}=0 keeps {names} apart; unset it, or set it to 1, to have NICs merged")))
 }
 
 /// Whether these devices may be fused, by names or because they are one NIC. NCCL fuses all NICs without a PCI path by default when

@@ -152,7 +152,7 @@ impl Net {
     /// Errors: no such device; devices that may not be fused.
     pub fn make_virtual(&self, devs: &[usize]) -> Result<usize> {
         let parts = devs.iter().map(|&dev| self.device(dev)).collect::<Result<Vec<_>>>()?;
-        device::nics_may_fuse(&parts, self.config.ib_merge_nics)?;
+        device::nics_may_fuse(&parts, &self.config)?;
         device::may_fuse(&parts, &self.config.force_merge)?;
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         let is_it = |device: &&Arc<NetDevice>| device.properties().vdevs == devs;
