@@ -78,8 +78,9 @@ fn few_descriptors(_: &Ctx) {
         }
         Err(e) => Some(e),
     });
-    assert_eq!(error, SYSTEM_ERROR);
     let said = warnings();
+    // Of a pair, one end has no descriptor left, and the other hears that it went away.
+    assert!([SYSTEM_ERROR, REMOTE_ERROR].contains(&error), "{error}: {said:?}");
     assert!(said.iter().any(|w| w.contains("RLIMIT_NOFILE") || w.contains("ulimit")), "{said:?}");
     assert!(!open.is_empty());
     // One comm less, and there is room to go on.

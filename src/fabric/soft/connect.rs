@@ -19,7 +19,7 @@ use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
 use super::tcp::TcpWire;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::Error;
-use crate::base::log::{self, log_info};
+use crate::base::log::{self, log_info, log_warn};
 use crate::base::mem::Shm;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailStats;
@@ -318,7 +318,12 @@ impl Bringup {
             matches!(send_with_fd(&arrival.socket, &bytes, None), Ok(REPLY_SIZE))
         };
         let offered = self.open_offered(&arrival).unwrap_or_else(|e| {
-            log_info!(log::NET, "no shared memory from {}: {e}", self.party.remote.addr);
+            // The peer hears no more than that it was refused.
+            let peer = self.party.remote.addr;
+            match self.tcp_allowed() {
+                true => log_info!(log::NET, "no shared memory from {peer}: {e}"),
+                false => log_warn!(log::NET, "no shared memory from {peer}, and nothing else is allowed: {e}"),
+            }
             None
         });
         if let Some(segment) = offered {
@@ -349,7 +354,9 @@ impl Bringup {
                 if arrival.pid.is_none() {
                     return Err(Error::remote("the peer is another user's process"));
                 }
-                let memory = arrival.memory.as_ref().ok_or_else(|| Error::remote("no descriptor came with the greeting"))?;
+                // The kernel leaves out a descriptor that there is no room for.
+                let none = || Error::system("no descriptor came with the greeting", io::Error::from_raw_os_error(libc::EMFILE));
+                let memory = arrival.memory.as_ref().ok_or_else(none)?;
                 let memory = memory.try_clone().map_err(|e| Error::system("dup", e))?;
                 Shm::attach(memory, usize::try_from(*len).map_err(|_| too_long())?)?
             }
