@@ -421,6 +421,22 @@ fn a_server_takes_as_many_descriptors_as_it_may() {
 }
 
 #[test]
+fn strangers_do_not_fill_the_log() {
+    let mut command = program();
+    let mut server = started(command.args(["serve", "--port", "0", "--bind", "127.0.0.1"]).stderr(Stdio::piped()));
+    for _ in 0..300 {
+        let mut stranger = TcpStream::connect(&server.place).expect("connect");
+        stranger.write_all(b"X").expect("write");
+        // It hangs up.
+        let _ = stranger.read(&mut [0]);
+    }
+    server.terminate();
+    let said = server.said();
+    let lines = said.matches("is disconnected").count();
+    assert!((10..150).contains(&lines), "{lines} lines: {said}");
+}
+
+#[test]
 fn who_looks_into_a_file_is_no_rank_of_the_job() {
     let mut store = InFile::new("look");
     let before = store.bytes();

@@ -91,8 +91,8 @@ impl Connection {
         let addresses = (host, port).to_socket_addrs().map_err(|e| Error::system(format!("resolve {host}"), e))?;
         let mut last = Error::Network(format!("{host} has no address"));
         for address in addresses {
-            let limit = deadline.left().map_or(ATTEMPT, |left| left.clamp(Duration::from_millis(1), ATTEMPT));
             let greeted = |secret| {
+                let limit = deadline.left().map_or(ATTEMPT, |left| left.clamp(Duration::from_millis(1), ATTEMPT));
                 TcpStream::connect_timeout(&address, limit)
                     .map_err(|e| Failure::Passing(Error::system(format!("connect to {address}"), e)))
                     .and_then(|stream| Self::greet(stream, secret, limit, patience))

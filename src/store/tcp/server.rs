@@ -3,6 +3,7 @@
 //! Whoever reaches the port may read and write, as in torch, unless a secret is set: so bind it to an address that only the job reaches, or leave it to
 //! a firewall. What a client can make it hold is bounded: a request, what waits to be sent, and everything together.
 
+mod complaints;
 mod connection;
 mod core;
 mod daemon;

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags};
 
 use super::ServerOptions;
+use super::complaints::Complaints;
 use super::connection::Connection;
 use super::core::{Core, Refusal};
 use crate::base::clock;
@@ -68,6 +69,7 @@ pub struct Daemon {
     admission: Option<u64>,
     /// Who has come as a stranger, and when, in that order.
     strangers: VecDeque<(usize, u64)>,
+    complaints: Complaints,
     scratch: Box<[u8]>,
 }
 
@@ -92,6 +94,7 @@ impl Daemon {
             crowded: false,
             admission: options.secret.key().map(|_| u64::try_from(options.admission.as_nanos()).unwrap_or(u64::MAX)),
             strangers: VecDeque::new(),
+            complaints: Complaints::default(),
             scratch: vec![0; READ].into_boxed_slice(),
         };
         Ok((daemon, waker))
@@ -216,7 +219,7 @@ impl Daemon {
             let Some((index, came)) = self.strangers.pop_front() else { return };
             let stranger = |client: &mut Connection| client.came == came && !client.standing.admitted;
             if let Some(client) = self.clients.get_mut(index).and_then(|place| place.take_if(stranger)) {
-                log_warn!(log::INIT, "store: {} is disconnected: it has not shown in time that it knows the secret", peer(&client));
+                self.complaints.say(peer(&client), format_args!("it has not shown in time that it knows the secret"));
                 self.close(index, client);
             }
         }
@@ -233,7 +236,7 @@ impl Daemon {
         // Who takes little goes on when others have taken all: to read, and to delete.
         let takes = self.core.size() > stored || size > RESERVE;
         if stays && takes && self.held() > self.memory && self.held() > held {
-            log_warn!(log::INIT, "store: {} is disconnected: the server's limit of {} bytes is reached", peer(&client), self.memory);
+            self.complaints.say(peer(&client), format_args!("the server's limit of {} bytes is reached", self.memory));
             self.close(index, client);
         } else if stays {
             if let Some(place) = self.clients.get_mut(index) {
@@ -291,7 +294,7 @@ impl Daemon {
                 Err(e) => Err(e.into()),
             };
             if let Err(refusal) = done {
-                log_warn!(log::INIT, "store: {} is disconnected: {refusal}", peer(client));
+                self.complaints.say(peer(client), format_args!("{refusal}"));
                 let _ = client.output.flush(&client.stream);
                 return Err(());
             }
@@ -330,7 +333,7 @@ impl Daemon {
             let Some(Some(client)) = self.clients.get_mut(index) else { continue };
             let overrun = client.output.len() >= UNSENT_NOTICES;
             if overrun {
-                log_warn!(log::INIT, "store: {} is disconnected: it watches a key and does not read", peer(client));
+                self.complaints.say(peer(client), format_args!("it watches a key and does not read"));
                 let _ = client.stream.shutdown(std::net::Shutdown::Both);
                 continue;
             }
