@@ -80,8 +80,8 @@ pub struct Tx {
 }
 
 impl Tx {
-    /// A half with nothing in flight. `slots` is the send queue's.
-    pub fn new(lane: usize, geometry: Geometry, exposed: Arc<Exposed>) -> Self {
+    /// A half with nothing in flight, towards a queue pair of process `peer`.
+    pub fn new(lane: usize, geometry: Geometry, exposed: Arc<Exposed>, peer: Option<i32>) -> Self {
         Tx {
             lane,
             geometry,
@@ -100,7 +100,7 @@ impl Tx {
             passed: Vec::with_capacity(MAPPED_MAX),
             share_at: 0,
             share_end: 0,
-            route: Route::new(),
+            route: Route::towards(peer),
             writes: true,
             heard: 0,
         }
@@ -170,7 +170,7 @@ impl Tx {
         }
         let from = core.sq.acked;
         core.acknowledge(from + u64::from(more))?;
-        self.over(from, core.sq.acked);
+        self.over(core, from, core.sq.acked);
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl Tx {
         if upto != core.sq.acked {
             let from = core.sq.acked;
             core.acknowledge(upto)?;
-            self.over(from, upto);
+            self.over(core, from, upto);
             moved = true;
         }
         if lane.fill_want.load(Ordering::Acquire) != self.filled {
@@ -230,9 +230,9 @@ impl Tx {
 
     /// Requests `from..upto` were accepted.
     #[inline(always)]
-    fn over(&mut self, from: u64, upto: u64) {
+    fn over(&mut self, core: &Core, from: u64, upto: u64) {
         self.exposed.remove(from, upto);
-        self.route.accepted(upto);
+        self.route.accepted(from, upto, |request| core.sq.get(request).len);
     }
 
     /// Publishes the next request with its bytes in the descriptor; false if they are too many, or not this side's.
