@@ -78,7 +78,7 @@ impl ShmWire {
     pub fn new(segment: Segment, socket: OwnedFd, unix: bool, send_slots: usize, stats: RailStats) -> Self {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
-            tx: Tx::new(segment.me, segment.geometry, exposed, segment.peer_pid),
+            tx: Tx::new(segment.me, segment.geometry, exposed, segment.peer_pid, send_slots),
             rx: Rx::new(1 - segment.me, &segment, stats),
             control: ControlSocket::new(socket, unix),
             maps: Maps::none(),

@@ -21,10 +21,8 @@ const RUNS: usize = 4;
 const SHORTEST: u32 = 256;
 const LONGEST: u32 = 1 << 17;
 const LONGEST_OF_ALL: u32 = 1 << 20;
-/// Messages of each queue pair that wait for the probe of another class, until that is given up if it got no further.
-const RETRY: u32 = 64;
-/// Queue pairs beyond which more of them do not make what is measured longer.
-const CROWD: u32 = 8;
+/// Messages of each queue pair that wait for a probe that others are at, or that has all its messages, until it is given up.
+const RETRY: u32 = 1024;
 /// Classes of sizes. What fits the caches goes at another pace than what does not.
 const CLASSES: usize = 4;
 
@@ -73,21 +71,21 @@ pub struct Route {
 }
 
 /// What a queue pair has to do with a probe.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug)]
 struct Part {
-    /// Which probe, and its class.
+    /// Which one.
     number: u64,
-    class: usize,
-    /// The first request that it measures, and the last, plus 1.
-    first: u64,
-    last: u64,
+    /// A bit for each slot of the send queue, set if its request is measured and not accepted; and how many are.
+    measured: Box<[u64]>,
+    open: u32,
     /// Messages and bytes that were accepted and are not counted yet, as another thread was at the choice.
     owed: (u32, u64),
 }
 
 impl Route {
-    /// For a queue pair towards process `peer`. Where nothing is known of it, the first messages of each class are a probe.
-    pub fn towards(peer: Option<i32>) -> Route {
+    /// For a queue pair towards process `peer` whose send queue has `slots` slots (a power of two). Where nothing is known of the peer, the first
+    /// messages of each class are a probe.
+    pub fn towards(peer: Option<i32>, slots: usize) -> Route {
         let known = peer.map(|pid| {
             CHOICES.with(|choices| {
                 choices.retain(|(_, choice)| choice.strong_count() > 0);
@@ -98,11 +96,12 @@ impl Route {
                 })
             })
         });
-        Route::of(known.unwrap_or_default())
+        Route::of(known.unwrap_or_default(), slots)
     }
 
-    fn of(choice: Arc<Mutex<Choice>>) -> Route {
-        Route { choice, chosen: (0, Way::Straight), ways: [Way::Straight; CLASSES], epochs: [0; CLASSES], part: Part::default() }
+    fn of(choice: Arc<Mutex<Choice>>, slots: usize) -> Route {
+        let part = Part { number: 0, measured: vec![0; slots.div_ceil(64)].into(), open: 0, owed: (0, 0) };
+        Route { choice, chosen: (0, Way::Straight), ways: [Way::Straight; CLASSES], epochs: [0; CLASSES], part }
     }
 
     /// The way for request number `request` of `len` bytes, which is about to be handed over; the same however often it is asked for.
@@ -121,10 +120,7 @@ impl Route {
         let measured;
         (*way, measured) = choice.find(class, epoch, now);
         if measured {
-            if self.part.number != choice.number {
-                self.part = Part { number: choice.number, class, first: request, ..Part::default() };
-            }
-            self.part.last = request + 1;
+            self.part.add(choice.number, request);
         }
         *way
     }
@@ -138,38 +134,74 @@ impl Route {
     #[inline]
     fn heed(&mut self, from: u64, upto: u64, len: impl Fn(u64) -> u32, now: impl FnOnce() -> u64) {
         // A probe may wait for its next message for ever, while others come and go that need no clock.
-        if from < self.part.last {
-            self.take(from, upto, len, now());
+        if self.part.open > 0 || self.part.owed.0 > 0 {
+            self.take(from, upto, len, now);
         }
     }
 
     #[cold]
-    fn take(&mut self, from: u64, upto: u64, len: impl Fn(u64) -> u32, now: u64) {
-        let part = &mut self.part;
-        for request in from.max(part.first)..upto.min(part.last) {
-            let len = len(request);
-            if class_of(len) == part.class {
-                part.owed = (part.owed.0 + 1, part.owed.1 + u64::from(len));
+    fn take(&mut self, from: u64, upto: u64, len: impl Fn(u64) -> u32, now: impl FnOnce() -> u64) {
+        for request in from..upto {
+            if self.part.remove(request) {
+                self.part.owed = (self.part.owed.0 + 1, self.part.owed.1 + u64::from(len(request)));
             }
         }
-        let Ok(mut choice) = self.choice.try_lock() else { return };
-        let (messages, bytes) = std::mem::take(&mut part.owed);
-        if !choice.probing || choice.number != part.number {
-            part.last = 0;
-        } else if messages > 0 {
-            choice.take(messages, bytes, now);
+        self.settle(now);
+    }
+
+    /// Counts what is owed, unless another thread is at the choice.
+    fn settle(&mut self, now: impl FnOnce() -> u64) {
+        if self.part.owed.0 > 0
+            && let Ok(mut choice) = self.choice.try_lock()
+        {
+            let (messages, bytes) = std::mem::take(&mut self.part.owed);
+            if choice.probing && choice.number == self.part.number {
+                choice.take(messages, bytes, now());
+            }
         }
     }
 }
 
 impl Drop for Route {
     fn drop(&mut self) {
-        // What it had under way is not accepted any more.
-        if let Ok(mut choice) = self.choice.try_lock()
-            && choice.number == self.part.number
-        {
-            choice.probing = false;
+        // What it had under way will not be accepted: the run was disturbed, and goes on.
+        self.part.owed.0 += std::mem::take(&mut self.part.open);
+        self.settle(clock::now);
+        if let Ok(mut choice) = self.choice.try_lock() {
+            for (class, epoch) in choice.classes.iter_mut().zip(self.epochs) {
+                class.active -= u32::from(class.epoch == epoch && class.active > 0);
+            }
         }
+    }
+}
+
+impl Part {
+    /// Request `request` is measured by probe `number`.
+    fn add(&mut self, number: u64, request: u64) {
+        if self.number != number {
+            // The one before was given up.
+            self.measured.fill(0);
+            (self.number, self.open, self.owed) = (number, 0, (0, 0));
+        }
+        if let Some(bits) = self.bits(request) {
+            *bits |= 1 << (request % 64);
+            self.open += 1;
+        }
+    }
+
+    /// Whether it was, once.
+    fn remove(&mut self, request: u64) -> bool {
+        let Some(bits) = self.bits(request) else { return false };
+        let bit = 1 << (request % 64);
+        let was = *bits & bit != 0;
+        *bits &= !bit;
+        self.open -= u32::from(was);
+        was
+    }
+
+    fn bits(&mut self, request: u64) -> Option<&mut u64> {
+        let words = self.measured.len().max(1) as u64;
+        self.measured.get_mut((request / 64 % words) as usize)
     }
 }
 
@@ -194,11 +226,13 @@ struct Class {
     /// The epoch, which begins with a probe, and the queue pairs that have sent in it.
     epoch: u32,
     active: u32,
+    /// The probe that it waited for.
+    waited: u64,
 }
 
 impl Default for Choice {
     fn default() -> Choice {
-        let class = Class { way: Way::Straight, left: 0, hold: SHORTEST, epoch: 1, active: 0 };
+        let class = Class { way: Way::Straight, left: 0, hold: SHORTEST, epoch: 1, active: 0, waited: 0 };
         Choice { classes: [class; CLASSES], probing: false, number: 0, probe: Probe::default() }
     }
 }
@@ -221,10 +255,9 @@ impl Choice {
         if class.left > 0 {
             return (class.way, false);
         }
-        let progress = (self.probe.sent, self.probe.accepted);
-        if self.probing && self.probe.before != progress {
-            self.probe.before = progress;
-            class.left = RETRY.saturating_mul(class.active);
+        if self.probing && class.waited != self.number {
+            class.waited = self.number;
+            class.left = RETRY.saturating_mul(class.active.max(1));
             return (class.way, false);
         }
         self.probing = true;
@@ -240,10 +273,14 @@ impl Choice {
         let Some([straight, ring]) = self.probe.take(messages, bytes, now) else { return };
         self.probing = false;
         let Some(class) = self.classes.get_mut(self.probe.class) else { return };
-        let way = if ring < straight { Way::Ring } else { Way::Straight };
+        let way = match (straight, ring) {
+            (Some(straight), Some(ring)) if ring < straight => Way::Ring,
+            (Some(_), Some(_)) => Way::Straight,
+            _ => class.way,
+        };
         class.hold = if way == class.way { (class.hold * 2).min(LONGEST) } else { SHORTEST };
         class.way = way;
-        class.left = class.hold.saturating_mul(class.active).min(LONGEST_OF_ALL);
+        class.left = class.hold.saturating_mul(class.active.max(1)).min(LONGEST_OF_ALL);
     }
 }
 
@@ -263,8 +300,6 @@ struct Probe {
     /// Since when nothing is under way; 0 while something is. And how long that was before.
     idle_since: u64,
     idle: u64,
-    /// `sent` and `accepted` when another class last had to wait.
-    before: (u32, u32),
 }
 
 /// The measured part of a run.
@@ -279,7 +314,8 @@ impl Probe {
     /// For so many queue pairs.
     fn of(class: usize, active: u32) -> Probe {
         let (counted, margin) = KINDS.get(class).map_or((1, 1), |kind| (kind.counted, kind.margin));
-        Probe { class, counted: counted * active.clamp(1, CROWD), margin: margin.saturating_mul(active.max(1)), ..Probe::default() }
+        let active = active.max(1);
+        Probe { class, counted: counted.saturating_mul(active), margin: margin.saturating_mul(active), ..Probe::default() }
     }
 
     /// The way of the next message; none if the probe has all it needs.
@@ -296,8 +332,8 @@ impl Probe {
         Some(if number.is_multiple_of(2) { Way::Straight } else { Way::Ring })
     }
 
-    /// So much more was accepted. Once all that is measured was, the pace of either way.
-    fn take(&mut self, messages: u32, bytes: u64, now: u64) -> Option<[f64; 2]> {
+    /// So much more was accepted. Once all that is measured was, the pace of either way, where a run of it could be measured.
+    fn take(&mut self, messages: u32, bytes: u64, now: u64) -> Option<[Option<f64>; 2]> {
         self.accepted = self.accepted.saturating_add(messages).min(self.sent);
         if let (false, Some(run)) = (self.passed.is_multiple_of(2), self.runs.get_mut(self.passed / 2)) {
             run.bytes += bytes;
@@ -307,17 +343,17 @@ impl Probe {
         {
             run.times[self.passed % 2] = now.saturating_sub(self.idle);
             self.passed += 1;
-            if !self.passed.is_multiple_of(2) {
-                // A run begins; what is of it comes later.
-                break;
-            }
         }
         if self.accepted == self.sent && self.idle_since == 0 {
             self.idle_since = now;
         }
         (self.passed == 2 * RUNS).then(|| {
-            let pace = |run: &Run| run.times[1].saturating_sub(run.times[0]) as f64 / run.bytes.max(1) as f64;
-            [0, 1].map(|first| self.runs.iter().skip(first).step_by(2).map(pace).fold(f64::MAX, f64::min))
+            // A run that came and went at once was not measured.
+            let pace = |run: &Run| {
+                let time = run.times[1].saturating_sub(run.times[0]);
+                (time > 0 && run.bytes > 0).then(|| time as f64 / run.bytes as f64)
+            };
+            [0, 1].map(|first| self.runs.iter().skip(first).step_by(2).filter_map(pace).min_by(f64::total_cmp))
         })
     }
 
@@ -355,7 +391,7 @@ mod tests {
     impl World {
         fn new(lanes: usize) -> World {
             let choice = Arc::default();
-            let lane = |_| Lane { route: Route::of(Arc::clone(&choice)), next: 0, outstanding: VecDeque::new() };
+            let lane = |_| Lane { route: Route::of(Arc::clone(&choice), 64), next: 0, outstanding: VecDeque::new() };
             World { lanes: (0..lanes).map(lane).collect(), awake: lanes, clock: 1 }
         }
 
@@ -424,37 +460,74 @@ mod tests {
                 let choice = Arc::clone(&world.lanes[0].route.choice);
                 let expected = choice.lock().unwrap().classes[1].way;
                 choice.lock().unwrap().classes[1].left = 10;
-                assert_eq!(Route::of(choice).find(0, 64 << 10, || 0), expected);
+                assert_eq!(Route::of(choice, 64).find(0, 64 << 10, || 0), expected);
             }
         }
     }
 
     #[test]
-    fn a_queue_pair_that_goes_leaves_no_probe_behind() {
+    fn a_queue_pair_that_goes_holds_up_nobody() {
         let mut world = World::new(2);
-        world.send(50, 65536, 8, [400, 900]);
+        // What it has under way is more than the probe can do without.
+        world.send(50, 65536, 64, [900, 400]);
         let choice = Arc::clone(&world.lanes[0].route.choice);
-        assert!(choice.lock().unwrap().probing);
+        let active = || choice.lock().unwrap().classes[1].active;
+        assert_eq!(active(), 2);
         world.lanes.pop();
-        assert!(!choice.lock().unwrap().probing);
-        world.send(2000, 65536, 8, [400, 900]);
-        assert_eq!(world.send(100, 65536, 8, [400, 900]), 0);
+        assert_eq!(active(), 1);
+        world.send(300, 65536, 8, [900, 400]);
+        assert_eq!(world.send(100, 65536, 8, [900, 400]), 100);
+    }
+
+    /// Requests that never ask for a way, such as small ones, lie between those that do.
+    #[test]
+    fn what_is_not_measured_does_not_count() {
+        let mut route = Route::of(Arc::default(), 64);
+        let mut clock = 1;
+        for request in 0..2000 {
+            let way = if request % 3 == 0 { Way::Ring } else { route.find(request, 20_000, || clock) };
+            clock += if request % 3 == 0 {
+                10_000
+            } else if way == Way::Ring {
+                400
+            } else {
+                900
+            };
+            route.heed(request, request + 1, |_| 20_000, || clock);
+            let probe = &route.choice.lock().unwrap().probe;
+            assert_eq!(probe.accepted, probe.sent);
+        }
+        assert_eq!(route.choice.lock().unwrap().classes[0].way, Way::Ring);
+    }
+
+    /// A sender that looks seldom finds whole runs done at once.
+    #[test]
+    fn a_run_that_nobody_saw_does_not_decide() {
+        let mut route = Route::of(Arc::default(), 128);
+        for step in 0..100 {
+            for request in step * 100..step * 100 + 100 {
+                route.find(request, 4 << 20, || step * 1000 + 1);
+            }
+            route.heed(step * 100, step * 100 + 100, |_| 4 << 20, || step * 1000 + 1000);
+        }
+        let class = route.choice.lock().unwrap().classes[3];
+        assert!(class.way == Way::Straight && class.hold > SHORTEST, "{class:?}");
     }
 
     #[test]
     fn peers_are_told_apart_and_forgotten() {
-        let [one, same, other] = [4_194_305, 4_194_305, 4_194_306].map(|pid| Route::towards(Some(pid)));
+        let [one, same, other] = [4_194_305, 4_194_305, 4_194_306].map(|pid| Route::towards(Some(pid), 64));
         assert!(Arc::ptr_eq(&one.choice, &same.choice) && !Arc::ptr_eq(&one.choice, &other.choice));
-        assert!(!Arc::ptr_eq(&Route::towards(None).choice, &Route::towards(None).choice));
+        assert!(!Arc::ptr_eq(&Route::towards(None, 64).choice, &Route::towards(None, 64).choice));
         one.choice.lock().unwrap().classes[0].hold = 7;
         drop((one, same));
-        assert_eq!(Route::towards(Some(4_194_305)).choice.lock().unwrap().classes[0].hold, SHORTEST);
+        assert_eq!(Route::towards(Some(4_194_305), 64).choice.lock().unwrap().classes[0].hold, SHORTEST);
     }
 
     /// Another thread may be at the choice at any time: nothing waits for it, and nothing is lost.
     #[test]
     fn what_was_accepted_meanwhile_is_counted_later() {
-        let mut route = Route::of(Arc::default());
+        let mut route = Route::of(Arc::default(), 64);
         let choice = Arc::clone(&route.choice);
         for request in 0..3 {
             route.find(request, 65536, || 1);
@@ -478,7 +551,7 @@ mod tests {
     /// Messages of several classes, many outstanding, accepted late and in any portions.
     #[test]
     fn every_class_gets_its_turn() {
-        let (mut route, mut probed) = (Route::of(Arc::default()), [false; CLASSES]);
+        let (mut route, mut probed) = (Route::of(Arc::default(), 64), [false; CLASSES]);
         let len = |request: u64| [9000, 65536, 1 << 20, 1 << 30][(request / 7 % 4) as usize];
         let mut from = 0;
         for request in 0..100_000u64 {
@@ -498,7 +571,7 @@ mod tests {
 
     #[test]
     fn a_probe_that_waits_for_messages_reads_no_clock() {
-        let mut route = Route::of(Arc::default());
+        let mut route = Route::of(Arc::default(), 64);
         let mut reads = 0;
         route.find(0, 65536, || 1);
         route.heed(0, 1, |_| 65536, || 2);
@@ -518,7 +591,7 @@ mod tests {
 
     #[test]
     fn a_probe_that_gets_no_further_is_given_up() {
-        let mut route = Route::of(Arc::default());
+        let mut route = Route::of(Arc::default(), 64);
         route.find(0, 65536, || 0);
         route.find(1, 65536, || 0);
         // Either way has the same pace, so that the answers hold ever longer: the last one here from message 834 to 1858.
@@ -532,7 +605,7 @@ mod tests {
 
     #[test]
     fn a_request_that_is_asked_for_twice_counts_once() {
-        let mut route = Route::of(Arc::default());
+        let mut route = Route::of(Arc::default(), 64);
         let ways: Vec<Way> = (0..400).map(|i| route.choose(i / 2, 65536)).collect();
         assert!(ways.chunks(2).all(|pair| pair[0] == pair[1]) && ways.contains(&Way::Ring));
         assert_eq!(route.choice.lock().unwrap().probe.sent, 200);

@@ -80,8 +80,8 @@ pub struct Tx {
 }
 
 impl Tx {
-    /// A half with nothing in flight, towards a queue pair of process `peer`.
-    pub fn new(lane: usize, geometry: Geometry, exposed: Arc<Exposed>, peer: Option<i32>) -> Self {
+    /// A half with nothing in flight, towards a queue pair of process `peer`. `slots` is the send queue's.
+    pub fn new(lane: usize, geometry: Geometry, exposed: Arc<Exposed>, peer: Option<i32>, slots: usize) -> Self {
         Tx {
             lane,
             geometry,
@@ -100,7 +100,7 @@ impl Tx {
             passed: Vec::with_capacity(MAPPED_MAX),
             share_at: 0,
             share_end: 0,
-            route: Route::towards(peer),
+            route: Route::towards(peer, slots),
             writes: true,
             heard: 0,
         }
