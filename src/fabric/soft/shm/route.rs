@@ -17,10 +17,12 @@ use crate::base::fork::PerProcess;
 
 /// Runs of a probe, either way in turn.
 const RUNS: usize = 4;
-/// Messages of each queue pair for which an answer holds, and of all together at most.
+/// Messages of each queue pair for which an answer holds, and of all together at most; or sixteen times as many as the probe took.
 const SHORTEST: u32 = 256;
 const LONGEST: u32 = 1 << 17;
 const LONGEST_OF_ALL: u32 = 1 << 20;
+/// Messages of each queue pair after which it is tried again, at most, what could not be measured.
+const UNDECIDED: u32 = 16 * SHORTEST;
 /// Messages of each queue pair that wait for a probe that others are at, or that has all its messages, until it is given up.
 const RETRY: u32 = 1024;
 /// Classes of sizes. What fits the caches goes at another pace than what does not.
@@ -30,16 +32,18 @@ const CLASSES: usize = 4;
 struct Kind {
     /// The first size of the next one.
     below: u32,
-    /// Messages of a run that are measured, and those before them and after them, for each queue pair.
+    /// Messages of a run that are measured, and those before them and after them, for each queue pair. Who has several outstanding may find them
+    /// done all at once, so fewer than that would measure when somebody looked; and a run is a multiple of what senders like to have outstanding, 8,
+    /// so that all begin alike.
     counted: u32,
     margin: u32,
 }
 
 const KINDS: [Kind; CLASSES] = [
-    Kind { below: 32 << 10, counted: 16, margin: 20 },
-    Kind { below: 256 << 10, counted: 16, margin: 20 },
-    Kind { below: 2 << 20, counted: 8, margin: 12 },
-    Kind { below: u32::MAX, counted: 4, margin: 4 },
+    Kind { below: 32 << 10, counted: 32, margin: 16 },
+    Kind { below: 256 << 10, counted: 32, margin: 16 },
+    Kind { below: 2 << 20, counted: 16, margin: 8 },
+    Kind { below: u32::MAX, counted: 8, margin: 4 },
 ];
 
 /// The class of a size.
@@ -273,14 +277,19 @@ impl Choice {
         let Some([straight, ring]) = self.probe.take(messages, bytes, now) else { return };
         self.probing = false;
         let Some(class) = self.classes.get_mut(self.probe.class) else { return };
-        let way = match (straight, ring) {
-            (Some(straight), Some(ring)) if ring < straight => Way::Ring,
-            (Some(_), Some(_)) => Way::Straight,
-            _ => class.way,
+        if class.active > 2 * self.probe.active {
+            // Most came while it was under way, and had no part in its measure.
+            class.left = 0;
+            return;
+        }
+        let (way, longest) = match (straight, ring) {
+            (Some(straight), Some(ring)) => (if ring < straight { Way::Ring } else { Way::Straight }, LONGEST),
+            _ => (class.way, UNDECIDED),
         };
-        class.hold = if way == class.way { (class.hold * 2).min(LONGEST) } else { SHORTEST };
+        class.hold = if way == class.way { class.hold.max((class.hold * 2).min(longest)) } else { SHORTEST };
         class.way = way;
-        class.left = class.hold.saturating_mul(class.active.max(1)).min(LONGEST_OF_ALL);
+        let most = LONGEST_OF_ALL.max((self.probe.length() * 16 * RUNS as u64).try_into().unwrap_or(u32::MAX));
+        class.left = class.hold.saturating_mul(class.active.max(1)).min(most);
     }
 }
 
@@ -294,6 +303,8 @@ struct Probe {
     /// Messages handed over, and accepted.
     sent: u32,
     accepted: u32,
+    /// Queue pairs that it was made for.
+    active: u32,
     runs: [Run; RUNS],
     /// Beginnings and ends of what is measured that have passed: two for each run.
     passed: usize,
@@ -315,7 +326,7 @@ impl Probe {
     fn of(class: usize, active: u32) -> Probe {
         let (counted, margin) = KINDS.get(class).map_or((1, 1), |kind| (kind.counted, kind.margin));
         let active = active.max(1);
-        Probe { class, counted: counted.saturating_mul(active), margin: margin.saturating_mul(active), ..Probe::default() }
+        Probe { class, counted: counted.saturating_mul(active), margin: margin.saturating_mul(active), active, ..Probe::default() }
     }
 
     /// The way of the next message; none if the probe has all it needs.
@@ -380,6 +391,10 @@ mod tests {
         /// How many of them send.
         awake: usize,
         clock: u64,
+        /// Whether it waits for the first of them alone, and then finds what the others have got done meanwhile.
+        lumps: bool,
+        /// What the others took since.
+        meanwhile: u64,
     }
 
     struct Lane {
@@ -392,7 +407,7 @@ mod tests {
         fn new(lanes: usize) -> World {
             let choice = Arc::default();
             let lane = |_| Lane { route: Route::of(Arc::clone(&choice), 64), next: 0, outstanding: VecDeque::new() };
-            World { lanes: (0..lanes).map(lane).collect(), awake: lanes, clock: 1 }
+            World { lanes: (0..lanes).map(lane).collect(), awake: lanes, clock: 1, lumps: false, meanwhile: 0 }
         }
 
         /// How many of `count` messages on each queue pair go through the ring.
@@ -400,8 +415,14 @@ mod tests {
             let (mut through, alone) = (0, self.lanes.len() == 1);
             for _ in 0..count {
                 // A poll of one of many finds several messages done.
-                let portion = if alone { 1 } else { depth.div_ceil(2) };
-                for lane in self.lanes.iter_mut().take(self.awake) {
+                let portion = if alone {
+                    1
+                } else if self.lumps {
+                    depth
+                } else {
+                    depth.div_ceil(2)
+                };
+                for (index, lane) in self.lanes.iter_mut().take(self.awake).enumerate() {
                     let clock = self.clock;
                     let way = lane.route.find(lane.next, len, || clock);
                     lane.next += 1;
@@ -411,7 +432,13 @@ mod tests {
                         continue;
                     }
                     let from = lane.next - lane.outstanding.len() as u64;
-                    self.clock += lane.outstanding.drain(..portion).sum::<u64>();
+                    let took = lane.outstanding.drain(..portion).sum::<u64>();
+                    if self.lumps && index > 0 {
+                        self.meanwhile += took - 1;
+                        self.clock += 1;
+                    } else {
+                        self.clock += took + std::mem::take(&mut self.meanwhile);
+                    }
                     let (clock, upto) = (self.clock, lane.next - lane.outstanding.len() as u64);
                     lane.route.heed(from, upto, |_| len, || clock);
                 }
@@ -466,6 +493,36 @@ mod tests {
     }
 
     #[test]
+    fn whom_the_sender_looks_at_first_does_not_decide() {
+        for len in [16 << 10, 64 << 10, 1 << 20, 8 << 20] {
+            for phase in 0..16 {
+                for times in [[40_000, 60_000], [60_000, 40_000]] {
+                    let mut world = World::new(2);
+                    world.lumps = true;
+                    world.send(phase, len, 8, times);
+                    world.awake = 1;
+                    world.send(phase, len, 8, times);
+                    world.awake = 2;
+                    world.send(2000, len, 8, times);
+                    let through = world.send(1000, len, 8, times) as f64 / 2000.0;
+                    let best = if times[1] < times[0] { through } else { 1.0 - through };
+                    assert!(best > 0.8, "{best} of the messages of {len} bytes went the better way, begun at {phase}");
+                }
+            }
+        }
+    }
+
+    /// The first message of the first of them begins a probe.
+    #[test]
+    fn queue_pairs_that_begin_together_are_measured_together() {
+        let mut world = World::new(64);
+        world.send(30, 65536, 8, [400, 900]);
+        let choice = world.lanes[0].route.choice.lock().unwrap();
+        assert!(choice.probing);
+        assert_eq!(choice.probe.active, 64);
+    }
+
+    #[test]
     fn a_queue_pair_that_goes_holds_up_nobody() {
         let mut world = World::new(2);
         // What it has under way is more than the probe can do without.
@@ -504,14 +561,14 @@ mod tests {
     #[test]
     fn a_run_that_nobody_saw_does_not_decide() {
         let mut route = Route::of(Arc::default(), 128);
-        for step in 0..100 {
+        for step in 0..1000 {
             for request in step * 100..step * 100 + 100 {
                 route.find(request, 4 << 20, || step * 1000 + 1);
             }
             route.heed(step * 100, step * 100 + 100, |_| 4 << 20, || step * 1000 + 1000);
         }
         let class = route.choice.lock().unwrap().classes[3];
-        assert!(class.way == Way::Straight && class.hold > SHORTEST, "{class:?}");
+        assert_eq!((class.way, class.hold), (Way::Straight, UNDECIDED));
     }
 
     #[test]
