@@ -14,9 +14,10 @@ use super::background::Sleep;
 use super::cts_fifo::RECORD_SIZE;
 use super::handshake::Established;
 use super::liveness::{Failure, Liveness, Peer, Verdict, cause};
-use super::rails::{ANNOUNCES, BATCH, NO_COMPLETION, Rails, Side, WrId, WrKind};
+use super::rails::{ANNOUNCES, BATCH, NO_COMPLETION, Rails, Side};
 use super::request::{RequestId, RequestTable, Sizes};
 use super::stall::{Step, Subject, Waiting, Watch};
+use super::wr_id::{WrId, WrKind};
 
 /// Batches of completions taken from one rail per call: enough to empty it under any load that calls often, and an end to every call.
 const BATCHES: usize = 4;

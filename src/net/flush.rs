@@ -11,8 +11,8 @@ use crate::fabric::{Access, MemoryRegion, Opcode, Payload, QpCaps, SendRequest, 
 use super::comm::Core;
 use super::device::Physical;
 use super::mr_cache::Registration;
-use super::rails::{WrId, WrKind};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId};
+use super::wr_id::{WrId, WrKind};
 
 /// What the loopback queue pairs of a comm, one per rail, work on. They are destroyed with the comm's queues, before this.
 pub struct Flusher {

@@ -12,9 +12,10 @@ use super::cts_fifo::{self, AT_CREDIT, Imm, Records, SLOTS};
 use super::eager::{Arrival, EAGER_SIZE, Inbox};
 use super::liveness::Failure;
 use super::mr_cache::{MrHandle, MrTable};
-use super::rails::{ANNOUNCES, WrId, WrKind};
+use super::rails::ANNOUNCES;
 use super::recv::RecvBuffer;
 use super::request::{MAX_RECVS, RequestId};
+use super::wr_id::{WrId, WrKind};
 
 /// Where messages land, and what is known of them.
 pub(super) struct Landing {

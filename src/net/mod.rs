@@ -36,6 +36,7 @@ mod send;
 mod sender;
 mod stall;
 pub mod wire;
+mod wr_id;
 
 #[cfg(test)]
 mod tests;

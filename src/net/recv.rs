@@ -18,8 +18,9 @@ use super::flush::Flusher;
 use super::handshake::Established;
 use super::landing::{FREE, HALF_LAP, Landing, RecvSlot};
 use super::mr_cache::{MemoryKind, MrHandle, MrTable, Registration};
-use super::rails::{ANNOUNCES, Rails, Side, WrKind};
+use super::rails::{ANNOUNCES, Rails, Side};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
+use super::wr_id::WrKind;
 use super::{MAX_MESSAGE, Net};
 
 /// A receiving comm. Dropping it closes it.

@@ -15,8 +15,9 @@ use super::eager::{Announced, EAGER_SIZE, Outbox};
 use super::handshake::Established;
 use super::landing::HALF_LAP;
 use super::mr_cache::{MrHandle, MrTable, Registration};
-use super::rails::{ANNOUNCES, Plan, Rails, Side, WrId, WrKind};
+use super::rails::{ANNOUNCES, Plan, Rails, Side};
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
+use super::wr_id::{WrId, WrKind};
 use super::{MAX_MESSAGE, Net};
 
 /// A sender whose peer has answered.

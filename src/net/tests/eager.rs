@@ -6,7 +6,7 @@ use crate::base::config::SoftWire;
 use crate::fabric::{Opcode, Payload, SendRequest};
 use crate::net::cts_fifo::{AT_CREDIT, AT_EAGER, Credit, Imm};
 use crate::net::eager::{EAGER_SIZE, EAGER_SLOTS, TELL_NS};
-use crate::net::rails::WrKind;
+use crate::net::wr_id::WrKind;
 
 use super::*;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::control::Control;
 use super::super::cts_fifo::{Imm, RECORD_SIZE, Record, SLOT_SIZE, Slot, epoch};
-use super::super::rails::WrKind;
+use super::super::wr_id::WrKind;
 
 /// The error that a request ends with, for the reason `expect`.
 fn fails(what: &str, expect: &str, mut test: impl FnMut() -> Result<Option<Sizes>>) {

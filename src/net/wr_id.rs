@@ -1,0 +1,84 @@
+//! The 64 bits that a work request carries into its completion: what it was for, on which lane, for which request.
+//! Made and read by the thread that drives the comm.
+
+use super::request::RequestId;
+
+/// What a work request was for. It and the rest of a [`WrId`] come back in the completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WrKind {
+    /// A stripe of a message and the record before it; `id` is the send request.
+    Data,
+    /// Announced receives; `id` is the receive request.
+    Cts,
+    /// A pre-posted receive.
+    Recv,
+    /// The READ of a flush; `id` is the flush request.
+    Flush,
+}
+
+impl WrKind {
+    /// In words.
+    pub fn what(self) -> &'static str {
+        match self {
+            WrKind::Data => "the WRITE of a message",
+            WrKind::Cts => "the WRITE that announces a receive",
+            WrKind::Recv => "a receive",
+            WrKind::Flush => "the READ of a flush",
+        }
+    }
+}
+
+/// A decoded work request id: `kind:8 | lane:8 | retires:16 | id:32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrId {
+    /// What for.
+    pub kind: WrKind,
+    /// On which lane.
+    pub lane: u8,
+    /// Send queue entries that its completion frees: its own and those of the unsignaled ones before it.
+    pub retires: u16,
+    /// Which request.
+    pub id: RequestId,
+}
+
+impl WrId {
+    /// The 64 bits.
+    #[inline]
+    pub fn encode(self) -> u64 {
+        let kind = match self.kind {
+            WrKind::Data => 1u64,
+            WrKind::Cts => 2,
+            WrKind::Recv => 3,
+            WrKind::Flush => 4,
+        };
+        kind << 56 | u64::from(self.lane) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
+    }
+
+    /// `None` for what [`WrId::encode`] never made.
+    #[inline]
+    pub fn decode(wr_id: u64) -> Option<WrId> {
+        let kind = match wr_id >> 56 {
+            1 => WrKind::Data,
+            2 => WrKind::Cts,
+            3 => WrKind::Recv,
+            4 => WrKind::Flush,
+            _ => return None,
+        };
+        Some(WrId { kind, lane: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_request_ids_round_trip() {
+        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush] {
+            let wr = WrId { kind, lane: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
+            assert_eq!(WrId::decode(wr.encode()), Some(wr));
+        }
+        assert_eq!(WrId::decode(0), None);
+        assert_eq!(WrId::decode(5 << 56), None);
+    }
+}
