@@ -53,6 +53,8 @@ pub struct Core {
     /// Evidence that the comm is lost. What had arrived before it is still completed: the comm fails once the queues are empty.
     dying: Option<Dying>,
     failed: Option<Failure>,
+    /// A call has said so.
+    reported: bool,
 }
 
 struct Dying {
@@ -92,6 +94,7 @@ impl Core {
             batch: [NO_COMPLETION; BATCH],
             dying: None,
             failed: None,
+            reported: false,
         };
         (core, memory)
     }
@@ -109,11 +112,36 @@ impl Core {
 
     /// Errors: the comm has failed.
     #[inline]
-    pub fn check(&self) -> Result<()> {
+    pub fn check(&mut self) -> Result<()> {
         match &self.failed {
             None => Ok(()),
-            Some(failure) => failure.result(),
+            Some(failure) => {
+                self.reported = true;
+                failure.result()
+            }
         }
+    }
+
+    /// What a post returns that was not possible. A caller with requests outstanding hears of the comm's failure from their `test` first, as what
+    /// they moved may be done: whether a poll on this thread or on the device's found the failure must make no difference.
+    ///
+    /// Errors: the comm has failed, which was reported already, or no request is outstanding that could.
+    pub fn null_post(&mut self) -> Result<Option<RequestId>> {
+        if self.failed.is_none() {
+            self.stats.add(CommCounter::NullPosts, 1);
+        } else if self.reported || self.requests.used() == 0 {
+            self.check()?;
+        }
+        Ok(None)
+    }
+
+    /// The same for a post that has failed the comm: nobody is given its request.
+    #[cold]
+    #[inline(never)]
+    pub fn not_posted(&mut self, id: RequestId, kind: WrKind, lane: usize, error: crate::fabric::PostError) -> Result<Option<RequestId>> {
+        self.post_failed(kind, lane, error);
+        self.requests.withdraw(id);
+        self.null_post()
     }
 
     /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`. True, rarely: the

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
-use crate::base::stats::{CommCounter, WaitCause};
+use crate::base::stats::WaitCause;
 use crate::engine::Progress;
 use crate::fabric::{Opcode, Payload, PostError, SendRequest};
 
@@ -105,7 +105,8 @@ impl RecvComm {
     /// Announces a group of 1..=8 receives. `None`: too many are outstanding; call again. The memory is the peer's until `test` says that
     /// the request is done.
     ///
-    /// Errors: memory that its `mr` does not cover; more than 1 GiB; a group of no or too many; a peer that is gone or misbehaves.
+    /// Errors: memory that its `mr` does not cover; more than 1 GiB; a group of no or too many; a peer that is gone or misbehaves, unless a request
+    /// is outstanding: then it is `None`, until `test` of one has said so or all are done.
     #[inline(always)]
     pub fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         match &mut self.receiver {
@@ -127,7 +128,7 @@ impl RecvComm {
 
     /// Makes what was received visible to the device that owns the memory. `None`: nothing to do, which is so for all host memory.
     ///
-    /// Errors: memory that its `mr` does not cover; a peer that is gone or misbehaves.
+    /// Errors: memory that its `mr` does not cover; a peer that is gone or misbehaves, if there is something to do.
     pub fn iflush(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         match &mut self.receiver {
             Held::Own(receiver) => receiver.iflush(&self.net, buffers),
@@ -186,7 +187,9 @@ impl Drop for Receiver {
 impl Receiver {
     #[inline(never)]
     fn irecv(&mut self, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-        self.core.check()?;
+        if self.core.has_failed() {
+            return self.core.null_post();
+        }
         let n = buffers.len();
         if !(1..=MAX_RECVS).contains(&n) {
             return Err(bad_group(n));
@@ -229,8 +232,7 @@ impl Receiver {
             (None, all) => announce_group(&mut self.core, lane, self.tail, all.get(..n).unwrap_or_default(), id),
         };
         if let Err(error) = posted {
-            self.core.post_failed(WrKind::Cts, lane, error);
-            return self.core.check().map(|()| None);
+            return self.core.not_posted(id, WrKind::Cts, lane, error);
         }
         if self.landing.inbox.counts() {
             self.landing.count(&mut self.core, self.tail, buffers);
@@ -276,7 +278,7 @@ impl Receiver {
             }
         }
         self.posted(1);
-        Some(self.core.check().map(|()| Some(id)))
+        Some(Ok(Some(id)))
     }
 
     /// Lets go of held announcements once the peer can take them, as many as there is room for.
@@ -309,7 +311,6 @@ impl Receiver {
     }
 
     fn iflush(&mut self, net: &Net, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-        self.core.check()?;
         let mut last = None;
         for buffer in buffers.iter().filter(|b| b.len > 0) {
             let registration = net.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
@@ -319,6 +320,7 @@ impl Receiver {
         }
         // The NIC keeps its writes in order before a later read of its own, so one READ behind the last of them flushes all.
         let Some((addr, registration)) = last else { return Ok(None) };
+        self.core.check()?;
         let flusher = match &mut self.flusher {
             Some(flusher) => flusher,
             none => none.insert(Flusher::new(net.device(self.dev)?.rails(), &mut self.core)?),
@@ -334,14 +336,13 @@ impl Receiver {
     /// Nothing can be announced now.
     #[inline(never)]
     fn null_post(&mut self) -> Result<Option<RequestId>> {
-        self.core.stats.add(CommCounter::NullPosts, 1);
         if self.core.requests.has_room() {
             self.progress(WaitCause::PeerNoSend);
         } else {
             // The caller has requests to test. If all are done, that the peer has closed is no failure: what it sent may still be in the ring.
             self.step();
         }
-        self.core.check().map(|()| None)
+        self.core.null_post()
     }
 
     #[inline(never)]

@@ -131,7 +131,20 @@ impl RequestTable {
         if !self.is_done(id)? {
             return Ok(None);
         }
-        let Some(entry) = self.entries.get_mut((id.0 & 0xff) as usize) else { return Ok(None) };
+        Ok(self.release(id))
+    }
+
+    /// Frees a request that was never given out, whether or not it is done.
+    pub fn withdraw(&mut self, id: RequestId) {
+        if self.is_done(id).is_ok() {
+            self.release(id);
+        }
+    }
+
+    /// Frees an outstanding request.
+    #[inline(always)]
+    fn release(&mut self, id: RequestId) -> Option<Sizes> {
+        let entry = self.entries.get_mut((id.0 & 0xff) as usize)?;
         let sizes = Sizes { n: usize::from(entry.request.n), bytes: entry.request.bytes };
         entry.used = false;
         // Generation 0 is skipped so that no id is 0.
@@ -140,7 +153,7 @@ impl RequestTable {
             *top = (id.0 & 0xff) as u8;
             self.free_count += 1;
         }
-        Ok(Some(sizes))
+        Some(sizes)
     }
 
     /// The oldest send or receive that is not done. A flush is neither: it has no message.
@@ -197,6 +210,11 @@ mod tests {
         let next = table.insert(EMPTY).unwrap();
         assert_eq!(next.0 & 0xff, id.0 & 0xff);
         assert!(table.get_mut(id).is_none() && table.get_mut(next).is_some());
+        table.withdraw(id);
+        assert_eq!(table.used(), 1, "not that of another generation");
+        table.withdraw(next);
+        assert_eq!(table.used(), 0);
+        assert!(matches!(table.is_done(next), Err(Error::Internal(_))));
     }
 
     #[test]

@@ -66,7 +66,8 @@ impl SendComm {
     /// is until `test` says that the request is done. A send longer than its receive is cut to it. One of at most RAILHEAD_EAGER_MAX bytes may
     /// go before the receive is posted, and be done before; its size is then what was sent.
     ///
-    /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves.
+    /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves, unless a request is outstanding: then it is
+    /// `None`, until `test` of one has said so or all are done.
     #[inline(always)]
     pub fn isend(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         match &mut self.state {

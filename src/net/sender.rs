@@ -68,7 +68,9 @@ impl Sender {
 
     #[inline(never)]
     pub fn isend(&mut self, mrs: &MrTable, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        self.core.check()?;
+        if self.core.has_failed() {
+            return self.null_post();
+        }
         if len > MAX_MESSAGE {
             return Err(too_long("isend", len));
         }
@@ -87,7 +89,7 @@ impl Sender {
         let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
         if slot.addr.checked_add(len as u64).is_none() {
             self.core.nonsense(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
-            return self.core.check().map(|()| None);
+            return self.null_post();
         }
         let Some(lane) = self.core.rails.lane_for_short(len, self.split_min) else {
             return self.isend_long(index, addr, len, registration);
@@ -96,7 +98,7 @@ impl Sender {
         let Some(id) = self.core.requests.insert(request(len, 1 << lane, self.count)) else { return self.full() };
         let write = Message { slot, sequence, addr, registration, id }.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.core.rails.post_send(lane, [write], WrKind::Data, id, true) {
-            return self.not_posted(lane, error);
+            return self.core.not_posted(id, WrKind::Data, lane, error);
         }
         self.core.rails.next_lane();
         self.posted(index);
@@ -116,7 +118,7 @@ impl Sender {
         let sequence = self.head + index as u64;
         let Some(id) = self.core.requests.insert(request(len, lanes, self.count)) else { return Ok(None) };
         if let Err((lane, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.core, plan) {
-            return self.not_posted(lane, error);
+            return self.core.not_posted(id, WrKind::Data, lane, error);
         }
         self.posted(index);
         Ok(Some(id))
@@ -176,7 +178,7 @@ impl Sender {
             signaled: true,
         };
         if let Err(error) = rails.post_send(lane, [message], WrKind::Data, id, signal) {
-            return self.not_posted(lane, error);
+            return self.core.not_posted(id, WrKind::Data, lane, error);
         }
         self.leave(id);
         self.outbox.sent();
@@ -212,13 +214,6 @@ impl Sender {
         self.core.posted();
         self.count += 1;
         stage::reach(Stage::SendPosted);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn not_posted(&mut self, lane: usize, error: PostError) -> Result<Option<RequestId>> {
-        self.core.post_failed(WrKind::Data, lane, error);
-        self.core.check().map(|()| None)
     }
 
     /// All requests are in use, or a send queue is full.
@@ -349,9 +344,7 @@ impl Sender {
     /// Nothing can be sent now.
     #[inline(never)]
     fn null_post(&mut self) -> Result<Option<RequestId>> {
-        self.core.check()?;
-        self.core.stats.add(CommCounter::NullPosts, 1);
-        Ok(None)
+        self.core.null_post()
     }
 
     #[inline(never)]

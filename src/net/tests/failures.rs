@@ -191,7 +191,8 @@ fn nonsense_in_the_fifo_fails_the_sender() {
         assert!(matches!(pair.send.isend(buffer.addr(), 64, 0, buffer.mr), Err(Error::Remote(_))));
         // The other end learns.
         let Pair { mut recv, .. } = pair;
-        within("receiver", || recv.irecv(&[buffer.recv(0, 64, 0)]).err());
+        let request = recv.irecv(&[buffer.recv(0, 64, 0)]).unwrap().unwrap();
+        within("receiver", || recv.test(request).err());
     }
 }
 
