@@ -195,6 +195,16 @@ fn memory_that_two_comms_use_is_registered_once() {
 }
 
 #[test]
+fn parts_of_what_is_registered_have_regions_of_their_own() {
+    inside("registration_of_a_part");
+}
+
+#[test]
+fn a_receive_under_a_handle_that_was_given_back_fails_its_comm() {
+    inside("deregistered_under_a_receive").says("is not registered; deregistered before");
+}
+
+#[test]
 fn a_flush_reads_on_every_device_behind_what_was_received() {
     for queue_pairs in ["1", "5"] {
         Fake::new(NEWEST).env("NCCL_NET_FORCE_MERGE", "fake0,fake1").env("NCCL_IB_QPS_PER_CONNECTION", queue_pairs).run("flushes");
@@ -299,6 +309,7 @@ mod inside {
     use std::collections::BTreeSet;
     use std::os::fd::AsRawFd;
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
     use std::time::{Duration, Instant};
 
     use libc::{EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
@@ -391,6 +402,16 @@ mod inside {
     }
 
     /// The first `len` bytes of `from` to `to`.
+    /// The request that a call gives in the end.
+    fn asked(what: &str, mut call: impl FnMut() -> Option<RequestId>) -> RequestId {
+        let mut request = None;
+        until(what, || {
+            request = call();
+            request.is_some()
+        });
+        request.expect("it is there")
+    }
+
     fn message(send: &mut SendComm, recv: &mut RecvComm, from: (&Pages, MrHandle), to: (&Pages, MrHandle), len: usize) {
         let buffer = RecvBuffer { addr: to.0.addr(), len, tag: 1, mr: to.1 };
         let (r, mut s) = (recv.irecv(&[buffer]).expect("irecv").expect("room"), None);
@@ -863,6 +884,73 @@ mod inside {
         message(send, recv, (&pages[0], mrs[1][0]), (&pages[1], mrs[1][1]), 4096);
         mrs[1].into_iter().for_each(|mr| net.deregister(0, mr).expect("deregister"));
         assert_eq!(control.get("mrs"), before);
+    }
+
+    /// What of a range is still registered is all that a NIC lets a peer write to.
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn registration_of_a_part() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (mut send, mut recv) = comms(&net, 0);
+        let (from, to) = (Pages::new(8192).expect("memory"), Pages::new(8192).expect("memory"));
+        (0..8192).step_by(8).for_each(|at| from.store_u64(at, u64::MAX, Ordering::Relaxed));
+        let before = control.get("mrs");
+        let source = register(&net, 0, &from);
+        let outer = register(&net, 0, &to);
+        // SAFETY: the page outlives its registration.
+        let page = unsafe { UserMemory::new(to.ptr(0, 4096), 4096) };
+        let inner = net.register(0, page, MemoryKind::Host).expect("register");
+        assert_eq!(control.get("mrs") - before, 3);
+        let request = asked("irecv", || recv.irecv(&[RecvBuffer { addr: to.addr(), len: 8192, tag: 0, mr: outer }]).expect("irecv"));
+        net.deregister(0, outer).expect("deregister");
+        assert_eq!(control.get("mrs") - before, 2);
+        let sent = asked("isend", || send.isend(from.addr(), 8192, 0, source).expect("isend"));
+        until("the sender's error", || {
+            let _ = recv.test(request);
+            send.test(sent).is_err()
+        });
+        until("the receiver's error", || recv.test(request).is_err());
+        assert!((0..8192).step_by(8).all(|at| to.load_u64(at, Ordering::Relaxed) == 0), "written after deregMr");
+        net.deregister(0, inner).expect("deregister");
+        net.deregister(0, source).expect("deregister");
+        assert_eq!(control.get("mrs"), before);
+    }
+
+    /// Where another registration keeps the region, the comm's next call fails it, whether a message has come or not; and what is registered
+    /// goes on to work.
+    #[test]
+    #[ignore = "needs the fake libibverbs"]
+    fn deregistered_under_a_receive() {
+        let control = Control::new();
+        let net = Net::with_config(settings()).expect("net");
+        let (from, to) = (Pages::new(4096).expect("memory"), Pages::new(4096).expect("memory"));
+        let source = register(&net, 0, &from);
+        let kept = register(&net, 0, &to);
+        let mut other = comms(&net, 0);
+        for message_comes in [false, true] {
+            let (mut send, mut recv) = comms(&net, 0);
+            let mr = register(&net, 0, &to);
+            let buffer = RecvBuffer { addr: to.addr(), len: 4096, tag: 0, mr };
+            let requests = [(); 2].map(|()| asked("irecv", || recv.irecv(&[buffer]).expect("irecv")));
+            let before = control.get("mrs");
+            net.deregister(0, mr).expect("deregister");
+            assert_eq!(control.get("mrs"), before, "the region is the other registration's too");
+            if message_comes {
+                let sent = [(); 2].map(|()| asked("isend", || send.isend(from.addr(), 4096, 0, source).expect("isend")));
+                until("sent", || sent.into_iter().all(|sent| !matches!(send.test(sent), Ok(None))));
+            }
+            let broken = control.calls("modify_qp").len();
+            for request in requests {
+                let error = recv.test(request).expect_err("deregistered");
+                assert!(error.to_string().contains("is not registered"), "{error}");
+            }
+            let calls = control.calls("modify_qp").split_off(broken);
+            // 6 is IBV_QPS_ERR.
+            assert!(!calls.is_empty() && calls.iter().all(|line| value(line, "state") == 6), "{calls:?}");
+            // A comm that has nothing outstanding under it does not mind.
+            message(&mut other.0, &mut other.1, (&from, source), (&to, kept), 4096);
+        }
     }
 
     #[test]

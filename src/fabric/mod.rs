@@ -89,6 +89,15 @@ impl Device {
         }
     }
 
+    /// Whether a region costs so much to make that users of the same range had better share one: a NIC's pins each page and takes up room
+    /// on the device. Elsewhere each has its own, whose keys die with it.
+    pub fn shares_regions(&self) -> bool {
+        match self {
+            Device::Soft(_) => false,
+            Device::Verbs(_) => true,
+        }
+    }
+
     /// Opens the device's domain. All openers share it, so a region serves every queue pair of the device.
     pub fn open(&self) -> Result<Domain> {
         match self {

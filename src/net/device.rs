@@ -74,6 +74,11 @@ impl Physical {
         self.device.info()
     }
 
+    /// Whether registrations of the same range are to share a region.
+    pub fn shares_regions(&self) -> bool {
+        self.device.shares_regions()
+    }
+
     /// Its domain.
     pub fn domain(&self) -> Result<&fabric::Domain> {
         self.domain.get_or_try_init(|| self.device.open())

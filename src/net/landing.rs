@@ -26,6 +26,8 @@ pub(super) struct Landing {
     pub read: u64,
     pub inbox: Inbox,
     pub mrs: Arc<MrTable>,
+    /// [`MrTable::kept`] when the receives outstanding were last looked at.
+    pub kept: u64,
     pub dev: usize,
 }
 
@@ -42,6 +44,8 @@ pub(super) struct RecvSlot {
     pub sequence: u64,
     /// Room for so many bytes.
     pub room: u64,
+    /// The registration that they are of.
+    pub mr: MrHandle,
     /// Size and number of stripes, once known; 0 stripes before.
     pub size: u64,
     pub stripes: u32,
@@ -52,8 +56,18 @@ pub(super) struct RecvSlot {
 /// Half of the FIFO: see [`super::eager`].
 pub(super) const HALF_LAP: u64 = SLOTS as u64 / 2;
 
-pub(super) const FREE: RecvSlot =
-    RecvSlot { busy: false, landed: false, index: 0, request: RequestId(0), sequence: 0, room: 0, size: 0, stripes: 0, seen: 0 };
+pub(super) const FREE: RecvSlot = RecvSlot {
+    busy: false,
+    landed: false,
+    index: 0,
+    request: RequestId(0),
+    sequence: 0,
+    room: 0,
+    mr: MrHandle(0),
+    size: 0,
+    stripes: 0,
+    seen: 0,
+};
 
 impl Landing {
     #[inline]
@@ -91,6 +105,29 @@ impl Landing {
         self.deliver(core);
     }
 
+    /// Fails the comm if the memory of a receive outstanding was deregistered and its region is kept by others, so that no key stops the
+    /// message. Called before each completion is believed: a message that came after `deregMr` had returned is not reported as received.
+    #[inline(always)]
+    pub fn check_registrations(&mut self, core: &mut Core) {
+        let kept = self.mrs.kept();
+        if kept != self.kept {
+            self.kept = kept;
+            self.look_for_deregistered(core);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_deregistered(&mut self, core: &mut Core) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.busy && !slot.landed && slot.room > 0) {
+            if let Err(error) = self.mrs.is_registered("a receive outstanding", slot.mr) {
+                // Its message, if that is among the completions taken, is not expected any more.
+                slot.busy = false;
+                core.fail(Failure::internal(error.to_string()));
+            }
+        }
+    }
+
     /// A posting has completed.
     #[inline(always)]
     pub fn completed(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
@@ -111,6 +148,7 @@ impl Landing {
     /// A stripe has landed: says so to its slot, and replaces the receive that it consumed.
     #[inline(always)]
     fn received(&mut self, core: &mut Core, wr: &WrId, completion: &Completion) {
+        self.check_registrations(core);
         let lane = usize::from(wr.lane);
         match core.rails.post_recv(lane) {
             // A queue pair that has failed since says so itself, behind what arrived before.

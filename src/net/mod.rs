@@ -128,7 +128,7 @@ impl Net {
         Ok(Arc::new(Net {
             config,
             local: Arc::new(Local::new()),
-            mrs: Arc::new(MrTable::new(physical.len())),
+            mrs: Arc::new(MrTable::new(physical.iter().map(|physical| physical.shares_regions()))),
             physical,
             devices: RwLock::new(devices),
             pending: Arc::default(),
@@ -267,7 +267,8 @@ impl Net {
         })
     }
 
-    /// Gives a registration back. Any thread.
+    /// Gives a registration back. Any thread. A comm that has a receive outstanding under it fails, at the latest when a message comes for it;
+    /// what [`MrTable::deregister`] says of shared regions holds for RDMA NICs alone.
     ///
     /// Errors: a handle that is not known, or belongs to another device.
     pub fn deregister(&self, dev: usize, mr: MrHandle) -> Result<()> {

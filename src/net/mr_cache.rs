@@ -1,12 +1,19 @@
 //! Registered memory, process-wide per device. `register` and `deregister` come on any thread (NCCL: the proxy service thread, also
 //! while the progress thread drives the same comm) and take a lock; a look-up by the posting thread takes none.
 //!
-//! Registering a range inside one that is registered already is a hit and only counts; nothing is kept at count 0. Ranges are taken as
-//! the caller gives them, not rounded to pages: the rest of a page is nobody's to offer to a peer.
+//! Each registration has a region of its own, so that its keys die with it. Where the fabric says that registering is expensive, registrations
+//! of the same range, byte for byte, share one; it is given back with the last of them. Registrations of parts of a range do not: the region
+//! would go on to cover bytes that nobody has registered any more. Ranges are taken as the caller gives them, not rounded to pages: the rest
+//! of a page is nobody's to offer to a peer.
+//!
+//! Of a shared region the keys stay valid when one of its registrations is given back, so a peer that was told of them can go on writing what
+//! the others have registered. Nobody can stop it without stopping the others, but a receive that is outstanding under the handle never
+//! completes: [`MrTable::kept`] tells the comms to look, and they fail.
 //!
 //! A handle is an index and a generation, never a pointer, so an unknown or stale one is noticed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -73,23 +80,38 @@ const SEGMENTS: usize = 16;
 pub struct MrTable {
     segments: [OnceLock<Box<[Registration]>>; SEGMENTS],
     owners: Mutex<Owners>,
-    caches: Vec<Mutex<Cache<MemoryRegion>>>,
+    /// The shared regions of each physical device that shares any.
+    caches: Vec<Option<Mutex<Cache<MemoryRegion>>>>,
+    /// Deregistrations that left a region to others.
+    kept: AtomicU64,
 }
 
 #[derive(Default)]
 struct Owners {
-    /// By index: the regions behind each registration, as (physical device, region).
-    regions: Vec<Vec<(usize, u64)>>,
+    /// By index: the regions behind each registration.
+    regions: Vec<Vec<Behind>>,
     free: Vec<u32>,
 }
 
+/// What is behind a registration on one physical device.
+enum Behind {
+    /// A region of its own.
+    Own { _region: MemoryRegion },
+    /// A counted one of that device.
+    Shared(usize, Range),
+}
+
+/// First byte, and bytes.
+type Range = (usize, usize);
+
 impl MrTable {
-    /// An empty table for so many physical devices.
-    pub fn new(physical: usize) -> Self {
+    /// An empty table. For each physical device, whether registrations of the same range share a region.
+    pub fn new(shares: impl IntoIterator<Item = bool>) -> Self {
         MrTable {
             segments: [const { OnceLock::new() }; SEGMENTS],
             owners: Mutex::new(Owners::default()),
-            caches: (0..physical).map(|_| Mutex::new(Cache::new())).collect(),
+            caches: shares.into_iter().map(|shares| shares.then(Mutex::default)).collect(),
+            kept: AtomicU64::new(0),
         }
     }
 
@@ -98,7 +120,7 @@ impl MrTable {
         self.segments.get(segment)?.get()?.get(offset)
     }
 
-    /// Registers `memory` on every rail of `dev`, or finds it registered. `make` registers on one physical device.
+    /// Registers `memory` on every rail of `dev`, or finds it registered where regions are shared. `make` registers on one physical device.
     pub fn register(
         &self,
         dev: usize,
@@ -110,15 +132,13 @@ impl MrTable {
         let mut keys = Vec::with_capacity(rails.len());
         let mut regions = Vec::with_capacity(rails.len());
         for &rail in rails {
-            let cache = self.caches.get(rail).ok_or_else(|| Error::internal(format!("register: no device {rail}")))?;
-            let got = lock(cache).acquire(memory.addr(), memory.len(), || make(rail), |region| (region.lkey(), region.rkey()));
-            match got {
-                Ok((id, rail_keys)) => {
+            match self.register_on(rail, memory, &make) {
+                Ok((behind, rail_keys)) => {
                     keys.push(rail_keys);
-                    regions.push((rail, id));
+                    regions.push(behind);
                 }
                 Err(error) => {
-                    self.release(&regions);
+                    self.release(regions);
                     return Err(error);
                 }
             }
@@ -134,7 +154,7 @@ impl MrTable {
         });
         let Some(entry) = entry else {
             drop(owners);
-            self.release(&regions);
+            self.release(regions);
             return Err(Error::usage("register: too much memory is registered at once"));
         };
         entry.dev.store(dev, Ordering::Relaxed);
@@ -157,7 +177,27 @@ impl MrTable {
         Ok(MrHandle(u64::from(generation) << 32 | index as u64))
     }
 
-    /// Gives a registration back. Once it returns and no other registration covers the memory, nothing touches the memory any more.
+    /// What is behind a registration on one device, and the keys.
+    fn register_on(&self, rail: usize, memory: UserMemory, make: impl Fn(usize) -> Result<MemoryRegion>) -> Result<(Behind, (u32, u32))> {
+        let keys = |region: &MemoryRegion| (region.lkey(), region.rkey());
+        let cache = self.caches.get(rail).ok_or_else(|| Error::internal(format!("register: no device {rail}")))?;
+        match cache {
+            None => {
+                let region = make(rail)?;
+                let keys = keys(&region);
+                Ok((Behind::Own { _region: region }, keys))
+            }
+            Some(cache) => {
+                let range = (memory.addr(), memory.len());
+                let keys = lock(cache).acquire(range, || make(rail), keys)?;
+                Ok((Behind::Shared(rail, range), keys))
+            }
+        }
+    }
+
+    /// Gives a registration back. Once it returns nothing is written or read under its keys any more, unless it shared a region with another
+    /// registration of the same range that is still there: then a peer may write until the comms that it concerns have noticed
+    /// ([`MrTable::kept`]).
     ///
     /// Errors: a handle that is not, or no longer, known, or belongs to another device.
     pub fn deregister(&self, dev: usize, mr: MrHandle) -> Result<()> {
@@ -176,16 +216,39 @@ impl MrTable {
         let regions = owners.regions.get_mut(index as usize).map(std::mem::take).unwrap_or_default();
         owners.free.push(index);
         drop(owners);
-        self.release(&regions);
+        if self.release(regions) {
+            // Pairs with the Acquire in `kept`: who sees this sees that the handle is stale.
+            self.kept.fetch_add(1, Ordering::Release);
+        }
         Ok(())
     }
 
-    fn release(&self, regions: &[(usize, u64)]) {
-        for &(rail, id) in regions {
-            // The region is dropped outside of the lock: that may wait for a copy under way.
-            let last = self.caches.get(rail).and_then(|cache| lock(cache).release(id));
-            drop(last);
+    /// Whether a region stays, for other registrations of the same range.
+    fn release(&self, regions: Vec<Behind>) -> bool {
+        let mut stays = false;
+        for behind in regions {
+            // Regions are dropped outside of all locks: that may wait for a copy under way.
+            if let Behind::Shared(rail, range) = behind {
+                let last = self.caches.get(rail).and_then(Option::as_ref).and_then(|cache| lock(cache).release(range));
+                stays |= last.is_none();
+            }
         }
+        stays
+    }
+
+    /// Changes when a registration was given back whose region others keep. Whoever has work outstanding under handles then asks
+    /// [`MrTable::is_registered`] of each.
+    #[inline(always)]
+    pub fn kept(&self) -> u64 {
+        // Pairs with the Release in `deregister`.
+        self.kept.load(Ordering::Acquire)
+    }
+
+    /// Whether a handle names a registration.
+    ///
+    /// Errors: it does not, or no longer.
+    pub fn is_registered(&self, what: &str, mr: MrHandle) -> Result<()> {
+        self.find(mr).map(|_| ()).ok_or_else(|| unknown(what, mr))
     }
 
     #[inline]
@@ -226,8 +289,9 @@ impl MrTable {
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
         let owners = lock(&self.owners);
-        let regions = self.caches.iter().map(|cache| lock(cache).len()).sum();
-        (owners.regions.len() - owners.free.len(), regions)
+        let own = owners.regions.iter().flatten().filter(|behind| matches!(behind, Behind::Own { .. })).count();
+        let shared: usize = self.caches.iter().flatten().map(|cache| lock(cache).regions.len()).sum();
+        (owners.regions.len() - owners.free.len(), own + shared)
     }
 }
 
@@ -262,68 +326,38 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The regions of one physical device, counted. Generic so that its rules can be tested without a fabric.
+/// The shared regions of one physical device, counted. Generic so that its rules can be tested without a fabric.
 struct Cache<R> {
-    regions: BTreeMap<u64, Counted<R>>,
-    /// The same by (start, region), to find what covers a range.
-    by_start: BTreeSet<(usize, u64)>,
-    /// No region is longer: where the search for a covering one may end.
-    longest: usize,
-    next: u64,
+    regions: HashMap<Range, Counted<R>>,
 }
 
 struct Counted<R> {
     region: R,
-    start: usize,
-    len: usize,
     count: usize,
 }
 
+impl<R> Default for Cache<R> {
+    fn default() -> Self {
+        Cache { regions: HashMap::new() }
+    }
+}
+
 impl<R> Cache<R> {
-    fn new() -> Self {
-        Cache { regions: BTreeMap::new(), by_start: BTreeSet::new(), longest: 0, next: 0 }
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.regions.len()
-    }
-
-    /// Counts one more user of a region that covers the range, made if there is none.
-    fn acquire<K>(&mut self, start: usize, len: usize, make: impl FnOnce() -> Result<R>, keys: impl FnOnce(&R) -> K) -> Result<(u64, K)> {
-        let candidates = self.by_start.range(..=(start, u64::MAX)).rev();
-        let near = candidates.take_while(|(begin, _)| start - begin < self.longest);
-        let covering = near.map(|&(_, id)| id).find(|id| {
-            // `start` is not before the region's, so the difference does not wrap.
-            self.regions.get(id).is_some_and(|r| start - r.start <= r.len && len <= r.len - (start - r.start))
-        });
-        if let Some((id, found)) = covering.and_then(|id| Some((id, self.regions.get_mut(&id)?))) {
-            found.count += 1;
-            return Ok((id, keys(&found.region)));
-        }
-        let region = make()?;
-        let answer = keys(&region);
-        let id = self.next;
-        self.next += 1;
-        self.by_start.insert((start, id));
-        self.regions.insert(id, Counted { region, start, len, count: 1 });
-        self.longest = self.longest.max(len);
-        Ok((id, answer))
+    /// Counts one more user of the region of a range, made if there is none.
+    fn acquire<K>(&mut self, range: Range, make: impl FnOnce() -> Result<R>, keys: impl FnOnce(&R) -> K) -> Result<K> {
+        let found = match self.regions.entry(range) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(Counted { region: make()?, count: 0 }),
+        };
+        found.count += 1;
+        Ok(keys(&found.region))
     }
 
     /// Counts one user less; the region, if that was the last.
-    fn release(&mut self, id: u64) -> Option<R> {
-        let found = self.regions.get_mut(&id)?;
-        found.count -= 1;
-        if found.count > 0 {
-            return None;
-        }
-        let gone = self.regions.remove(&id)?;
-        self.by_start.remove(&(gone.start, id));
-        if self.regions.is_empty() {
-            self.longest = 0;
-        }
-        Some(gone.region)
+    fn release(&mut self, range: Range) -> Option<R> {
+        let Entry::Occupied(mut found) = self.regions.entry(range) else { return None };
+        found.get_mut().count -= 1;
+        (found.get().count == 0).then(|| found.remove().region)
     }
 }
 
@@ -345,7 +379,6 @@ mod tests {
         assert_eq!(locate(usize::MAX / 2), None);
     }
 
-    /// A range registered over others: the model is a list of (start, len, count).
     #[derive(Debug, Clone)]
     enum Op {
         Acquire(usize, usize),
@@ -353,50 +386,40 @@ mod tests {
     }
 
     fn op() -> impl Strategy<Value = Op> {
-        prop_oneof![3 => (0..50usize, 1..20usize).prop_map(|(s, l)| Op::Acquire(s, l)), 2 => (0..60usize).prop_map(Op::Release)]
+        prop_oneof![3 => (0..5usize, 1..4usize).prop_map(|(s, l)| Op::Acquire(s, l)), 2 => (0..60usize).prop_map(Op::Release)]
     }
 
     proptest! {
+        /// The model is a list of the ranges in use, one for each user.
         #[test]
-        fn behaves_like_a_list_of_counted_ranges(ops in proptest::collection::vec(op(), 0..120)) {
-            let mut cache = Cache::new();
-            let mut model: Vec<(u64, usize, usize, usize)> = Vec::new();
-            let mut held: Vec<u64> = Vec::new();
+        fn a_region_is_shared_by_its_own_range_alone_until_the_last(ops in proptest::collection::vec(op(), 0..120)) {
+            let mut cache = Cache::default();
+            let mut held: Vec<Range> = Vec::new();
             for op in ops {
                 match op {
                     Op::Acquire(start, len) => {
-                        let covered = model.iter().any(|&(_, s, l, _)| s <= start && start + len <= s + l);
                         let mut made = false;
-                        let (id, got) = cache.acquire(start, len, || { made = true; Ok((start, len)) }, |r| *r).unwrap();
-                        prop_assert_eq!(made, !covered);
-                        prop_assert!(got.0 <= start && start + len <= got.0 + got.1);
-                        match model.iter_mut().find(|m| m.0 == id) {
-                            Some(m) => { prop_assert_eq!((m.1, m.2), got); m.3 += 1; }
-                            None => model.push((id, start, len, 1)),
-                        }
-                        held.push(id);
+                        let got = cache.acquire((start, len), || { made = true; Ok((start, len)) }, |r| *r).unwrap();
+                        prop_assert_eq!((got, made), ((start, len), !held.contains(&got)));
+                        held.push(got);
                     }
                     Op::Release(i) if i < held.len() => {
-                        let id = held.swap_remove(i);
-                        let m = model.iter_mut().find(|m| m.0 == id).unwrap();
-                        m.3 -= 1;
-                        let last = m.3 == 0;
-                        let (start, len) = (m.1, m.2);
-                        prop_assert_eq!(cache.release(id), last.then_some((start, len)));
-                        model.retain(|m| m.3 > 0);
+                        let range = held.swap_remove(i);
+                        prop_assert_eq!(cache.release(range), (!held.contains(&range)).then_some(range));
                     }
                     Op::Release(_) => {}
                 }
-                prop_assert_eq!(cache.len(), model.len());
+                let different: std::collections::HashSet<_> = held.iter().collect();
+                prop_assert_eq!(cache.regions.len(), different.len());
             }
         }
     }
 
     #[test]
     fn a_failed_registration_leaves_nothing() {
-        let mut cache: Cache<u8> = Cache::new();
-        assert!(cache.acquire(0, 5, || Err(Error::usage("no")), |_| ()).is_err());
-        assert_eq!(cache.len(), 0);
-        assert_eq!(cache.release(0), None);
+        let mut cache: Cache<u8> = Cache::default();
+        assert!(cache.acquire((0, 5), || Err(Error::usage("no")), |_| ()).is_err());
+        assert!(cache.regions.is_empty());
+        assert_eq!(cache.release((0, 5)), None);
     }
 }

@@ -85,8 +85,8 @@ impl RecvComm {
             }
         }
         let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
-        let landing =
-            Landing { records, slots: Box::new([FREE; SLOTS]), read: 0, inbox: Inbox::new(core.eager()), mrs: net.mrs.clone(), dev };
+        let (inbox, mrs) = (Inbox::new(core.eager()), net.mrs.clone());
+        let landing = Landing { records, slots: Box::new([FREE; SLOTS]), read: 0, inbox, kept: mrs.kept(), mrs, dev };
         let announcements = [[0; SLOT_SIZE]; MAX_RECVS];
         let receiver = Receiver { core, early, landing, tail: 0, count: 0, flusher: None, dev, announcements };
         let device = net.device(dev)?;
@@ -220,7 +220,7 @@ impl Receiver {
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
             if let Some(slot) = self.landing.slot(sequence) {
-                *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, ..FREE };
+                *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, mr: buffer.mr, ..FREE };
             }
         }
         let posted = match (&mut self.early, &self.announcements) {
@@ -355,6 +355,7 @@ impl Receiver {
     /// What is to be done behind each poll.
     #[inline]
     fn follow(&mut self, watch: bool) {
+        self.landing.check_registrations(&mut self.core);
         if watch {
             self.core.watch(None, "");
         }

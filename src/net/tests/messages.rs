@@ -277,21 +277,23 @@ fn memory_must_be_registered_and_covered() {
 }
 
 #[test]
-fn registrations_inside_others_share_their_region() {
+fn each_registration_has_a_region_of_its_own_on_each_rail() {
     let net = net(config());
     let dev = many_rails(&net, 2);
     let pages = Pages::new(1 << 16).unwrap();
     let outer = net.register(0, pages.as_memory(), MemoryKind::Host).unwrap();
     let again = net.register(0, pages.as_memory(), MemoryKind::Host).unwrap();
-    assert_eq!(net.mrs.counts(), (2, 1));
+    let keys = |mr| net.mrs.lookup("test", 0, mr, pages.addr(), 1).unwrap().rkeys();
+    assert_ne!(keys(outer), keys(again));
+    assert_eq!(net.mrs.counts(), (2, 2));
     let fused = net.register(dev, pages.as_memory(), MemoryKind::Host).unwrap();
-    assert_eq!(net.mrs.counts(), (3, 1));
+    assert_eq!(net.mrs.counts(), (3, 4));
     assert!(matches!(net.deregister(0, fused), Err(Error::Internal(_))));
     net.deregister(0, outer).unwrap();
     net.deregister(dev, fused).unwrap();
     assert_eq!(net.mrs.counts(), (1, 1));
     net.deregister(0, again).unwrap();
-    assert_eq!(net.mrs.counts(), (0, 0));
+    assert_eq!((net.mrs.counts(), net.mrs.kept()), ((0, 0), 0));
     assert!(matches!(net.register(0, pages.as_memory(), MemoryKind::Device), Err(Error::Usage(_))));
 }
 
