@@ -584,7 +584,7 @@ railhead_status_t railhead_store_get(railhead_store_t *store,
                                      void **value,
                                      size_t *size);
 
-// Waits until all keys exist, for at most `timeout_ms`. A queue that holds something counts as a key, but a server lets only one who waits go on for each
+// Waits until all keys exist, for at most `timeout_ms`. On a server a key that has come meanwhile and was deleted again counts as there. A queue that holds something counts as a key, but a server lets only one who waits go on for each
 // value that is pushed.
 railhead_status_t railhead_store_wait(railhead_store_t *store,
                                       const char *const *keys,
@@ -594,8 +594,12 @@ railhead_status_t railhead_store_wait(railhead_store_t *store,
 // Whether all keys exist now: 1 or 0.
 railhead_status_t railhead_store_check(railhead_store_t *store, const char *const *keys, size_t count, int *exist);
 
-// Adds to a number, which is stored as decimal text and starts from 0, and gives the sum.
-railhead_status_t railhead_store_add(railhead_store_t *store, const char *key, int64_t delta, int64_t *sum);
+// Adds to a number, which is stored as decimal text and starts from 0, and gives the sum, which wraps around at 64 bits. A value that is no such number is
+// RAILHEAD_USAGE, or, on a server, which then ends the connection, RAILHEAD_NETWORK.
+railhead_status_t railhead_store_add(railhead_store_t *store,
+                                     const char *key,
+                                     int64_t delta,
+                                     int64_t *sum);
 
 // Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty, and gives the value after that: freed with
 // railhead_store_free. A missing key and an `expected` that is not empty give `expected` and store nothing: torch's rule.
@@ -623,8 +627,10 @@ railhead_status_t railhead_store_multi_set(railhead_store_t *store,
                                            const railhead_bytes_t *values,
                                            size_t count);
 
-// Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0.
-railhead_status_t railhead_store_delete_key(railhead_store_t *store, const char *key, int *existed);
+// Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0, but always 1 of a store in a file, as torch's.
+railhead_status_t railhead_store_delete_key(railhead_store_t *store,
+                                            const char *key,
+                                            int *existed);
 
 // How many keys the store holds, its own bookkeeping included, queues not.
 railhead_status_t railhead_store_num_keys(railhead_store_t *store, int64_t *count);
@@ -646,7 +652,7 @@ railhead_status_t railhead_store_queue_pop(railhead_store_t *store,
 // How many values a queue holds.
 railhead_status_t railhead_store_queue_len(railhead_store_t *store, const char *key, int64_t *len);
 
-// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`. A key serves once.
+// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`; not at all if that is less than 1. A key serves once.
 railhead_status_t railhead_store_barrier(railhead_store_t *store,
                                          const char *key,
                                          int64_t world_size,

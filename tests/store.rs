@@ -38,13 +38,14 @@ fn tcp() -> Arc<TcpStore> {
 
 contract!(tcp, || {
     let first = super::tcp();
-    Bed::new(move || Arc::new(first.reconnect().unwrap()))
+    Bed { empty_is_zero: false, ..Bed::new(move || Arc::new(first.reconnect().unwrap())) }
 });
 
 contract!(prefix_in_tcp, || {
     let first = super::tcp();
     first.set("k0", b"not ours").unwrap();
-    Bed { own_keys: 1, ..Bed::new(move || Arc::new(PrefixStore::new("grp", Arc::new(first.reconnect().unwrap())))) }
+    let make = move || Arc::new(PrefixStore::new("grp", Arc::new(first.reconnect().unwrap()))) as Arc<dyn Store>;
+    Bed { own_keys: 1, empty_is_zero: false, ..Bed::new(make) }
 });
 
 contract!(file, || {
@@ -54,6 +55,7 @@ contract!(file, || {
     Bed {
         own_keys: 1,
         queues: false,
+        deletes_all: true,
         ..Bed::new(move || {
             // Moved along, so that the folder lives as long as the handles' maker.
             let _ = &folder;

@@ -48,7 +48,11 @@ fn writes_torchs_bytes() {
         expected.extend(unhex(record));
         assert_eq!(fs::read(&path).unwrap(), expected, "{record}");
     }
-    assert!(!store.delete_key("zz").unwrap());
+    for (key, record) in [("k", "030000002d2f6b00000000"), ("zz", "040000002d2f7a7a00000000")] {
+        assert!(store.delete_key(key).unwrap(), "{key}, which is gone: torch's does not look");
+        expected.extend(unhex(record));
+        assert_eq!(fs::read(&path).unwrap(), expected, "{key}");
+    }
     assert_eq!(store.compare_set("c", b"y", b"z").unwrap(), b"x");
     assert_eq!(fs::read(&path).unwrap(), expected, "what changes nothing writes nothing");
 }

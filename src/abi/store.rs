@@ -226,7 +226,7 @@ pub unsafe extern "C" fn railhead_store_get(
     call(|| unsafe { give(value, size, || found(store)?.get(text(key, "key")?, timeout(timeout_ms))) })
 }
 
-/// Waits until all keys exist, for at most `timeout_ms`. A queue that holds something counts as a key, but a server lets only one who waits go on for each
+/// Waits until all keys exist, for at most `timeout_ms`. On a server a key that has come meanwhile and was deleted again counts as there. A queue that holds something counts as a key, but a server lets only one who waits go on for each
 /// value that is pushed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_wait(
@@ -251,7 +251,8 @@ pub unsafe extern "C" fn railhead_store_check(
     call(|| unsafe { answer(exist, "exist", || found(store)?.check(&texts(keys, count)?).map(c_int::from)) })
 }
 
-/// Adds to a number, which is stored as decimal text and starts from 0, and gives the sum.
+/// Adds to a number, which is stored as decimal text and starts from 0, and gives the sum, which wraps around at 64 bits. A value that is no such number is
+/// RAILHEAD_USAGE, or, on a server, which then ends the connection, RAILHEAD_NETWORK.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_add(
     store: *mut railhead_store_t,
@@ -327,7 +328,7 @@ pub unsafe extern "C" fn railhead_store_multi_set(
     })
 }
 
-/// Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0.
+/// Removes a key; `existed`, which may be NULL, tells whether it was there: 1 or 0, but always 1 of a store in a file, as torch's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_delete_key(
     store: *mut railhead_store_t,
@@ -404,7 +405,7 @@ pub unsafe extern "C" fn railhead_store_queue_len(store: *mut railhead_store_t, 
     call(|| unsafe { answer(len, "len", || found(store)?.queue_len(text(key, "key")?)) })
 }
 
-/// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`. A key serves once.
+/// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`; not at all if that is less than 1. A key serves once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_barrier(
     store: *mut railhead_store_t,

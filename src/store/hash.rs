@@ -107,8 +107,14 @@ impl Store for HashStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.change(key, |values| values.add(key.as_bytes(), delta))
-            .map_err(|_| Error::Usage(format!("add: the value of {key} plus {delta} is not a number")))
+        let sum = self.change(key, |values| {
+            // Torch's, too, reads an empty value as 0 here, and its server does not.
+            if values.get(key.as_bytes()).is_some_and(|value| value.bytes().is_empty()) {
+                values.set(key.as_bytes(), b"0");
+            }
+            values.add(key.as_bytes(), delta)
+        });
+        sum.map_err(|_| Error::Usage(format!("add: the value of {key} is not a number of 64 bits")))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {

@@ -41,15 +41,16 @@ pub trait Store: Send + Sync {
     /// The key's value, waiting for the key to exist. Errors: [`Error::Timeout`].
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
-    /// Waits until all keys exist. A queue that holds something counts as a key, but a server, torch's or ours, lets only one who waits go on for each
+    /// Waits until all keys exist. On a server a key that has come meanwhile and was deleted again counts as there, by torch's rule. A queue that holds something counts as a key, but a server, torch's or ours, lets only one who waits go on for each
     /// value that is pushed: the others wait on, though the queue is not empty. Errors: [`Error::Timeout`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
     /// Whether all keys exist now. A queue that holds something counts as a key.
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
-    /// Adds to a number, which starts from 0, and returns the sum; numbers are stored as decimal text. Errors: [`Error::Usage`] or, from a server,
-    /// [`Error::Network`] when the value is no number of 64 bits, or the sum is none.
+    /// Adds to a number, which starts from 0, and returns the sum, which wraps around at 64 bits; numbers are stored as decimal text. Errors:
+    /// [`Error::Usage`] or, from a server, [`Error::Network`] when the value is no number of 64 bits. An empty value is none on a server, and 0 elsewhere:
+    /// torch's rules.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty. Returns the value after that. A key that does
@@ -65,7 +66,7 @@ pub trait Store: Send + Sync {
     /// Stores several values.
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
 
-    /// Removes a key; false if it did not exist. Whoever waits for it goes on waiting.
+    /// Removes a key; false if it did not exist, but always true of a [`FileStore`], as torch's. Whoever waits for it goes on waiting.
     fn delete_key(&self, key: &str) -> Result<bool>;
 
     /// How many keys the store holds: all of them, the store's own bookkeeping included, but no queues.
@@ -89,22 +90,16 @@ pub trait Store: Send + Sync {
     /// Errors: [`Error::Unsupported`] by torch's servers.
     fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch>;
 
-    /// Waits until `world_size` callers have come. A key serves once: later callers find it open. Errors: [`Error::Timeout`];
-    /// [`Error::Usage`] for a world of nobody.
+    /// Waits until `world_size` callers have come; not at all if that is less than 1. A key serves once: later callers find it open. Errors:
+    /// [`Error::Timeout`].
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
-        check_world(world_size)?;
         let last = format!("{key}/last_member");
         if self.add(&format!("{key}/num_members"), 1)? == world_size {
             self.set(&last, b"1")?;
         }
+        if world_size < 1 {
+            return Ok(());
+        }
         self.wait(&[&last], timeout)
     }
-}
-
-/// A barrier needs somebody.
-fn check_world(world_size: i64) -> Result<()> {
-    if world_size < 1 {
-        return Err(Error::Usage(format!("barrier: world size {world_size}, must be 1 or more")));
-    }
-    Ok(())
 }

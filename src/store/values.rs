@@ -25,7 +25,7 @@ pub enum Compared {
     Missing,
 }
 
-/// A value that is not a number, or a sum that is none.
+/// A value that is not a number.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotANumber;
 
@@ -91,9 +91,9 @@ impl Values {
         }
     }
 
-    /// Adds to a number and returns the sum.
+    /// Adds to a number, which starts from 0, and returns the sum.
     pub fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, NotANumber> {
-        let sum = sum(self.entries.get(key).map_or(&[], |value| value.bytes()), delta)?;
+        let sum = sum(self.entries.get(key).map(|value| value.bytes()), delta)?;
         self.set(key, sum.to_string().as_bytes());
         Ok(sum)
     }
@@ -194,11 +194,10 @@ fn key_size(key: &[u8]) -> usize {
     key.len() + size_of::<(Box<[u8]>, VecDeque<Value>)>()
 }
 
-/// The sum of a stored number and `delta`. Text is read as C++'s `stoll` does: spaces and a sign before the digits, anything after them; no text is 0.
-pub fn sum(text: &[u8], delta: i64) -> Result<i64, NotANumber> {
-    if text.is_empty() {
-        return Ok(delta);
-    }
+/// The sum of a stored number, 0 if there is none, and `delta`; it wraps around, as torch's does. Text is read as C++'s `stoll` does: spaces and a sign before
+/// the digits, at least one of them, anything after them.
+pub fn sum(text: Option<&[u8]>, delta: i64) -> Result<i64, NotANumber> {
+    let Some(text) = text else { return Ok(delta) };
     let text = match text.iter().position(|byte| !matches!(byte, b' ' | b'\t'..=b'\r')) {
         Some(start) => text.get(start..).unwrap_or(&[]),
         None => return Err(NotANumber),
@@ -213,7 +212,7 @@ pub fn sum(text: &[u8], delta: i64) -> Result<i64, NotANumber> {
         let shifted = number.unwrap_or(0).checked_mul(10).ok_or(NotANumber)?;
         number = Some(if negative { shifted.checked_sub(digit) } else { shifted.checked_add(digit) }.ok_or(NotANumber)?);
     }
-    number.and_then(|number| number.checked_add(delta)).ok_or(NotANumber)
+    number.map(|number| number.wrapping_add(delta)).ok_or(NotANumber)
 }
 
 #[cfg(test)]
@@ -222,14 +221,15 @@ mod tests {
 
     #[test]
     fn numbers_are_read_as_stoll_does() {
-        for (text, number) in [("", 0), ("7", 7), ("-2", -2), ("+5", 5), (" \t\n12abc", 12), ("9223372036854775807", i64::MAX)] {
-            assert_eq!(sum(text.as_bytes(), 0), Ok(number), "{text:?}");
+        for (text, number) in [("7", 7), ("-2", -2), ("+5", 5), (" \t\n12abc", 12), ("9223372036854775807", i64::MAX)] {
+            assert_eq!(sum(Some(text.as_bytes()), 0), Ok(number), "{text:?}");
         }
-        assert_eq!(sum(b"-9223372036854775808", 0), Ok(i64::MIN));
-        for text in ["x", " ", "-", "+-1", "9223372036854775808", "-9223372036854775809"] {
-            assert_eq!(sum(text.as_bytes(), 0), Err(NotANumber), "{text:?}");
+        assert_eq!(sum(None, 3), Ok(3));
+        assert_eq!(sum(Some(b"-9223372036854775808"), 0), Ok(i64::MIN));
+        for text in ["", "x", " ", "-", "+-1", "9223372036854775808", "-9223372036854775809"] {
+            assert_eq!(sum(Some(text.as_bytes()), 0), Err(NotANumber), "{text:?}");
         }
-        assert_eq!(sum(b"9223372036854775807", 1), Err(NotANumber));
+        assert_eq!(sum(Some(b"9223372036854775807"), 2), Ok(i64::MIN + 1));
     }
 
     #[test]

@@ -68,6 +68,27 @@ late = threading.Timer(0.1, lambda: other.compare_set("latec", "", "now"))
 late.start()
 store.wait(["latec"], LONG)
 
+# A key that has come counts, though it is deleted again.
+waiter = threading.Thread(target=lambda: connect().wait(["gone", "stays"], LONG))
+waiter.start()
+while True:
+    other.set("gone", "1")
+    other.delete_key("gone")
+    # The waiter may have begun just now.
+    waiter.join(0.05)
+    other.set("stays", "1")
+    waiter.join(0.05)
+    if not waiter.is_alive():
+        break
+    other.delete_key("stays")
+
+store.barrier("nobody", 0, SHORT)
+store.set("most", str(2**63 - 1))
+assert store.add("most", 1) == -(2**63)
+store.set("empty", "")
+fails(dist.DistNetworkError, "Connection was likely closed", lambda: connect().add("empty", 1))
+fails(dist.DistNetworkError, "Connection was likely closed", lambda: connect().barrier("empty", 1))
+
 prefix = dist.PrefixStore("grp", store)
 prefix.set("k", "w")
 assert store.get("grp/k") == b"w" and prefix.get("k") == b"w"

@@ -10,7 +10,7 @@ use crate::base::config::Secret;
 use crate::base::{clock, fork};
 use crate::store::deadline::Deadline;
 use crate::store::watch::{Callback, Change, Watch};
-use crate::store::{Error, Result, Store, check_world};
+use crate::store::{Error, Result, Store};
 
 /// Who runs the server.
 #[derive(Debug)]
@@ -302,7 +302,6 @@ impl Store for TcpStore {
     }
 
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
-        check_world(world_size)?;
         self.call(Query::Barrier, &[Part::Key(key), Part::Int(world_size)], |connection| match connection.released(timeout)? {
             true => Ok(()),
             false => Err(Error::Timeout(format!("barrier timeout after {}ms, key: {key}", timeout.as_millis()))),

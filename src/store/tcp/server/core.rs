@@ -43,10 +43,8 @@ pub enum Refusal {
     Watches,
     #[error("it asked to wait while waiting")]
     WaitsTwice,
-    #[error("it added {delta} to {key:?}, whose value or sum is no number of 64 bits")]
+    #[error("it added {delta} to {key:?}, whose value is no number of 64 bits")]
     NotANumber { key: String, delta: i64 },
-    #[error("it came to a barrier of {0}")]
-    NobodyAtBarrier(i64),
 }
 
 impl Refusal {
@@ -127,7 +125,7 @@ impl Core {
             Request::Ping { nonce } => out.push(&nonce.to_le_bytes()),
             Request::QueuePush { key, value } => {
                 self.values.push(key, value);
-                self.waits.wake_one(key, &self.values, &mut self.woken);
+                self.waits.wake_one(key, &mut self.woken);
             }
             Request::QueuePop { key } => {
                 out.push_i64(self.values.queue_len(key) as i64);
@@ -142,9 +140,6 @@ impl Core {
                 keys.for_each(|key| out.push_bytes(key));
             }
             Request::Barrier { key, world_size } => {
-                if world_size < 1 {
-                    return Err(Refusal::NobodyAtBarrier(world_size));
-                }
                 if self.waits.waiting(client) {
                     return Err(Refusal::WaitsTwice);
                 }
@@ -237,13 +232,13 @@ impl Core {
     }
 
     fn wake(&mut self, key: &[u8]) {
-        self.waits.wake(key, &self.values, &mut self.woken);
+        self.waits.wake(key, &mut self.woken);
     }
 
     /// Somebody was woken for a value and does not take it.
     fn pass_on(&mut self, key: &[u8]) {
         if self.values.queue_len(key) > 0 {
-            self.waits.wake_one(key, &self.values, &mut self.woken);
+            self.waits.wake_one(key, &mut self.woken);
         }
     }
 

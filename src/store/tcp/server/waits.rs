@@ -1,9 +1,10 @@
 //! Who waits for what. Clients are numbers here; nothing is sent.
 //!
-//! A client that waits for several keys is listed under one of them, one that does not exist yet, and moves on when that comes: a wait costs one
-//! entry however long it is, and ends only while all its keys exist, even if some were deleted in between.
+//! A client that waits for several keys is listed under each that does not exist yet, and goes on when each has come once: torch's rule. So a key that
+//! has come and was deleted again is not waited for once more. [`Store::wait`](crate::store::Store::wait) says so to users.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use crate::store::tcp::wire::Strings;
 use crate::store::values::Values;
@@ -12,8 +13,10 @@ use crate::store::values::Values;
 #[derive(Default)]
 pub struct Waits {
     pending: HashMap<usize, Pending>,
-    /// Under the key that each waits for, in the order of coming.
-    by_key: HashMap<Box<[u8]>, VecDeque<usize>>,
+    /// Under each key that is waited for: the numbers of the waits, which increase, and their clients.
+    by_key: HashMap<Arc<[u8]>, VecDeque<(u64, usize)>>,
+    /// Waits for keys that there have been.
+    count: u64,
     barriers: HashMap<Box<[u8]>, Gathering>,
     /// Clients woken for a value in a queue that they have not come for yet.
     owed: HashMap<usize, Box<[u8]>>,
@@ -29,9 +32,20 @@ struct Gathering {
 }
 
 enum Pending {
-    Keys { keys: Box<[Box<[u8]>]>, at: usize },
+    Keys {
+        /// Those that did not exist, each once.
+        keys: Box<[Arc<[u8]>]>,
+        /// How many of them have yet to come.
+        missing: usize,
+        /// What the wait is listed as.
+        number: u64,
+    },
     Barrier(Box<[u8]>),
 }
+
+/// Bytes that a key of a wait takes besides its own: its counts, its place in the wait and in the table, and a list that holds little.
+const LISTED: usize =
+    2 * size_of::<usize>() + 2 * size_of::<Arc<[u8]>>() + size_of::<VecDeque<(u64, usize)>>() + 4 * size_of::<(u64, usize)>();
 
 impl Waits {
     /// Bytes that all waits take.
@@ -46,32 +60,39 @@ impl Waits {
 
     /// Begins to wait; true if there is nothing to wait for.
     pub fn wait(&mut self, client: usize, keys: &Strings<'_>, values: &Values) -> bool {
-        let Some(at) = keys.iter().position(|key| !values.contains(key)) else { return true };
-        let keys: Box<[Box<[u8]>]> = keys.iter().map(Box::from).collect();
-        self.list(client, keys.get(at).map_or(&[], |key| key));
-        self.admit(client, Pending::Keys { keys, at });
+        let mut missing: Vec<&[u8]> = keys.iter().filter(|key| !values.contains(key)).collect();
+        if missing.is_empty() {
+            return true;
+        }
+        missing.sort_unstable();
+        missing.dedup();
+        self.count += 1;
+        let number = self.count;
+        let keys: Box<[Arc<[u8]>]> = missing.into_iter().map(|key| self.list(key, number, client)).collect();
+        self.admit(client, Pending::Keys { missing: keys.len(), keys, number });
         false
     }
 
-    /// A key has come into being: who waited for all there is now goes on.
-    pub fn wake(&mut self, key: &[u8], values: &Values, woken: &mut Vec<usize>) {
+    /// A key has come into being: who waited for nothing else goes on.
+    pub fn wake(&mut self, key: &[u8], woken: &mut Vec<usize>) {
         if self.by_key.is_empty() {
             return;
         }
-        for client in self.by_key.remove(key).unwrap_or_default() {
-            if self.advance(client, values) {
+        for (_, client) in self.by_key.remove(key).unwrap_or_default() {
+            if self.arrived(client) {
                 woken.push(client);
             }
         }
     }
 
-    /// A queue has a value more: one who waited for it goes on. Until that client has come for it the value is owed.
-    pub fn wake_one(&mut self, key: &[u8], values: &Values, woken: &mut Vec<usize>) {
-        while let Some(client) = self.by_key.get_mut(key).and_then(VecDeque::pop_front) {
+    /// A queue has a value more: one who waited for nothing else goes on. Until that client has come for it the value is owed. Those in front of it, who
+    /// wait for more, do not wait for the queue any more.
+    pub fn wake_one(&mut self, key: &[u8], woken: &mut Vec<usize>) {
+        while let Some((_, client)) = self.by_key.get_mut(key).and_then(VecDeque::pop_front) {
             if self.by_key.get(key).is_some_and(VecDeque::is_empty) {
                 self.by_key.remove(key);
             }
-            if self.advance(client, values) {
+            if self.arrived(client) {
                 woken.push(client);
                 self.owed.insert(client, key.into());
                 return;
@@ -110,15 +131,7 @@ impl Waits {
     pub fn cancel(&mut self, client: usize) {
         match self.dismiss(client) {
             None => {}
-            Some(Pending::Keys { keys, at }) => {
-                let key = keys.get(at).map_or(&[][..], |key| key);
-                if let Some(list) = self.by_key.get_mut(key) {
-                    list.retain(|&other| other != client);
-                    if list.is_empty() {
-                        self.by_key.remove(key);
-                    }
-                }
-            }
+            Some(Pending::Keys { keys, number, .. }) => keys.iter().for_each(|key| self.strike(key, number)),
             Some(Pending::Barrier(key)) => {
                 if let Some(gathering) = self.barriers.get_mut(&key) {
                     gathering.here.retain(|&(other, _)| other != client);
@@ -130,31 +143,28 @@ impl Waits {
         }
     }
 
-    /// The key that a client was listed under exists: lists it under the next that does not, or lets it go.
-    fn advance(&mut self, client: usize, values: &Values) -> bool {
-        let Some(Pending::Keys { keys, at }) = self.pending.get_mut(&client) else { return false };
-        // From where it stands, then once over all, for what was deleted meanwhile.
-        let missing = |from: usize| keys.iter().skip(from).position(|key| !values.contains(key)).map(|i| from + i);
-        match missing(*at).or_else(|| missing(0)) {
-            Some(next) => {
-                *at = next;
-                let key = keys.get(next).cloned().unwrap_or_default();
-                self.list(client, &key);
-                false
-            }
-            None => {
-                self.dismiss(client);
-                true
-            }
-        }
+    /// A key that the client was listed under has come, and the list is gone: whether it was the last.
+    fn arrived(&mut self, client: usize) -> bool {
+        let Some(Pending::Keys { missing, .. }) = self.pending.get_mut(&client) else { return false };
+        *missing = missing.saturating_sub(1);
+        *missing == 0 && self.dismiss(client).is_some()
     }
 
-    fn list(&mut self, client: usize, key: &[u8]) {
-        match self.by_key.get_mut(key) {
-            Some(list) => list.push_back(client),
-            None => {
-                self.by_key.insert(key.into(), VecDeque::from([client]));
-            }
+    /// Lists a wait under a key, and returns the key as the table holds it.
+    fn list(&mut self, key: &[u8], number: u64, client: usize) -> Arc<[u8]> {
+        let held = self.by_key.get_key_value(key).map_or_else(|| Arc::from(key), |(held, _)| Arc::clone(held));
+        self.by_key.entry(Arc::clone(&held)).or_default().push_back((number, client));
+        held
+    }
+
+    /// Takes a wait off the list of a key, if it stands there: it does not once the key has come.
+    fn strike(&mut self, key: &[u8], number: u64) {
+        let Some(list) = self.by_key.get_mut(key) else { return };
+        if let Ok(place) = list.binary_search_by_key(&number, |&(other, _)| other) {
+            list.remove(place);
+        }
+        if list.is_empty() {
+            self.by_key.remove(key);
         }
     }
 
@@ -189,7 +199,7 @@ impl Gathering {
 impl Pending {
     fn size(&self) -> usize {
         match self {
-            Pending::Keys { keys, .. } => keys.iter().map(|key| key.len() + size_of::<Box<[u8]>>()).sum(),
+            Pending::Keys { keys, .. } => keys.iter().map(|key| key.len() + LISTED).sum(),
             Pending::Barrier(key) => key.len(),
         }
     }
