@@ -73,8 +73,8 @@ typedef struct railhead_proxy_t railhead_proxy_t;
 // ended by railhead_store_close.
 //
 // Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
-// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting: a
-// thread that is to wait for long takes a handle of its own (railhead_store_clone).
+// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
+// spaces and groups that were made of it: a thread that is to wait for long takes a handle of its own (railhead_store_clone).
 typedef struct railhead_store_t railhead_store_t;
 
 // A watch on a key: an opaque handle, ended by railhead_store_unwatch.
@@ -507,8 +507,9 @@ railhead_status_t railhead_rendezvous_new_group(railhead_group_t *job,
 // This process's rank in the group, and how many ranks it has. Either place may be NULL.
 railhead_status_t railhead_rendezvous_ranks(railhead_group_t *group, int64_t *own_rank, int64_t *ranks);
 
-// The group's store, whose keys no other group sees: a handle of its own, closed as any other.
-railhead_status_t railhead_rendezvous_store(railhead_group_t *group, railhead_store_t **store);
+// The group's store, whose keys no other group sees: a handle of its own, closed as any other, on the group's connection, if there is one.
+railhead_status_t railhead_rendezvous_store(railhead_group_t *group,
+                                            railhead_store_t **store);
 
 // Waits until all ranks of the group have come, for at most `timeout_ms` (less than 0: 30 minutes). All ranks call it equally often.
 railhead_status_t railhead_rendezvous_barrier(railhead_group_t *group,
@@ -539,7 +540,8 @@ railhead_status_t railhead_store_file(const char *path,
                                       int64_t world_size,
                                       railhead_store_t **store);
 
-// Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself; `inner` is closed as any other handle.
+// Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself, and shares its connection; `inner` is closed as any
+// other handle.
 railhead_status_t railhead_store_prefix(const char *prefix,
                                         railhead_store_t *inner,
                                         railhead_store_t **store);
@@ -561,14 +563,17 @@ railhead_status_t railhead_store_serve(const char *address,
                                        uint16_t port,
                                        railhead_store_t **store);
 
-// Makes another handle on the same store, with a connection of its own if the store is a server's.
-railhead_status_t railhead_store_clone(railhead_store_t *store, railhead_store_t **clone);
+// Makes another handle on the same store, with a connection of its own if the store is on a server: also of a name space, of a rendezvous' store and of a
+// group's.
+railhead_status_t railhead_store_clone(railhead_store_t *store,
+                                       railhead_store_t **clone);
 
 // Ends a handle. What other threads are doing with it goes on.
 railhead_status_t railhead_store_close(railhead_store_t *store);
 
-// The port of the store's server. RAILHEAD_UNSUPPORTED if it has none.
-railhead_status_t railhead_store_port(railhead_store_t *store, uint16_t *port);
+// The port of the store's server, whichever process runs it. RAILHEAD_UNSUPPORTED if it has none: a store within this process, or in a file.
+railhead_status_t railhead_store_port(railhead_store_t *store,
+                                      uint16_t *port);
 
 // Stores a value, replacing any other. A server does not answer to this: only later calls on the same handle are sure to find it done.
 railhead_status_t railhead_store_set(railhead_store_t *store,

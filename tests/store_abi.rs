@@ -278,28 +278,73 @@ fn a_handle_that_is_closed_in_use_serves_that_call() {
         ok(railhead_store_serve(c"127.0.0.1".as_ptr(), 0, &mut server));
         ok(railhead_store_clone(server, &mut waiting));
     }
-    let handle = waiting.addr();
-    let waiter = std::thread::spawn(move || get(std::ptr::with_exposed_provenance_mut(handle), c"late"));
     // Closed before it had begun, the handle would be refused.
-    let end = Instant::now() + LONG;
-    while receiving() == 0 {
-        assert!(Instant::now() < end && !waiter.is_finished());
-        std::thread::yield_now();
-    }
+    let waiter = waits(waiting, |store| get(store, c"late"));
     ok(railhead_store_close(waiting));
     ok(set(server, c"late", b"v"));
     assert_eq!(waiter.join().unwrap(), b"v");
     ok(railhead_store_close(server));
 }
 
-/// Threads of this process that sleep in a receive.
-fn receiving() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    tasks
-        .filter(|task| {
-            std::fs::read_to_string(task.path().join("syscall")).is_ok_and(|line| line.starts_with(&format!("{} ", libc::SYS_recvfrom)))
-        })
-        .count()
+/// Starts a thread that uses a store, and returns once it sleeps in a receive.
+fn waits<R: Send + 'static>(store: *mut railhead_store_t, run: fn(*mut railhead_store_t) -> R) -> std::thread::JoinHandle<R> {
+    let (handle, (sender, thread)) = (store.addr(), channel());
+    let waiter = std::thread::spawn(move || {
+        sender.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        run(std::ptr::with_exposed_provenance_mut(handle))
+    });
+    let syscall = std::path::Path::new("/proc").join(thread.recv().unwrap()).join("syscall");
+    let end = Instant::now() + LONG;
+    while !std::fs::read_to_string(&syscall).is_ok_and(|line| line.starts_with(&format!("{} ", libc::SYS_recvfrom))) {
+        assert!(Instant::now() < end && !waiter.is_finished());
+        std::thread::yield_now();
+    }
+    waiter
+}
+
+/// A server, a name space of it, a rendezvous' store, and a group's that was made of that.
+fn of_servers() -> [*mut railhead_store_t; 4] {
+    let (mut server, mut space, mut met, mut group, mut groups) = (null_mut(), null_mut(), null_mut(), null_mut(), null_mut());
+    let (mut rank, mut ranks) = (0, 0);
+    // SAFETY: strings and places.
+    unsafe {
+        ok(railhead_store_serve(c"127.0.0.1".as_ptr(), 0, &mut server));
+        ok(railhead_store_prefix(c"space".as_ptr(), server, &mut space));
+        ok(railhead_rendezvous(c"tcp://localhost:0".as_ptr(), 0, 1, LONG_MS, &mut met, &mut rank, &mut ranks));
+        ok(railhead_rendezvous_join(null(), met, 0, 1, LONG_MS, &mut group));
+        ok(railhead_rendezvous_store(group, &mut groups));
+    }
+    ok(railhead_rendezvous_leave(group));
+    [server, space, met, groups]
+}
+
+#[test]
+fn a_clone_has_a_connection_of_its_own() {
+    for store in of_servers() {
+        let mut clone = null_mut();
+        // SAFETY: a place.
+        ok(unsafe { railhead_store_clone(store, &mut clone) });
+        // SAFETY: an array of one string.
+        let waiter = waits(clone, |store| unsafe { railhead_store_wait(store, [c"late".as_ptr()].as_ptr(), 1, 10_000) });
+        ok(set(store, c"late", b"v"));
+        assert_eq!(waiter.join().unwrap(), RAILHEAD_OK, "the set was kept waiting by the wait");
+        ok(railhead_store_close(clone));
+        ok(railhead_store_close(store));
+    }
+}
+
+#[test]
+fn every_store_of_a_server_knows_its_port() {
+    let stores = of_servers();
+    let ports = stores.map(|store| {
+        let mut port = 0;
+        // SAFETY: a place.
+        ok(unsafe { railhead_store_port(store, &mut port) });
+        port
+    });
+    assert_eq!((ports[0], ports[2]), (ports[1], ports[3]));
+    assert!(ports[0] != ports[2] && !ports.contains(&0), "{ports:?}");
+    stores.into_iter().for_each(|store| ok(railhead_store_close(store)));
 }
 
 unsafe extern "C" fn meet(

@@ -13,7 +13,7 @@ use crate::abi::boundary::{Out, bad_pointer, slice};
 use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
 use crate::abi::store::convert::{User, text, timeout};
-use crate::abi::store::{Object, environment, found, open, railhead_store_t};
+use crate::abi::store::{environment, found, open, railhead_store_t};
 use crate::store::Error;
 use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Group, GroupOptions, Joined, Request};
 
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn railhead_rendezvous(
             let joined = rendezvous::rendezvous(url, rank, world_size, patience(timeout_ms), environment())?.join()?;
             own_rank.set(joined.rank);
             ranks.set(joined.world_size);
-            Ok(Object::Other(joined.store))
+            Ok(joined.store)
         })
     })
 }
@@ -154,13 +154,13 @@ pub unsafe extern "C" fn railhead_rendezvous_ranks(group: *mut railhead_group_t,
     })
 }
 
-/// The group's store, whose keys no other group sees: a handle of its own, closed as any other.
+/// The group's store, whose keys no other group sees: a handle of its own, closed as any other, on the group's connection, if there is one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_rendezvous_store(group: *mut railhead_group_t, store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place; `group` is looked up.
     call(|| unsafe {
         let group = GROUPS.get(group)?;
-        open(store, || Ok(Object::Other(Arc::clone(group.store()))))
+        open(store, || Ok(Arc::clone(group.store())))
     })
 }
 

@@ -23,8 +23,8 @@ use convert::{answer, array, bytes, give, text, texts, timeout};
 /// ended by railhead_store_close.
 ///
 /// Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
-/// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting: a
-/// thread that is to wait for long takes a handle of its own (railhead_store_clone).
+/// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
+/// spaces and groups that were made of it: a thread that is to wait for long takes a handle of its own (railhead_store_clone).
 #[allow(non_camel_case_types)]
 pub struct railhead_store_t(());
 
@@ -41,24 +41,7 @@ pub struct railhead_bytes_t {
 
 const _: () = assert!(size_of::<railhead_bytes_t>() == 16 && std::mem::offset_of!(railhead_bytes_t, size) == 8);
 
-/// A store as its handle names it.
-pub(super) enum Object {
-    /// With what a server's connection can do besides.
-    Tcp(Arc<TcpStore>),
-    /// Any other.
-    Other(Arc<dyn Store>),
-}
-
-impl Object {
-    fn store(&self) -> Arc<dyn Store> {
-        match self {
-            Object::Tcp(store) => Arc::clone(store) as Arc<dyn Store>,
-            Object::Other(store) => Arc::clone(store),
-        }
-    }
-}
-
-static STORES: Objects<Object> = Objects::new(0xb1, "store");
+static STORES: Objects<Arc<dyn Store>> = Objects::new(0xb1, "store");
 
 // ---- opening and closing ----
 
@@ -66,7 +49,7 @@ static STORES: Objects<Object> = Objects::new(0xb1, "store");
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_hash(store: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: `open` asks of `store` what the header asks of the caller.
-    call(|| unsafe { open(store, || Ok(other(HashStore::new()))) })
+    call(|| unsafe { open(store, || Ok(Arc::new(HashStore::new()))) })
 }
 
 /// Opens or creates a store in a file, in torch's format: a torch FileStore may use the same file at the same time.
@@ -78,11 +61,12 @@ pub unsafe extern "C" fn railhead_store_file(path: *const c_char, world_size: i6
     // SAFETY: the header asks the caller for a string and a place for a handle.
     call(|| unsafe {
         let path = text(path, "path")?;
-        open(store, || Ok(other(FileStore::new(path, usize::try_from(world_size).ok().filter(|size| *size > 0))?)))
+        open(store, || Ok(Arc::new(FileStore::new(path, usize::try_from(world_size).ok().filter(|size| *size > 0))?)))
     })
 }
 
-/// Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself; `inner` is closed as any other handle.
+/// Makes a name space: the key k is `prefix`/k in `inner`. It keeps `inner`'s store open for itself, and shares its connection; `inner` is closed as any
+/// other handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_prefix(
     prefix: *const c_char,
@@ -92,7 +76,7 @@ pub unsafe extern "C" fn railhead_store_prefix(
     // SAFETY: the header asks the caller for a string and a place for a handle; `inner` is looked up.
     call(|| unsafe {
         let (prefix, inner) = (text(prefix, "prefix")?, found(inner)?);
-        open(store, || Ok(other(PrefixStore::new(prefix, inner))))
+        open(store, || Ok(Arc::new(PrefixStore::new(prefix, inner))))
     })
 }
 
@@ -110,7 +94,7 @@ pub unsafe extern "C" fn railhead_store_connect(
         let place = Host::Other(text(host, "host")?.to_owned(), port);
         let secret = environment().secret()?;
         let options = TcpOptions { timeout: timeout(timeout_ms), secret, ..TcpOptions::default() };
-        open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(place, options)?))))
+        open(store, || Ok(Arc::new(TcpStore::new(place, options)?)))
     })
 }
 
@@ -133,22 +117,18 @@ pub unsafe extern "C" fn railhead_store_serve(address: *const c_char, port: u16,
         };
         let own = bind.filter(|ip| !ip.is_unspecified()).map_or("localhost".to_owned(), |ip| ip.to_string());
         let server = ServerOptions { port, bind, secret: variables.secret()?, ..ServerOptions::default() };
-        open(store, || Ok(Object::Tcp(Arc::new(TcpStore::new(Host::Own(own, server), TcpOptions::default())?))))
+        open(store, || Ok(Arc::new(TcpStore::new(Host::Own(own, server), TcpOptions::default())?)))
     })
 }
 
-/// Makes another handle on the same store, with a connection of its own if the store is a server's.
+/// Makes another handle on the same store, with a connection of its own if the store is on a server: also of a name space, of a rendezvous' store and of a
+/// group's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_clone(store: *mut railhead_store_t, clone: *mut *mut railhead_store_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place for a handle; `store` is looked up.
     call(|| unsafe {
-        let object = STORES.get(store)?;
-        open(clone, || {
-            Ok(match &*object {
-                Object::Tcp(store) => Object::Tcp(Arc::new(store.reconnect()?)),
-                Object::Other(store) => Object::Other(Arc::clone(store)),
-            })
-        })
+        let store = found(store)?;
+        open(clone, || store.reopen())
     })
 }
 
@@ -158,16 +138,13 @@ pub extern "C" fn railhead_store_close(store: *mut railhead_store_t) -> railhead
     call(|| Ok(STORES.remove(store).map(drop)?))
 }
 
-/// The port of the store's server. RAILHEAD_UNSUPPORTED if it has none.
+/// The port of the store's server, whichever process runs it. RAILHEAD_UNSUPPORTED if it has none: a store within this process, or in a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_port(store: *mut railhead_store_t, port: *mut u16) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place for a number.
     call(|| unsafe {
         let out = Out::new(port, "port")?;
-        match &*STORES.get(store)? {
-            Object::Tcp(store) => out.set(store.port()),
-            Object::Other(_) => return Err(Error::Unsupported("this store has no server".into())),
-        }
+        out.set(found(store)?.server_port().ok_or_else(|| Error::Unsupported("this store has no server".into()))?);
         Ok(())
     })
 }
@@ -178,20 +155,16 @@ pub(super) fn environment() -> Environment {
     Environment::process()
 }
 
-fn other(store: impl Store + 'static) -> Object {
-    Object::Other(Arc::new(store))
-}
-
 /// The store of a handle.
 pub(super) fn found(handle: *const railhead_store_t) -> Result<Arc<dyn Store>> {
-    Ok(STORES.get(handle)?.store())
+    Ok(Arc::clone(&*STORES.get(handle)?))
 }
 
 /// Gives a store to C.
 ///
 /// # Safety
 /// Unless NULL or misaligned, `place` must be valid for writes.
-pub(super) unsafe fn open(place: *mut *mut railhead_store_t, make: impl FnOnce() -> Result<Object>) -> Result<()> {
+pub(super) unsafe fn open(place: *mut *mut railhead_store_t, make: impl FnOnce() -> Result<Arc<dyn Store>>) -> Result<()> {
     // SAFETY: the requirement is the caller's own.
     let out = unsafe { Out::new(place, "store") }?;
     out.set(STORES.insert(make()?));

@@ -87,6 +87,11 @@ fn forget(watches: &Mutex<Watches>, key: &str, watcher: &Arc<Sender<Noted>>) {
 }
 
 impl Store for HashStore {
+    /// It has no connection.
+    fn reopen(self: Arc<Self>) -> Result<Arc<dyn Store>> {
+        Ok(self)
+    }
+
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.change(key, |values| values.set(key.as_bytes(), value));
         Ok(())

@@ -16,6 +16,7 @@ pub mod tcp;
 mod values;
 mod watch;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, Result};
@@ -35,6 +36,16 @@ pub const FOREVER: Duration = Duration::MAX;
 ///
 /// Errors, besides those of each operation: [`Error::Network`] when a server is gone, [`Error::System`] when a file cannot be used.
 pub trait Store: Send + Sync {
+    /// The same store once more, with a connection of its own if it has one: a thread that waits does not keep others from that.
+    ///
+    /// Errors: [`Error::Network`] if the server cannot be reached.
+    fn reopen(self: Arc<Self>) -> Result<Arc<dyn Store>>;
+
+    /// The port of its server, if it has one.
+    fn server_port(&self) -> Option<u16> {
+        None
+    }
+
     /// Stores a value, replacing any other. Whoever waits for the key goes on.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 

@@ -34,6 +34,14 @@ impl PrefixStore {
 }
 
 impl Store for PrefixStore {
+    fn reopen(self: Arc<Self>) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(PrefixStore { prefix: self.prefix.clone(), inner: Arc::clone(&self.inner).reopen()? }))
+    }
+
+    fn server_port(&self) -> Option<u16> {
+        self.inner.server_port()
+    }
+
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.inner.set(&self.key(key), value)
     }

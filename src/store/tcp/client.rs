@@ -173,6 +173,14 @@ fn counted<'a>(keys: &[&'a str]) -> Vec<Part<'a>> {
 }
 
 impl Store for TcpStore {
+    fn reopen(self: Arc<Self>) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(self.reconnect()?))
+    }
+
+    fn server_port(&self) -> Option<u16> {
+        Some(self.port)
+    }
+
     /// Is not answered: only this store's next operations are sure to find it done.
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.call(Query::Set, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
