@@ -35,7 +35,7 @@ LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
 STAGED := --profile staged --features stages --target-dir target/stages
-SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs readme.rs),$(wildcard tests/*.rs)))
+SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs docs.rs),$(wildcard tests/*.rs)))
 # Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own.
 THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile last_call mapped multi_recv namespaces plugin_basic progress rails ready_flag reload stages stall)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
