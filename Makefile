@@ -88,6 +88,8 @@ soak: deps examples
 	@echo "== $(PUBLISHES) slots, none torn"
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --test conformance -- --exact soft_shm::publish::no_torn_slot
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --lib a_reader_of_slots_that_come_byte_by_byte_sees_none_torn
+	@echo "== 1000 connections of each kind, of which one side closes at once"
+	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test close_first
 	@for round in $$(seq $(ROUNDS)); do \
 	    echo "== round $$round of $(ROUNDS)"; \
 	    $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \

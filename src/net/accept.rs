@@ -137,9 +137,7 @@ impl Acceptor {
     /// lost only the connection, and dials again.) The listener stays usable.
     pub fn drive(&mut self, now: u64, when: Ready) -> Result<Option<Box<Established<Records>>>> {
         if let Some(dead) = self.look_at_suspects(now) {
-            let why = format!("{dead} died before its handshake was complete");
-            log_warn!(log::NET, "accept: {why}");
-            return Err(Error::remote(format!("accept: {why}")));
+            return Err(Error::remote(format!("accept: {dead} died before its handshake was complete")));
         }
         for _ in 0..self.half_open.len() {
             let Some(connection) = self.half_open.pop_front() else { break };
@@ -182,10 +180,7 @@ impl Acceptor {
             match established.meet() {
                 Ok(true) => return Ok(Some(established)),
                 Ok(false) => self.meeting.push_back(established),
-                Err(e) => {
-                    log_warn!(log::NET, "accept: {e}");
-                    return Err(Error::remote(format!("accept: {e}")));
-                }
+                Err(e) => return Err(Error::remote(format!("accept: {e}"))),
             }
         }
         Ok(None)

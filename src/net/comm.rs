@@ -440,10 +440,14 @@ impl Core {
     pub fn post_failed(&mut self, kind: WrKind, lane: usize, error: crate::fabric::PostError) {
         let what = kind.what();
         let why = self.rails.why(kind, lane).map_or(String::new(), |why| format!(" ({why})"));
-        self.fail(match error {
-            crate::fabric::PostError::State(_) => Failure::remote(format!("cannot post {what}: {error}{why}")),
-            _ => Failure::internal(format!("cannot post {what}: {error}{why}")),
-        });
+        let text = format!("cannot post {what}: {error}{why}");
+        let failure = match error {
+            crate::fabric::PostError::State(_) => {
+                Failure::remote(self.liveness.explain().map_or(text.clone(), |gone| format!("{gone} ({text})")))
+            }
+            _ => Failure::internal(text),
+        };
+        self.fail(failure);
     }
 
     /// Whether the peer has said that its end is connected.

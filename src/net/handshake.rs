@@ -11,7 +11,7 @@ use socket2::{SockRef, TcpKeepalive};
 use crate::base::config::{self, Config};
 use crate::base::error::{Error, Result};
 use crate::base::stats::{CommStats, WaitCause};
-use crate::base::{host, rand};
+use crate::base::{clock, host, rand};
 
 use super::device::NetDevice;
 use super::eager::EAGER_SIZE;
@@ -131,23 +131,32 @@ pub struct Established<M> {
 }
 
 impl<M> Established<M> {
-    /// Lets the queue pairs meet, so that what is posted later goes out at once; true once they have.
+    /// Lets the queue pairs meet, so that what is posted later goes out at once; true once they have, or the peer, whose own had, has closed its
+    /// comm since: that is for the use of the comm to say, and no failure of the handshake.
     ///
-    /// Errors: they cannot, or the peer is gone.
+    /// Errors: they cannot meet, or the peer is gone without having closed.
     pub fn meet(&mut self) -> Result<bool> {
-        let failed = |why: String| Error::remote(format!("{}: {why}", self.peer.label));
-        match self.rails.meet() {
+        let gone = match self.rails.meet() {
             Ok(true) => {
                 self.stats.clear_wait();
                 return Ok(true);
             }
-            Ok(false) => self.stats.wait(cause(WaitCause::Handshake, self.liveness.stopped())),
-            Err(why) => return Err(failed(why)),
-        }
-        match self.liveness.idle() {
-            Verdict::Alive | Verdict::LookedAt => Ok(false),
-            Verdict::Gone(why) => Err(failed(why)),
-            Verdict::Nonsense(why) => Err(failed(format!("it sent {why}"))),
+            Ok(false) => {
+                self.stats.wait(cause(WaitCause::Handshake, self.liveness.stopped()));
+                match self.liveness.idle() {
+                    Verdict::Alive | Verdict::LookedAt => return Ok(false),
+                    Verdict::Gone(why) => why,
+                    Verdict::Nonsense(why) => format!("it sent {why}"),
+                }
+            }
+            Err(why) => match self.liveness.autopsy(clock::now()) {
+                true => return Ok(false),
+                false => why,
+            },
+        };
+        match self.liveness.said_bye() {
+            true => Ok(true),
+            false => Err(Error::remote(format!("{}: {gone}", self.peer.label))),
         }
     }
 }

@@ -73,6 +73,8 @@ pub struct Liveness {
     idle_since: u64,
     /// When the end of the connection or of the process was seen, and which.
     ended: Option<(u64, &'static str)>,
+    /// Since when it is asked why the queue pairs have failed; 0 before.
+    autopsy_since: u64,
     /// The peer said that it closes.
     bye: bool,
     stopped: bool,
@@ -93,6 +95,7 @@ impl Liveness {
             checked_at: 0,
             idle_since: 0,
             ended: None,
+            autopsy_since: 0,
             bye: false,
             stopped: false,
             peer_timeout_ns: u64::from(config.peer_timeout_s) * 1_000_000_000,
@@ -168,6 +171,20 @@ impl Liveness {
             return Verdict::Gone(format!("no progress for {seconds} s (RAILHEAD_PEER_TIMEOUT_S): {state}"));
         }
         Verdict::LookedAt
+    }
+
+    /// Queue pairs have failed. Whether the control connection, on which a peer says that it closes before it does, may still tell why.
+    #[cold]
+    pub fn autopsy(&mut self, now: u64) -> bool {
+        if self.autopsy_since == 0 {
+            self.autopsy_since = now;
+        }
+        self.explain().is_none() && now.saturating_sub(self.autopsy_since) < GRACE_NS
+    }
+
+    /// Whether the peer has said that it closes its comm, as far as was read.
+    pub fn said_bye(&self) -> bool {
+        self.bye
     }
 
     /// What to say about a peer whose queue pairs fail: why, as far as known by now.
