@@ -1,6 +1,6 @@
 # What a user or a developer does with Railhead. Cargo builds; this file knows the rest.
 #
-#   make deps      the Debian packages that tests and examples need
+#   make deps      the Debian packages that the library is built with; make deps-test: those of the tests, too
 #   make build     target/release/librailhead.so and target/release/railhead, the command line program
 #   make demo      two processes move verified data through it, over shared memory and over TCP
 #   make test      everything once, and the plugin's tests again with RAILHEAD_PROGRESS=thread
@@ -22,15 +22,12 @@ PUBLISHES ?= 100000000
 
 SECONDS ?= 60
 
-PACKAGES := gcc g++ libc6-dev libc6-dbg make binutils valgrind iproute2 util-linux procps tmux
-# What ibverbs-sys is built with. Nothing of it is needed to run.
-PACKAGES += cmake pkg-config python3 libclang-dev libibverbs-dev
-# Where tests install torch.
-PACKAGES += python3-venv
-# A launcher that ranks are started by; 20 MB.
-PACKAGES += openmpi-bin
-# The virtual machine that has RDMA devices; it fetches the rest itself.
-PACKAGES += qemu-system-x86 apt xz-utils
+# What builds the library: libclang, cmake and the rest are ibverbs-sys's. Nothing of it is needed to run.
+PACKAGES := gcc libc6-dev make cmake pkg-config python3 libclang-dev libibverbs-dev
+# What the tests use besides: sanitisers and tools, where torch is installed, a launcher of ranks (20 MB), and the virtual machine
+# that has RDMA devices, which fetches the rest itself.
+TEST_PACKAGES := $(PACKAGES) g++ libc6-dbg binutils valgrind iproute2 util-linux procps tmux python3-venv openmpi-bin \
+    qemu-system-x86 apt xz-utils
 LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
@@ -41,24 +38,36 @@ THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps build examples demo test soak bench bench-proxy bench-store instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test soak bench bench-proxy bench-store instructions fuzz header docs install clean
+
+# $(1): packages; $(2): commands that tell of them where there is no dpkg.
+define installed
+@if command -v dpkg-query >/dev/null; then \
+    missing=; \
+    for p in $(1); do \
+        dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' || missing="$$missing $$p"; \
+    done; \
+    if [ -n "$$missing" ]; then \
+        sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+        echo "== installs$$missing"; \
+        $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+    fi; \
+else \
+    for c in $(2); do \
+        command -v $$c >/dev/null || echo "make $@: $$c is missing and this is not Debian: install it by hand"; \
+    done; \
+fi
+@command -v $(firstword $(CARGO)) >/dev/null || { echo "make $@: no cargo; install Rust 1.88 or later (https://rustup.rs)"; exit 1; }
+endef
 
 deps:
-	@if command -v dpkg-query >/dev/null; then \
-	    missing=; \
-	    for p in $(PACKAGES); do \
-	        dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' || missing="$$missing $$p"; \
-	    done; \
-	    if [ -n "$$missing" ]; then \
-	        sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	        $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
-	    fi; \
-	else \
-	    for c in gcc g++ make nm readelf valgrind ip unshare cmake pkg-config python3 qemu-system-x86_64; do \
-	        command -v $$c >/dev/null || echo "make deps: $$c is missing and this is not Debian: install it by hand"; \
-	    done; \
-	fi
-	@command -v $(firstword $(CARGO)) >/dev/null || { echo "make deps: no cargo; install Rust 1.88 or later (https://rustup.rs)"; exit 1; }
+	$(call installed,$(PACKAGES),gcc make cmake pkg-config python3)
+
+deps-test:
+	$(call installed,$(TEST_PACKAGES),gcc g++ make nm readelf valgrind ip unshare cmake pkg-config python3 qemu-system-x86_64)
+
+library:
+	$(CARGO) build --release --package railhead
 
 build:
 	$(CARGO) build --release --workspace
@@ -67,7 +76,8 @@ examples: build
 	$(MAKE) --no-print-directory -C c_examples
 
 # Loopback is left out of the choice where there is anything else, and so are interfaces of containers; if these are all there is, loopback it is.
-demo: deps examples
+demo: deps library
+	@$(MAKE) --no-print-directory -C c_examples pingpong
 	@if [ -z "$$RAILHEAD_SOCKET_IFNAME$$NCCL_SOCKET_IFNAME" ] && \
 	    ! ip -o addr show up scope global 2>/dev/null | awk '{print $$2}' | grep -qvE '^(lo|docker|virbr|veth)'; then \
 	    export NCCL_SOCKET_IFNAME=lo; \
@@ -78,12 +88,12 @@ demo: deps examples
 	done
 
 # TEST_ARGS: for the test programs, such as --show-output or part of a name.
-test: deps examples
+test: deps-test examples
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
 	@echo "== RAILHEAD_PROGRESS=thread"
 	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) $(THREADED) --no-fail-fast -- $(TEST_ARGS)
 
-soak: deps examples
+soak: deps-test examples
 	@$(CARGO) test $(STAGED) $(SOAK) --no-run
 	@echo "== $(PUBLISHES) slots, none torn"
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --test conformance -- --exact soft_shm::publish::no_torn_slot
@@ -103,16 +113,16 @@ bench-proxy:
 	$(CARGO) bench --quiet $(STAGED) --bench proxy
 
 # BENCH_ARGS: for `railhead store bench`, such as --rounds 25.
-bench-store: deps build
+bench-store: deps-test build
 	python3 tests/torch/bench.py $(PROGRAM) $(BENCH_ARGS)
 
-instructions: deps build
+instructions: deps-test build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions
 
 # What cargo-fuzz does, without it. The address sanitiser is an option of the nightly compiler, which this one takes for it.
 fuzz: FUZZED := --cfg fuzzing -Cdebug-assertions -Ccodegen-units=4 -Zsanitizer=address -Cpasses=sancov-module \
     $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares)
-fuzz: deps
+fuzz: deps-test
 	@mkdir -p target/fuzz/found
 	cd fuzz && RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) run --release --bin store_wire --target-dir ../target/fuzz \
 	    --target "$$(rustc -vV | sed -n 's/^host: //p')" -- \

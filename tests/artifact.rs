@@ -18,7 +18,7 @@ fn libraries() -> Vec<PathBuf> {
 
 /// What a program of binutils says about a file.
 fn ask(program: &str, arguments: &[&str], file: &Path) -> String {
-    let output = Command::new(program).args(arguments).arg(file).output().unwrap_or_else(|e| panic!("{program}: {e} (make deps)"));
+    let output = Command::new(program).args(arguments).arg(file).output().unwrap_or_else(|e| panic!("{program}: {e} (make deps-test)"));
     assert!(output.status.success(), "{program} {}: {}", file.display(), String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -135,7 +135,7 @@ fn the_ring_header_stands_alone_in_c11_and_cxx17() {
             .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", "-o"])
             .args([&program, &source])
             .output()
-            .unwrap_or_else(|e| panic!("{compiler}: {e} (make deps)"));
+            .unwrap_or_else(|e| panic!("{compiler}: {e} (make deps-test)"));
         assert!(built.status.success(), "{compiler} {language:?}: {}", String::from_utf8_lossy(&built.stderr));
         let run = Command::new(&program).output().expect("the program starts");
         assert!(run.status.success(), "{language:?}: {}", String::from_utf8_lossy(&run.stderr));

@@ -394,7 +394,7 @@ fn mutant_library() -> &'static Path {
             .args(&sources)
             .arg("-ldl")
             .output()
-            .expect("cc is installed (make deps)");
+            .expect("cc is installed (make deps-test)");
         assert!(output.status.success(), "cc {}:\n{}", folder.display(), String::from_utf8_lossy(&output.stderr));
         std::fs::rename(&own, &plugin).expect("the mutant is there");
         plugin

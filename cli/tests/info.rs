@@ -229,7 +229,7 @@ fn another() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/c/fake_net.c");
     let plugin = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("libnccl-net-fake-{}.so", std::process::id()));
     let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-DFAKE_ABI=9", "-o"]).arg(&plugin).arg(source).status();
-    assert!(built.unwrap_or_else(|e| panic!("cc: {e} (make deps)")).success());
+    assert!(built.unwrap_or_else(|e| panic!("cc: {e} (make deps-test)")).success());
     plugin
 }
 

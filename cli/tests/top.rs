@@ -90,7 +90,7 @@ impl Terminal {
 
     fn tmux(&self, args: &[&str]) -> String {
         let output = Command::new("tmux").args(["-L", &self.name]).args(args).env_remove("TMUX").output();
-        let output = output.unwrap_or_else(|e| panic!("tmux: {e} (make deps)"));
+        let output = output.unwrap_or_else(|e| panic!("tmux: {e} (make deps-test)"));
         assert!(output.status.success(), "tmux {args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }

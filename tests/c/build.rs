@@ -24,7 +24,7 @@ pub fn compile(name: &str) -> PathBuf {
         .args([&own, &source])
         .arg("-ldl")
         .output()
-        .expect("cc is installed (make deps)");
+        .expect("cc is installed (make deps-test)");
     assert!(output.status.success(), "cc {}:\n{}", source.display(), String::from_utf8_lossy(&output.stderr));
     std::fs::rename(&own, &program).expect("the program is there");
     program

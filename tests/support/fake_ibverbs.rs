@@ -29,7 +29,7 @@ pub fn folder(abi: u32) -> PathBuf {
         .arg("-o")
         .args([&own, &sources.join("fake_ibverbs.c")])
         .output()
-        .expect("cc is installed (make deps)");
+        .expect("cc is installed (make deps-test)");
     assert!(output.status.success(), "cc fake_ibverbs.c:\n{}", String::from_utf8_lossy(&output.stderr));
     std::fs::rename(&own, folder.join("libibverbs.so.1")).expect("the library is there");
     folder
