@@ -4,7 +4,7 @@
 #   make build     target/release/librailhead.so and target/release/railhead, the command line program
 #   make demo      two processes move verified data through it, over shared memory and over TCP
 #   make test      everything once, and the plugin's tests again with RAILHEAD_PROGRESS=thread
-#   make soak      the multi-process and fault tests, ROUNDS times, after one long watch over the ready flag
+#   make soak      random traffic and faults for STRESS seconds, a long watch over the ready flag, the multi-process and fault tests ROUNDS times
 #   make bench     the table of all speed targets, and docs/perf.svg
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
 #   make bench-store   the store's server beside torch's, one client for both
@@ -19,6 +19,8 @@ PREFIX ?= /usr/local
 ROUNDS ?= 20
 # Flow-control slots that a reader follows in `make soak`, on each wire.
 PUBLISHES ?= 100000000
+# Seconds of random traffic and faults in `make soak`: see tests/stress.rs for how to repeat what fails.
+STRESS ?= 600
 
 SECONDS ?= 60
 
@@ -32,7 +34,7 @@ LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
 STAGED := --profile staged --features stages --target-dir target/stages
-SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs docs.rs),$(wildcard tests/*.rs)))
+SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs docs.rs stress.rs),$(wildcard tests/*.rs)))
 # Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own.
 THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile last_call mapped multi_recv namespaces plugin_basic progress rails ready_flag reload stages stall)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
@@ -95,6 +97,8 @@ test: deps-test examples
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) $(SOAK) --no-run
+	@echo "== random traffic and faults for $(STRESS) s"
+	@RHT_STRESS_SECONDS=$(STRESS) $(CARGO) test --quiet $(STAGED) --test stress -- --nocapture --exact random_episodes
 	@echo "== $(PUBLISHES) slots, none torn"
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --test conformance -- --exact soft_shm::publish::no_torn_slot
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --lib a_reader_of_slots_that_come_byte_by_byte_sees_none_torn
