@@ -14,6 +14,7 @@ use railhead::net::{Net, Ready, RecvBuffer};
 use support::comms::{self, Mem};
 use support::holdings::waits;
 use support::plugin::{Opaque, Plugin, Result, take_log};
+use support::squatter::Squatter;
 use support::{Ctx, PATIENCE, Ranks, World, pattern, until};
 
 #[test]
@@ -327,7 +328,10 @@ fn keeps_its_memory(ctx: &Ctx) {
     };
     ctx.say(&verdict(Err(failed)));
     ctx.say("giving it back");
-    plugin.dereg_mr(comm, mr).expect("deregMr");
+    match std::env::var("RHT_CLOSE") {
+        Ok(_) => plugin.close_recv(comm).expect("closeRecv"),
+        Err(_) => plugin.dereg_mr(comm, mr).expect("deregMr"),
+    }
     mem.write(0, &vec![0xAA; mem.len()]);
     ctx.say("given back");
     assert_eq!(ctx.parent.text(), "look");
@@ -353,6 +357,30 @@ fn memory_is_given_back_when_a_stopped_sender_writes_to_it_no_more() {
         ranks.ranks[1].signal(end);
         assert_eq!(ranks.hear(0), "given back");
         ranks.ranks[1].wait();
+        ranks.tell(0, "look");
+        assert_eq!(ranks.hear(0), "untouched");
+        assert!(ranks.ranks[0].wait().success());
+    }
+}
+
+/// A sender that died while it was writing, and another process has its number before the receiver looks: it is dead all the same.
+#[test]
+fn memory_is_given_back_when_another_process_took_the_number_of_a_dead_sender() {
+    for how in [None, Some("RHT_CLOSE")] {
+        let world = World::new("keeps_its_memory", 2).env("RAILHEAD_SOFT_WIRE", "shm").env_of(1, "RH_STAGE", "send_shared=stop");
+        let mut ranks = how.iter().fold(world, |world, name| world.env_of(0, name, "1")).spawn();
+        ranks.ranks[1].stage.recv_within(PATIENCE).expect("the stage");
+        // Stopped, so that it never sees the number free.
+        ranks.ranks[0].signal(libc::SIGSTOP);
+        until("the receiver to stop", || (ranks.ranks[0].state() == 'T').then_some(()));
+        ranks.ranks[1].signal(libc::SIGKILL);
+        ranks.ranks[1].wait();
+        let Some(_squatter) = Squatter::of(ranks.ranks[1].pid()) else { return };
+        ranks.ranks[0].signal(libc::SIGCONT);
+        let word = ranks.hear(0);
+        assert!(word.starts_with("error 6: "), "{word}");
+        assert_eq!(ranks.hear(0), "giving it back");
+        assert_eq!(ranks.hear(0), "given back");
         ranks.tell(0, "look");
         assert_eq!(ranks.hear(0), "untouched");
         assert!(ranks.ranks[0].wait().success());

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use crate::base::config::{Config, Fabric};
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
+use crate::base::process::Process;
 use crate::base::stats::RailStats;
 
 pub use types::*;
@@ -446,10 +447,10 @@ impl QueuePair<'_> {
         }
     }
 
-    /// The peer's process id, where the provider has proven it.
-    pub fn peer_pid(&self) -> Option<i32> {
+    /// The peer's process, where the provider has proven it.
+    pub fn peer_process(&self) -> Option<&Arc<Process>> {
         match self {
-            QueuePair::Soft(qp) => qp.peer_pid(),
+            QueuePair::Soft(qp) => qp.peer_process(),
             QueuePair::Verbs(_) => None,
         }
     }

@@ -8,9 +8,11 @@
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
+use crate::base::process::{Life, Process};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
@@ -22,7 +24,6 @@ use super::cts_fifo::Records;
 use super::handle::SECRET_SIZE;
 use super::handshake::{ConfirmError, Established, LateConfirm, Setup, tune};
 use super::liveness::{Liveness, Peer};
-use super::process::{Life, Process};
 use super::rails::{Rails, Side};
 use super::wire::{self, FrameReader, FrameWriter, Header, Kind, Params, Progress, WIRE_VERSION, WireError};
 
@@ -63,7 +64,7 @@ enum Step {
 
 /// What was made for a connector that knows the secret.
 struct Made {
-    process: Option<Process>,
+    process: Option<Arc<Process>>,
     rails: Rails,
     records: Records,
     stats: CommStats,
@@ -77,7 +78,7 @@ struct Made {
 struct Suspect {
     label: String,
     /// `None` if it was gone already when its H1 was read.
-    process: Option<Process>,
+    process: Option<Arc<Process>>,
     /// How long that is a question.
     until: u64,
 }
@@ -287,7 +288,7 @@ impl Acceptor {
     fn lost(&mut self, made: &Made, now: u64) -> Outcome {
         if made.peer.pid.is_some() {
             // The descriptors of a dying process are closed before it counts as dead, but not long before.
-            self.suspects.push(Suspect { label: made.peer.label.clone(), process: made.process, until: now + SUSPICION_NS });
+            self.suspects.push(Suspect { label: made.peer.label.clone(), process: made.process.clone(), until: now + SUSPICION_NS });
         }
         Outcome::Dropped(format!("{}: it hung up before the handshake was complete", made.peer.label))
     }
@@ -295,7 +296,7 @@ impl Acceptor {
     /// The name of one that has died.
     fn look_at_suspects(&mut self, now: u64) -> Option<String> {
         self.suspects.retain(|suspect| now < suspect.until);
-        let dead = self.suspects.iter().position(|suspect| suspect.process.is_none_or(|process| process.look() == Life::Dead))?;
+        let dead = self.suspects.iter().position(|suspect| suspect.process.as_ref().is_none_or(|process| process.look() == Life::Dead))?;
         Some(self.suspects.swap_remove(dead).label)
     }
 

@@ -250,8 +250,8 @@ impl Core {
                     self.dying = Some(Dying { status: WcStatus::WrFlushErr, text, since: now });
                     return false;
                 }
-                if let Some(pid) = self.rails.peer_pid().and_then(|pid| u32::try_from(pid).ok()) {
-                    self.liveness.set_pid(pid);
+                if let Some(process) = self.rails.peer_process() {
+                    self.liveness.set_process(&process);
                 }
                 self.mind_the_untold(now);
             }

@@ -6,16 +6,17 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
+use crate::base::process::{Life, Process};
 use crate::base::stats::WaitCause;
 
 use super::control::{CONTROL_SIZE, Control};
 use super::handshake::LateConfirm;
-use super::process::{Life, Process};
 use super::wire::Params;
 
 /// Idle polls per look at the clock.
@@ -32,7 +33,7 @@ pub struct Peer {
     /// For messages: host, process, device, address.
     pub label: String,
     /// Its process id, if this process can see it under that number.
-    pub pid: Option<u32>,
+    pub pid: Option<i32>,
 }
 
 impl Peer {
@@ -40,7 +41,7 @@ impl Peer {
     pub fn new(params: &Params, ours: &Params, addr: std::net::SocketAddr) -> Peer {
         let same = params.host_id == ours.host_id && params.pid_ns != 0 && params.pid_ns == ours.pid_ns;
         let label = format!("{} pid {} ({} at {})", params.host, params.pid, params.device, addr.ip());
-        Peer { label, pid: same.then_some(params.pid) }
+        Peer { label, pid: i32::try_from(params.pid).ok().filter(|_| same) }
     }
 }
 
@@ -65,7 +66,7 @@ pub struct Liveness {
     frame: [u8; CONTROL_SIZE],
     frame_len: usize,
     /// The peer's process, if this one can see it.
-    process: Option<Process>,
+    process: Option<Arc<Process>>,
     /// Idle polls; only the remainder matters.
     polls: u32,
     checked_at: u64,
@@ -108,10 +109,10 @@ impl Liveness {
         self.late_confirm.is_none()
     }
 
-    /// Uses a process id that the fabric has proven.
-    pub fn set_pid(&mut self, pid: u32) {
-        if self.process.as_ref().is_none_or(|process| process.pid() != pid) {
-            self.process = Process::find(pid);
+    /// Watches the process that the fabric has proven.
+    pub fn set_process(&mut self, process: &Arc<Process>) {
+        if self.process.as_ref().is_none_or(|known| !Arc::ptr_eq(known, process)) {
+            self.process = Some(process.clone());
         }
     }
 

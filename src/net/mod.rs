@@ -28,7 +28,6 @@ mod listen;
 mod liveness;
 mod mr_cache;
 mod plan;
-mod process;
 mod rails;
 mod recv;
 mod request;

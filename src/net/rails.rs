@@ -5,8 +5,10 @@
 //! first (lane `i` is on rail `i % rails`), so that neighbouring stripes travel on different rails.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
+use crate::base::process::Process;
 use crate::base::stats::RailStats;
 use crate::fabric::{
     Access, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, PostError, QpCaps, QpId, QpState, RecvRequest, SendRequest, Sge,
@@ -506,10 +508,10 @@ impl Rails {
         self.queues.iter_mut().fold(false, |any, cq| any | cq.is_restless())
     }
 
-    /// The peer's process id, where a fabric has proven it.
-    pub fn peer_pid(&mut self) -> Option<i32> {
+    /// The peer's process, where a fabric has proven it.
+    pub fn peer_process(&mut self) -> Option<Arc<Process>> {
         let queues = &mut self.queues;
-        self.lanes.iter().find_map(|lane| queues.get_mut(usize::from(lane.rail))?.qp(lane.qp).peer_pid())
+        self.lanes.iter().find_map(|lane| queues.get_mut(usize::from(lane.rail))?.qp(lane.qp).peer_process().cloned())
     }
 }
 

@@ -11,6 +11,7 @@ pub mod holdings;
 pub mod netns;
 pub mod plugin;
 pub mod proxy;
+pub mod squatter;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -12,6 +12,7 @@ use super::tcp::TcpWire;
 use super::{Shared, loopback};
 use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
+use crate::base::process::Process;
 use crate::base::rand;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
@@ -149,9 +150,9 @@ impl QueuePair {
     }
 
     /// The peer's process, on shared memory.
-    pub fn peer_pid(&self) -> Option<i32> {
+    pub fn peer_process(&self) -> Option<&Arc<Process>> {
         match &self.link {
-            Link::Shm(wire) => wire.peer_pid(),
+            Link::Shm(wire) => wire.peer_process(),
             _ => None,
         }
     }

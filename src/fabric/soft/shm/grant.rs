@@ -20,10 +20,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use super::layout::{Control, GRANTS, Grant};
+use crate::base::clock;
 use crate::base::fork::PerProcess;
 use crate::base::log::{self, log_warn};
 use crate::base::mem::Shm;
-use crate::base::{clock, process};
+use crate::base::process::Process;
 pub use requester::{Taken, not_written, take, written};
 
 /// Longest part: two of them are a megabyte, and the caller gets its turn soon enough.
@@ -99,7 +100,7 @@ pub struct Offers {
 
 impl Offers {
     /// None. `lane` is the requester's, `peer` its process.
-    pub fn new(shm: Arc<Shm>, lane: usize, peer: Option<i32>) -> Self {
+    pub fn new(shm: Arc<Shm>, lane: usize, peer: Option<Arc<Process>>) -> Self {
         let none = [const { AtomicU64::new(0) }; GRANTS];
         let watched = Arc::new(Watched { leaves: none, before: [const { AtomicU64::new(0) }; GRANTS], shm, lane, peer });
         LIVE.with(|live| live.push(watched.clone()));
@@ -239,7 +240,7 @@ struct Watched {
     before: [AtomicU64; GRANTS],
     shm: Arc<Shm>,
     lane: usize,
-    peer: Option<i32>,
+    peer: Option<Arc<Process>>,
 }
 
 static LIVE: PerProcess<Vec<Arc<Watched>>> = PerProcess::new();
@@ -258,7 +259,7 @@ impl Watched {
     fn peer_is_through(&self) -> bool {
         // Pairs with the store in `ShmWire::close`, by the thread that writes parts.
         let closed = self.control().sides[self.lane & 1].closed.load(Ordering::SeqCst) != 0;
-        closed || self.peer.is_none_or(process::is_gone)
+        closed || self.peer.as_ref().is_none_or(|peer| peer.is_gone())
     }
 
     /// Lets the requester take no further part of the grant of `leave`; whether it may be writing one.
@@ -296,7 +297,7 @@ impl Watched {
                         since = now;
                     } else if since != u64::MAX && now - since > 1_000_000_000 {
                         since = u64::MAX;
-                        let pid = self.peer.unwrap_or(0);
+                        let pid = self.peer.as_ref().map_or(0, |peer| peer.pid());
                         log_warn!(log::NET, "process {pid} has not finished writing into memory that is being taken back; waiting for it");
                     }
                     clock::sleep(Duration::from_micros(100));

@@ -19,10 +19,12 @@ mod tests;
 mod tx;
 
 use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::queue::{Core, Fault};
 use crate::base::mem::Shm;
+use crate::base::process::Process;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::WcStatus;
 use control::{ControlSocket, Record, Seen};
@@ -78,7 +80,7 @@ impl ShmWire {
     pub fn new(segment: Segment, socket: OwnedFd, unix: bool, send_slots: usize, stats: RailStats) -> Self {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
-            tx: Tx::new(segment.me, segment.geometry, exposed, segment.peer_pid, send_slots),
+            tx: Tx::new(segment.me, segment.geometry, exposed, segment.peer.as_ref().map(|peer| peer.pid()), send_slots),
             rx: Rx::new(1 - segment.me, &segment, stats),
             control: ControlSocket::new(socket, unix),
             maps: Maps::none(),
@@ -231,8 +233,8 @@ impl ShmWire {
     }
 
     /// The peer's process.
-    pub fn peer_pid(&self) -> Option<i32> {
-        self.segment.peer_pid
+    pub fn peer_process(&self) -> Option<&Arc<Process>> {
+        self.segment.peer.as_ref()
     }
 
     /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else. The result is to be dropped with the

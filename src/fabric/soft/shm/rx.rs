@@ -132,7 +132,7 @@ impl Rx {
             write_at: 0,
             filling: false,
             lacks_memory: false,
-            offers: Offers::new(segment.shm.clone(), lane, segment.peer_pid),
+            offers: Offers::new(segment.shm.clone(), lane, segment.peer.clone()),
             offered: [Request::default(); GRANTS],
             read: [0; GRANTS],
             unread: None,

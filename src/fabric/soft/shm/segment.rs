@@ -15,7 +15,9 @@ use once_cell::race::OnceBox;
 use super::layout::{self, Control, Desc, GRANTS, Geometry, Grant, Lane, MAGIC, Side};
 use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
+use crate::base::log::{self, log_warn};
 use crate::base::mem::Shm;
+use crate::base::process::Process;
 use crate::base::rand;
 
 /// 16 random bytes at a fixed place of this process's private memory: whoever reads them there has found the right process.
@@ -40,7 +42,7 @@ pub struct Segment {
     start: *mut u8,
     descs: [*const Desc; 2],
     pub(super) me: usize,
-    pub(super) peer_pid: Option<i32>,
+    pub(super) peer: Option<Arc<Process>>,
     pub(super) pulls_allowed: bool,
     /// Whether the peer's memory may be written under its grants: not on the word of a peer that the kernel does not vouch for.
     pub(super) writes_allowed: bool,
@@ -92,7 +94,7 @@ impl Segment {
             start,
             descs: [start.cast_const().cast(); 2],
             me,
-            peer_pid: None,
+            peer: None,
             pulls_allowed: false,
             writes_allowed: false,
             straight: true,
@@ -137,14 +139,14 @@ impl Segment {
     /// `vouched` is the kernel's word for its pid; without one the peer's own is tried. The cookie decides.
     pub fn prove_peer(&mut self, vouched: Option<i32>, cma: CrossMemory) {
         let side = self.side(1 - self.me);
-        let pid = vouched.unwrap_or(side.pid.load(Ordering::Relaxed) as i32);
-        if pid <= 0 {
+        // Before the proof: what is proven of the number is proven of this process, if it then still lives.
+        self.peer = Process::find(vouched.unwrap_or(side.pid.load(Ordering::Relaxed) as i32));
+        if self.peer.is_none() {
             return;
         }
-        self.peer_pid = Some(pid);
         let proven = self.is_the_peer();
-        if !proven {
-            self.peer_pid = vouched;
+        if !proven && vouched.is_none() {
+            self.peer = None;
         }
         self.pulls_allowed = proven && cma != CrossMemory::Never;
         self.writes_allowed = self.pulls_allowed && vouched.is_some();
@@ -152,13 +154,14 @@ impl Segment {
         self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
     }
 
-    /// Whether the process with the peer's pid is, still, the peer: its cookie is where the peer said.
+    /// Whether the process with the peer's number is, still, the peer: its cookie is where the peer said, and no other has taken the number,
+    /// which could be one that the peer forked, cookie and all.
     pub(super) fn is_the_peer(&self) -> bool {
         let side = self.side(1 - self.me);
         let mut words = [0u64; 2];
         // SAFETY: `words` is valid for 16 bytes.
         let read = unsafe { self.read_peer(side.cookie_addr.load(Ordering::Relaxed), words.as_mut_ptr().cast(), 16) };
-        matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b)
+        matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b) && self.peer_lives()
     }
 
     #[inline]
@@ -212,6 +215,10 @@ impl Segment {
         unsafe { self.start.add(offset) }
     }
 
+    fn peer_lives(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| !peer.is_gone())
+    }
+
     /// Whether the peer can pull from this side's private memory.
     #[inline]
     pub(super) fn peer_pulls(&self) -> bool {
@@ -229,24 +236,38 @@ impl Segment {
     /// # Safety
     /// `to` must be valid for `len` bytes.
     pub(super) unsafe fn read_peer(&self, from: u64, to: *mut u8, len: usize) -> io::Result<usize> {
-        let Some(pid) = self.peer_pid else { return Err(io::ErrorKind::NotFound.into()) };
+        let Some(peer) = &self.peer else { return Err(io::ErrorKind::NotFound.into()) };
         let local = libc::iovec { iov_base: to.cast(), iov_len: len };
         let remote = libc::iovec { iov_base: from as *mut libc::c_void, iov_len: len };
         // SAFETY: the caller vouches for the local range; a bad remote one is an error, not a fault.
-        let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+        let n = unsafe { libc::process_vm_readv(peer.pid(), &local, 1, &remote, 1, 0) };
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
 
-    /// Writes the peer's private memory; true if all bytes were written.
+    /// Writes the peer's private memory; true if all bytes were written, and the peer's they are.
+    ///
+    /// The kernel takes a number here, and no pidfd. Between [`Segment::is_the_peer`], which the caller asks right before, and the kernel's look
+    /// at the number the peer may end and all numbers be used until another process of this user has it; that one's memory is then written.
+    /// This cannot be prevented, only seen and warned of.
     ///
     /// # Safety
     /// `from` must be valid for `len` bytes, and the peer must have granted the range at `to`.
     pub(super) unsafe fn write_peer(&self, from: *const u8, to: u64, len: usize) -> bool {
-        let Some(pid) = self.peer_pid else { return false };
+        let Some(peer) = &self.peer else { return false };
         let local = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
         let remote = libc::iovec { iov_base: to as *mut libc::c_void, iov_len: len };
         // SAFETY: the caller vouches for the local range and for the peer's consent; a bad remote one is an error, not a fault.
-        let n = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
-        n == len as isize
+        let n = unsafe { libc::process_vm_writev(peer.pid(), &local, 1, &remote, 1, 0) };
+        if self.peer_lives() {
+            return n == len as isize;
+        }
+        if n > 0 && peer.is_succeeded() {
+            let pid = peer.pid();
+            log_warn!(
+                log::NET,
+                "the peer, process {pid}, ended while {n} bytes were written to its address {to:#x}, and another process {pid} exists: they may be in its memory"
+            );
+        }
+        false
     }
 }

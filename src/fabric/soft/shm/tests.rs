@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use super::layout::{Head, flag, op, place};
 use super::*;
 use crate::base::config::CrossMemory;
+use crate::base::process::squatter::Squatter;
 use crate::base::stats::RailStats;
 use crate::fabric::soft::mr;
 use crate::fabric::types::*;
@@ -183,4 +184,33 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
         assert!(bytes[..MARGIN].iter().chain(&bytes[MARGIN + MEMORY..]).all(|b| *b == 0x5a), "seed {seed} wrote outside");
     }
     assert!(steps > 6000 && faults > 500, "{steps} steps, {faults} faults: this tested little");
+}
+
+/// A process that the peer forked has its cookie, and may get its number.
+#[test]
+fn nothing_is_written_for_a_peer_of_which_another_process_has_the_number() {
+    // SAFETY: the child makes one system call, again and again.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    while pid == 0 {
+        // SAFETY: as above.
+        unsafe { libc::pause() };
+    }
+    let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(64 * 1024).unwrap()).unwrap(), 64 * 1024).unwrap();
+    let acceptor = Segment::attach(Shm::attach(dialer.shm.fd().try_clone_to_owned().unwrap(), dialer.shm.len()).unwrap()).unwrap();
+    // A copy of this process: its cookie is where this one's is.
+    acceptor.introduce(false);
+    dialer.prove_peer(Some(pid), CrossMemory::Always);
+    let [from, to] = [[7u8; 8], [0; 8]];
+    // SAFETY: eight live bytes, and eight of the other process that nothing in it uses.
+    let write = || unsafe { dialer.write_peer(from.as_ptr(), to.as_ptr() as u64, 8) };
+    let before = dialer.is_the_peer() && write();
+    // SAFETY: our own child; no status is asked for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    // SAFETY: as above.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+    assert!(before && !dialer.is_the_peer() && !write());
+    let Some(_squatter) = Squatter::of(pid) else { return };
+    assert!(!dialer.is_the_peer());
+    assert!(!write(), "what was written in another process counts as written");
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::fabric::soft::shm::layout::Geometry;
 
 fn offers(peer: Option<i32>) -> Offers {
+    let peer = peer.and_then(Process::find);
     let len = Geometry::new(64 * 1024).unwrap().len();
     Offers::new(Arc::new(Shm::create("railhead-test", len).unwrap()), 0, peer)
 }
@@ -147,11 +148,12 @@ fn a_withdrawn_grant_waits_for_the_part_being_written_and_gives_out_no_other() {
 
 #[test]
 fn a_dead_writer_is_not_waited_for() {
-    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let mut offers = offers(Some(child.id() as i32));
     offers.offer(0, 1, 0, 1 << 20, 1);
     let watched = offers.watched.clone();
     assert!(matches!(take(watched.grant(0), 0, 1 << 20), Taken::Part(..)));
+    child.kill().unwrap();
     child.wait().unwrap();
     offers.withdraw();
 }
