@@ -3,8 +3,10 @@
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- loading ---- */
 
@@ -82,7 +84,20 @@ int net_close(struct net *net)
 
 /* ---- the entries that differ ---- */
 
-ncclResult_t net_init(struct net *net, ncclDebugLogger_t logger)
+__attribute__((format(printf, 5, 6))) static void logger(ncclDebugLogLevel level, unsigned long flags, const char *file, int line, const char *format, ...)
+{
+    (void)flags, (void)file, (void)line;
+    if (level != NCCL_LOG_WARN)
+        return;
+    char message[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    (void)fprintf(stderr, "[%d] WARN %s\n", (int)getpid(), message);
+}
+
+ncclResult_t net_init(struct net *net)
 {
     const uint64_t communicator = 1;
     ncclNetCommConfig_t config = {.trafficClass = -1};

@@ -53,7 +53,8 @@ int net_open(struct net *net, const char *plugin, int abi, char *why, size_t why
 /* Unloads the library. Comms are closed and net_finalize called before. Returns 0, or -1 if dlclose failed. */
 int net_close(struct net *net);
 
-ncclResult_t net_init(struct net *net, ncclDebugLogger_t logger);
+/* The plugin's warnings go to stderr. */
+ncclResult_t net_init(struct net *net);
 ncclResult_t net_finalize(struct net *net);
 ncclResult_t net_device(const struct net *net, int dev, struct net_device *device);
 ncclResult_t net_listen(const struct net *net, int dev, void *handle, void **listen_comm);

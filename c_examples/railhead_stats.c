@@ -22,34 +22,39 @@ enum {
     RAIL_COUNTERS = 64,
     COUNTERS = 24,
     VERSION = 3,
+    PATHS = 6,
+};
+
+struct traffic {
+    uint64_t sent[PATHS], received[PATHS]; /* bytes, by path */
 };
 
 static const char MAGIC[8] = "RHSTATS";
-static const char *const PATH_NAMES[RAILHEAD_PATHS] = {"inline", "mapped", "cross-memory", "bounce", "tcp", "nic"};
+static const char *const PATH_NAMES[PATHS] = {"inline", "mapped", "cross-memory", "bounce", "tcp", "nic"};
 
 /* Where a rail record counts each path, sent and received. */
-static const int COUNTER_OF[RAILHEAD_PATHS][2] = {{0, 5}, {1, 6}, {2, 7}, {3, 8}, {4, 9}, {17, 18}};
+static const int COUNTER_OF[PATHS][2] = {{0, 5}, {1, 6}, {2, 7}, {3, 8}, {4, 9}, {17, 18}};
 
 static int read_at(int fd, void *into, size_t size, off_t offset)
 {
     return pread(fd, into, size, offset) == (ssize_t)size ? 0 : -1;
 }
 
-static void add_rail(const unsigned char *rail, struct railhead_traffic *traffic)
+static void add_rail(const unsigned char *rail, struct traffic *traffic)
 {
     uint64_t owner, counters[COUNTERS];
     memcpy(&owner, rail + RAIL_OWNER, sizeof owner);
     memcpy(counters, rail + RAIL_COUNTERS, sizeof counters);
     if (owner == 0)
         return;
-    for (int path = 0; path < RAILHEAD_PATHS; path++) {
+    for (int path = 0; path < PATHS; path++) {
         traffic->sent[path] += counters[COUNTER_OF[path][0]];
         traffic->received[path] += counters[COUNTER_OF[path][1]];
     }
 }
 
 /* `fd` is somebody's memfd; a page that this process inherited through fork is not its own. */
-static int read_page(int fd, struct railhead_traffic *traffic)
+static int read_page(int fd, struct traffic *traffic)
 {
     unsigned char header[HEADER_SIZE];
     uint32_t version, comms, rails;
@@ -82,30 +87,31 @@ static int is_page(int directory, const char *name)
     return strncmp(target, "/memfd:railhead-stats", strlen("/memfd:railhead-stats")) == 0;
 }
 
-int railhead_traffic(struct railhead_traffic *traffic)
+static void print_paths(const char *what, const uint64_t *bytes)
 {
-    DIR *directory = opendir("/proc/self/fd");
-    if (directory == NULL)
-        return -1;
-    int result = -1;
-    struct dirent *entry;
-    while (result != 0 && (entry = readdir(directory)) != NULL)
-        if (is_page(dirfd(directory), entry->d_name))
-            result = read_page(atoi(entry->d_name), traffic);
-    (void)closedir(directory);
-    return result;
+    int printed = printf("%s: ", what);
+    int before = printed;
+    for (int path = 0; path < PATHS; path++)
+        if (bytes[path] != 0)
+            printed += printf("%s%s %" PRIu64, printed == before ? "" : ", ", PATH_NAMES[path], bytes[path]);
+    if (printed == before)
+        printf("nothing");
 }
 
-void railhead_describe(const uint64_t *bytes, char *text, size_t text_size)
+void railhead_print_paths(int rank)
 {
-    size_t used = 0;
-    (void)snprintf(text, text_size, "nothing");
-    for (int path = 0; path < RAILHEAD_PATHS; path++) {
-        if (bytes[path] == 0)
+    struct traffic traffic;
+    struct dirent *entry;
+    DIR *directory = opendir("/proc/self/fd");
+    while (directory != NULL && (entry = readdir(directory)) != NULL) {
+        if (!is_page(dirfd(directory), entry->d_name) || read_page(atoi(entry->d_name), &traffic) != 0)
             continue;
-        int length = snprintf(text + used, text_size - used, "%s%s %" PRIu64, used == 0 ? "" : ", ", PATH_NAMES[path], bytes[path]);
-        if (length < 0 || (size_t)length >= text_size - used)
-            return;
-        used += (size_t)length;
+        printf("# rank %d: bytes ", rank);
+        print_paths("sent", traffic.sent);
+        print_paths("; received", traffic.received);
+        printf("\n");
+        break;
     }
+    if (directory != NULL)
+        (void)closedir(directory);
 }

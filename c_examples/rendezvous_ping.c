@@ -74,21 +74,6 @@ static void pause_or_die(const struct ring *ring, const char *what)
     (void)sched_yield();
 }
 
-static void log_warnings(ncclDebugLogLevel level, unsigned long flags, const char *file, int line, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
-
-static void log_warnings(ncclDebugLogLevel level, unsigned long flags, const char *file, int line, const char *format, ...)
-{
-    (void)flags, (void)file, (void)line;
-    if (level != NCCL_LOG_WARN)
-        return;
-    va_list arguments;
-    va_start(arguments, format);
-    (void)vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    (void)fputc('\n', stderr);
-}
-
 /* ---- meeting ---- */
 
 static void publish(const struct ring *ring, const unsigned char *handle)
@@ -269,7 +254,7 @@ int main(int argc, char **argv)
     store_check(&ring, "rendezvous", railhead_rendezvous(url, -1, -1, TIMEOUT_S * 1000, &ring.store, &ring.rank, &ring.ranks));
     if (net_open(&ring.net, plugin, 0, why, sizeof why) != 0)
         die(&ring, "%s", why);
-    net_check(&ring, "init", net_init(&ring.net, log_warnings));
+    net_check(&ring, "init", net_init(&ring.net));
     meet(&ring);
     ping(&ring, rounds);
     part(&ring);

