@@ -29,6 +29,9 @@ use crate::fabric::types::WcStatus;
 /// How long a refused or unreachable address is dialed again, and how often.
 const RETRY_NS: u64 = 5_000_000_000;
 const RETRY_PAUSE_NS: u64 = 50_000_000;
+/// How long the other end keeps a stream that it does not close for want of room, nor for being a stranger's: longer than a hub that is served
+/// takes for those.
+const KEPT_NS: u64 = 1_000_000_000;
 
 /// What came of the meeting.
 pub enum Met {
@@ -78,24 +81,54 @@ enum Step {
     Connecting(Socket),
     /// Dialer: the greeting is out.
     Reply(Box<Asked>),
-    /// Dialer: data streams are being connected, the first of them is stream number `.1.len()`.
-    Streams(OwnedFd, Vec<OwnedFd>, u8, Option<Socket>),
+    /// Dialer: data streams are being opened.
+    Streams(OwnedFd, Vec<Opening>),
     /// Acceptor: waits for the first stream.
     Listen,
-    /// Acceptor: waits for data streams.
-    Gather(OwnedFd, Vec<Option<OwnedFd>>),
+    /// Acceptor: waits for data streams, the last of which came then.
+    Gather(OwnedFd, Vec<Option<OwnedFd>>, u64),
     /// Over.
     Done,
 }
 
+/// A stream that was greeted and has not answered.
 struct Asked {
     socket: OwnedFd,
     unix: bool,
     hello: [u8; HELLO_SIZE],
+    /// When.
+    since: u64,
     segment: Option<Segment>,
     /// The segment's name in /dev/shm goes when this does.
     bytes: [u8; REPLY_SIZE],
     have: usize,
+}
+
+impl Asked {
+    fn new(socket: OwnedFd, unix: bool, hello: [u8; HELLO_SIZE], segment: Option<Segment>) -> Self {
+        Asked { socket, unix, hello, since: clock::now(), segment, bytes: [0; REPLY_SIZE], have: 0 }
+    }
+
+    /// Reads more of the answer; true once it is whole.
+    fn read(&mut self) -> io::Result<bool> {
+        match recv_with_fd(&self.socket, &mut self.bytes[self.have..]) {
+            Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Ok((n, _)) => self.have += n,
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(self.have == REPLY_SIZE)
+    }
+}
+
+/// How far a data stream of the dialer's is.
+enum Opening {
+    /// To be dialed, not before then.
+    Closed(u64),
+    Connecting(Socket),
+    Asked(Box<Asked>),
+    /// The peer has it.
+    Open(OwnedFd),
 }
 
 impl Bringup {
@@ -110,14 +143,22 @@ impl Bringup {
         Ok(Bringup { party, stage, failing_since: 0, retry_at: 0, unix_failed: false, probe: Probe::default() })
     }
 
-    /// The stream that a sleeper must watch, and for what.
-    pub fn watch(&self) -> Option<(RawFd, u32)> {
-        let (input, output) = (libc::EPOLLIN as u32, libc::EPOLLOUT as u32);
+    /// Calls `watch` with each stream that a sleeper must watch, and for what.
+    pub fn watch(&self, mut watch: impl FnMut(RawFd, u32) -> base::error::Result<()>) -> base::error::Result<()> {
+        let (input, output, end) = (libc::EPOLLIN as u32, libc::EPOLLOUT as u32, libc::EPOLLRDHUP as u32);
         match &self.stage {
-            Step::Connecting(socket) | Step::Streams(_, _, _, Some(socket)) => Some((socket.as_raw_fd(), output)),
-            Step::Reply(asked) => Some((asked.socket.as_raw_fd(), input)),
-            Step::Gather(control, _) => Some((control.as_raw_fd(), libc::EPOLLRDHUP as u32)),
-            _ => None,
+            Step::Connecting(socket) => watch(socket.as_raw_fd(), output),
+            Step::Reply(asked) => watch(asked.socket.as_raw_fd(), input),
+            Step::Streams(control, streams) => {
+                watch(control.as_raw_fd(), end)?;
+                streams.iter().try_for_each(|stream| match stream {
+                    Opening::Connecting(socket) => watch(socket.as_raw_fd(), output),
+                    Opening::Asked(asked) => watch(asked.socket.as_raw_fd(), input),
+                    Opening::Closed(_) | Opening::Open(_) => Ok(()),
+                })
+            }
+            Step::Gather(control, ..) => watch(control.as_raw_fd(), end),
+            Step::Dial | Step::Listen | Step::Done => Ok(()),
         }
     }
 
@@ -130,9 +171,9 @@ impl Bringup {
                 Step::Dial => self.dial()?,
                 Step::Connecting(socket) => self.connecting(socket)?,
                 Step::Reply(asked) => self.reply(asked)?,
-                Step::Streams(control, streams, wanted, pending) => self.streams(control, streams, wanted, pending)?,
+                Step::Streams(control, streams) => self.streams(control, streams)?,
                 Step::Listen => self.listen()?,
-                Step::Gather(control, streams) => self.gather(control, streams)?,
+                Step::Gather(control, streams, since) => self.gather(control, streams, since)?,
                 Step::Done => None,
             };
             if met.is_some() {
@@ -176,8 +217,15 @@ impl Bringup {
         Ok(None)
     }
 
-    /// Waits a little and dials again, as long as that makes sense.
+    /// Dials again after a little while, as long as that makes sense.
     fn failed(&mut self, e: io::Error) -> Result<(), Fault> {
+        self.retry_at = self.again(e)?;
+        self.stage = Step::Dial;
+        Ok(())
+    }
+
+    /// When to dial again what has failed.
+    fn again(&mut self, e: io::Error) -> Result<u64, Fault> {
         let now = clock::now();
         if self.failing_since == 0 {
             self.failing_since = now;
@@ -185,9 +233,15 @@ impl Bringup {
         if now - self.failing_since > RETRY_NS {
             return Err(unreachable(format!("cannot reach the peer's soft fabric at {}: {e}", self.party.remote.addr)));
         }
-        self.retry_at = now + RETRY_PAUSE_NS;
-        self.stage = Step::Dial;
-        Ok(())
+        Ok(now + RETRY_PAUSE_NS)
+    }
+
+    /// As [`Bringup::again`], for a stream that was greeted and closed by the other end. One that was kept for a while was no failure until then.
+    fn dropped(&mut self, asked: &Asked, e: io::Error) -> Result<u64, Fault> {
+        if clock::now() - asked.since > KEPT_NS {
+            self.failing_since = 0;
+        }
+        self.again(e)
     }
 
     fn connecting(&mut self, socket: Socket) -> Result<Option<Met>, Fault> {
@@ -229,7 +283,7 @@ impl Bringup {
             Err(e) => return self.failed(e).map(|()| None),
         };
         stage::reach(Stage::WireHelloSent);
-        self.stage = Step::Reply(Box::new(Asked { socket, unix, hello, segment, bytes: [0; REPLY_SIZE], have: 0 }));
+        self.stage = Step::Reply(Box::new(Asked::new(socket, unix, hello, segment)));
         Ok(None)
     }
 
@@ -247,22 +301,26 @@ impl Bringup {
     }
 
     fn reply(&mut self, mut asked: Box<Asked>) -> Result<Option<Met>, Fault> {
-        match recv_with_fd(&asked.socket, &mut asked.bytes[asked.have..]) {
-            Ok((0, _)) => return self.failed(io::ErrorKind::ConnectionReset.into()).map(|()| None),
-            Ok((n, _)) => asked.have += n,
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(e) => return self.failed(e).map(|()| None),
-        }
-        if asked.have < REPLY_SIZE {
-            self.stage = Step::Reply(asked);
-            return Ok(None);
+        match asked.read() {
+            Ok(true) => {}
+            Ok(false) => {
+                self.stage = Step::Reply(asked);
+                return Ok(None);
+            }
+            Err(e) => {
+                self.retry_at = self.dropped(&asked, e)?;
+                self.stage = Step::Dial;
+                return Ok(None);
+            }
         }
         let Asked { socket, unix, hello, segment, bytes, .. } = *asked;
         match (Reply::decode(&bytes, &self.party.local.token, &hello), segment) {
             (Some(Reply::Shm), Some(segment)) => Ok(Some(self.share(segment, socket, unix))),
             (Some(Reply::Tcp(streams)), _) if !unix && self.tcp_allowed() => {
                 self.tune(&socket);
-                self.stage = Step::Streams(socket, Vec::new(), streams.min(self.party.local.streams), None);
+                self.failing_since = 0;
+                let streams = streams.min(self.party.local.streams);
+                self.stage = Step::Streams(socket, (0..streams).map(|_| Opening::Closed(0)).collect());
                 Ok(None)
             }
             (Some(Reply::Refused), _) if unix => {
@@ -271,7 +329,7 @@ impl Bringup {
                 Ok(None)
             }
             (Some(_), _) => Err(unreachable("the peer refused every wire that this side offered (RAILHEAD_SOFT_WIRE at either side)")),
-            (None, _) => self.failed(io::Error::other("the answer does not prove that it is the peer's")).map(|()| None),
+            (None, _) => self.failed(not_the_peer()).map(|()| None),
         }
     }
 
@@ -281,27 +339,57 @@ impl Bringup {
         Met::Shm(Box::new(ShmWire::new(segment, socket, unix, self.party.send_slots, self.party.stats.clone())))
     }
 
-    fn streams(&mut self, control: OwnedFd, mut streams: Vec<OwnedFd>, wanted: u8, pending: Option<Socket>) -> Result<Option<Met>, Fault> {
-        if streams.len() == usize::from(wanted) {
-            return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams)))));
+    /// Opens the data streams. The peer has them all before anything is sent: each is answered, and one that it closes instead, because strangers
+    /// crowd at its hub, is dialed again.
+    fn streams(&mut self, control: OwnedFd, streams: Vec<Opening>) -> Result<Option<Met>, Fault> {
+        // Looked at before the answers are: whoever has answered all may have gone since.
+        let gone = dial::closed(&control);
+        let streams = (0u8..).zip(streams).map(|(number, stream)| self.open(number, stream)).collect::<Result<Vec<_>, _>>()?;
+        if streams.iter().all(|stream| matches!(stream, Opening::Open(_))) {
+            let streams = streams.into_iter().filter_map(|stream| if let Opening::Open(socket) = stream { Some(socket) } else { None });
+            return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams.collect())))));
         }
-        let failed = |e: io::Error| unreachable(format!("cannot open data stream {} to {}: {e}", streams.len(), self.party.remote.addr));
-        let Some(socket) = pending else {
-            let socket = dial::tcp(&self.party.local, &self.party.remote).map_err(failed)?;
-            self.stage = Step::Streams(control, streams, wanted, Some(socket));
-            return self.step();
-        };
-        if !dial::connected(&socket).map_err(failed)? {
-            self.stage = Step::Streams(control, streams, wanted, Some(socket));
-            return Ok(None);
+        if gone {
+            return Err(unreachable("the peer went away before it had all data streams"));
         }
-        let socket = OwnedFd::from(socket);
-        let offer = Offer::Data(streams.len() as u8);
-        dial::greet(&socket, &self.party.local, &self.party.remote, offer, None).map_err(failed)?;
-        self.tune(&socket);
-        streams.push(socket);
-        self.stage = Step::Streams(control, streams, wanted, None);
-        self.step()
+        self.stage = Step::Streams(control, streams);
+        Ok(None)
+    }
+
+    /// Takes a data stream as far as it can go without waiting.
+    fn open(&mut self, number: u8, mut stream: Opening) -> Result<Opening, Fault> {
+        loop {
+            stream = match stream {
+                Opening::Closed(until) if clock::now() >= until => match dial::tcp(&self.party.local, &self.party.remote) {
+                    Ok(socket) => Opening::Connecting(socket),
+                    Err(e) => return self.again(e).map(Opening::Closed),
+                },
+                Opening::Connecting(socket) => match dial::connected(&socket) {
+                    Ok(false) => return Ok(Opening::Connecting(socket)),
+                    Ok(true) => {
+                        let socket = OwnedFd::from(socket);
+                        match dial::greet(&socket, &self.party.local, &self.party.remote, Offer::Data(number), None) {
+                            Ok(hello) => Opening::Asked(Box::new(Asked::new(socket, false, hello, None))),
+                            Err(e) => return self.again(e).map(Opening::Closed),
+                        }
+                    }
+                    Err(e) => return self.again(e).map(Opening::Closed),
+                },
+                Opening::Asked(mut asked) => match asked.read() {
+                    Ok(false) => return Ok(Opening::Asked(asked)),
+                    Ok(true) => match Reply::decode(&asked.bytes, &self.party.local.token, &asked.hello) {
+                        Some(Reply::Tcp(n)) if n == number => {
+                            self.failing_since = 0;
+                            self.tune(&asked.socket);
+                            Opening::Open(asked.socket)
+                        }
+                        _ => return self.again(not_the_peer()).map(Opening::Closed),
+                    },
+                    Err(e) => return self.dropped(&asked, e).map(Opening::Closed),
+                },
+                waits @ (Opening::Closed(_) | Opening::Open(_)) => return Ok(waits),
+            };
+        }
     }
 
     fn listen(&mut self) -> Result<Option<Met>, Fault> {
@@ -335,7 +423,7 @@ impl Bringup {
             let streams = self.party.local.streams.min(self.party.remote.streams);
             if answer(Reply::Tcp(streams)) {
                 self.tune(&arrival.socket);
-                self.stage = Step::Gather(arrival.socket, (0..streams).map(|_| None).collect());
+                self.stage = Step::Gather(arrival.socket, (0..streams).map(|_| None).collect(), clock::now());
             }
         } else {
             answer(Reply::Refused);
@@ -366,23 +454,31 @@ impl Bringup {
         Segment::attach(shm).map(Some)
     }
 
-    fn gather(&mut self, control: OwnedFd, mut streams: Vec<Option<OwnedFd>>) -> Result<Option<Met>, Fault> {
+    fn gather(&mut self, control: OwnedFd, mut streams: Vec<Option<OwnedFd>>, mut since: u64) -> Result<Option<Met>, Fault> {
         while let Some(arrival) = self.party.letters.take() {
-            if let Offer::Data(i) = arrival.hello.offer
-                && arrival.hello.from == self.party.remote.qpn
-                && let Some(place @ None) = streams.get_mut(usize::from(i))
-            {
+            let Offer::Data(number) = arrival.hello.offer else { continue };
+            // One whose connection was lost is dialed again. A replay is none of these.
+            let free = |place: &&mut Option<OwnedFd>| place.as_ref().is_none_or(dial::closed);
+            let place = streams.get_mut(usize::from(number)).filter(free);
+            let Some(place) = place.filter(|_| arrival.hello.from == self.party.remote.qpn) else { continue };
+            let answer = Reply::Tcp(number).encode(&self.party.remote.token, &arrival.raw);
+            if matches!(send_with_fd(&arrival.socket, &answer, None), Ok(REPLY_SIZE)) {
                 self.tune(&arrival.socket);
                 *place = Some(arrival.socket);
+                since = clock::now();
             }
-        }
-        if streams.iter().any(Option::is_none) && dial::closed(&control) {
-            return Err(unreachable("the peer went away before its data streams had come"));
         }
         if streams.iter().all(Option::is_some) {
             return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams.into_iter().flatten().collect())))));
         }
-        self.stage = Step::Gather(control, streams);
+        if dial::closed(&control) {
+            return Err(unreachable("the peer went away before its data streams had come"));
+        }
+        let seconds = self.party.config.handshake_timeout_s;
+        if clock::now() - since > u64::from(seconds) * 1_000_000_000 {
+            return Err(unreachable(format!("the peer's data streams did not come within {seconds} s (RAILHEAD_HANDSHAKE_TIMEOUT_S)")));
+        }
+        self.stage = Step::Gather(control, streams, since);
         Ok(None)
     }
 
@@ -419,6 +515,11 @@ impl Bringup {
             let _ = if self.party.remote.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };
         }
     }
+}
+
+#[cold]
+fn not_the_peer() -> io::Error {
+    io::Error::other("the answer does not prove that it is the peer's")
 }
 
 #[cold]

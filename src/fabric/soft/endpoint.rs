@@ -12,7 +12,7 @@ use crate::base::mac::{self, MAC_SIZE};
 use crate::fabric::types::{ENDPOINT_SIZE, Endpoint};
 
 /// Version of everything in this file. Peers of another are refused by name.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const ENDPOINT_MAGIC: [u8; 4] = *b"RHEP";
 const HELLO_MAGIC: [u8; 4] = *b"RHHI";
 const REPLY_MAGIC: [u8; 4] = *b"RHRE";
@@ -165,6 +165,11 @@ impl Hello {
         out.bytes
     }
 
+    /// Whether a greeting may begin with these bytes.
+    pub fn begins(bytes: &[u8]) -> bool {
+        bytes.iter().zip(&HELLO_MAGIC).all(|(byte, magic)| byte == magic)
+    }
+
     /// Who is dialed, before the MAC can be checked.
     pub fn peek(bytes: &[u8; HELLO_SIZE]) -> Option<u32> {
         let mut input = Reader { bytes, at: 0 };
@@ -203,7 +208,7 @@ impl Hello {
 /// What the acceptor says to an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// Bytes on this stream, and on that many data streams that are still to come.
+    /// Bytes on this stream, and on that many data streams that are still to come; each of them is answered in the same way, with its number.
     Tcp(u8),
     /// The segment.
     Shm,

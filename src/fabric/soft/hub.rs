@@ -83,7 +83,10 @@ struct HalfOpen {
 #[derive(Default)]
 struct State {
     open: Option<Listeners>,
-    half_open: VecDeque<HalfOpen>,
+    /// Streams that have said nothing yet.
+    silent: VecDeque<HalfOpen>,
+    /// Streams that have said part of a greeting.
+    begun: VecDeque<HalfOpen>,
     boxes: HashMap<u32, Arc<LetterBox>>,
     linger: VecDeque<(OwnedFd, u64)>,
     next_qpn: u32,
@@ -159,7 +162,8 @@ impl Hub {
         reap(&mut state);
         if state.boxes.is_empty() {
             state.open = None;
-            state.half_open.clear();
+            state.silent.clear();
+            state.begun.clear();
         }
     }
 
@@ -188,29 +192,20 @@ impl Hub {
     pub fn serve(&self) {
         let Ok(mut state) = self.state.try_lock() else { return };
         let state = &mut *state;
-        let Some(open) = &state.open else { return };
-        for _ in 0..ADMIT_AT_ONCE {
-            let Ok((stream, _)) = open.tcp.accept() else { break };
-            self.admit(&mut state.half_open, &state.boxes, stream.into(), false);
-        }
-        if let Some(unix) = &open.unix {
-            for _ in 0..ADMIT_AT_ONCE {
-                let Ok((stream, _)) = unix.accept() else { break };
-                self.admit(&mut state.half_open, &state.boxes, stream.into(), true);
-            }
-        }
+        // First, so that whoever has spoken meanwhile is not among those whom newcomers push out.
         let timeout = u64::from(self.config.handshake_timeout_s) * 1_000_000_000;
-        let mut i = 0;
-        while let Some(half) = state.half_open.get_mut(i) {
-            match half.read() {
-                Ok(true) => {
-                    if let Some(half) = state.half_open.remove(i) {
-                        self.deliver(&state.boxes, half);
-                    }
-                }
-                Ok(false) if half.since == 0 || clock::now() - half.since < timeout => i += 1,
-                _ => drop(state.half_open.remove(i)),
+        for half in std::mem::take(&mut state.begun).into_iter().chain(std::mem::take(&mut state.silent)) {
+            if half.since == 0 || clock::now() - half.since < timeout {
+                self.hear(state, half);
             }
+        }
+        for _ in 0..ADMIT_AT_ONCE {
+            let Some(Ok((stream, _))) = state.open.as_ref().map(|open| open.tcp.accept()) else { break };
+            self.admit(state, stream.into(), false);
+        }
+        for _ in 0..ADMIT_AT_ONCE {
+            let Some(Ok((stream, _))) = state.open.as_ref().and_then(|open| open.unix.as_ref()).map(UnixListener::accept) else { break };
+            self.admit(state, stream.into(), true);
         }
         if !state.linger.is_empty() {
             reap(state);
@@ -218,19 +213,36 @@ impl Hub {
     }
 
     /// Takes a new stream on. Its greeting has come along as a rule, so a burst of ranks does not push one another out.
-    fn admit(&self, half_open: &mut VecDeque<HalfOpen>, boxes: &HashMap<u32, Arc<LetterBox>>, socket: OwnedFd, unix: bool) {
+    fn admit(&self, state: &mut State, socket: OwnedFd, unix: bool) {
         // SAFETY: plain system call on a descriptor that we own.
         if unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
             return;
         }
-        let mut half = HalfOpen { socket, unix, bytes: [0; HELLO_SIZE], have: 0, memory: None, since: 0 };
+        self.hear(state, HalfOpen { socket, unix, bytes: [0; HELLO_SIZE], have: 0, memory: None, since: 0 });
+        if state.silent.len() > self.most()
+            && let Some(oldest) = state.silent.pop_front()
+        {
+            // It may have spoken since it was last heard; if not, it is the last one now.
+            self.hear(state, oldest);
+            state.silent.truncate(self.most());
+        }
+    }
+
+    /// Streams of either kind that are kept.
+    fn most(&self) -> usize {
+        self.config.max_half_open as usize
+    }
+
+    /// Reads what a stream says, and keeps it until that is a whole greeting. One that has said nothing never takes the place of one that has.
+    fn hear(&self, state: &mut State, mut half: HalfOpen) {
         match half.read() {
-            Ok(true) => self.deliver(boxes, half),
+            Ok(true) => self.deliver(&state.boxes, half),
+            Ok(false) if half.since == 0 => state.silent.push_back(half),
             Ok(false) => {
-                while half_open.len() >= self.config.max_half_open as usize {
-                    half_open.pop_front();
+                state.begun.push_back(half);
+                if state.begun.len() > self.most() {
+                    state.begun.pop_front();
                 }
-                half_open.push_back(half);
             }
             Err(_) => {}
         }
@@ -266,7 +278,7 @@ impl Hub {
             open.unix.as_ref().map_or(Ok(()), |unix| watch(unix.as_raw_fd(), input))?;
         }
         // A greeting may follow its stream late, when the listener has nothing to say any more. Once: in its letter box it is not read.
-        state.half_open.iter().try_for_each(|half| watch(half.socket.as_raw_fd(), input | libc::EPOLLONESHOT as u32))
+        state.begun.iter().chain(&state.silent).try_for_each(|half| watch(half.socket.as_raw_fd(), input | libc::EPOLLONESHOT as u32))
     }
 
     /// Wakes the sleepers of the device.
@@ -304,6 +316,9 @@ impl HalfOpen {
             }
             self.memory = memory.or(self.memory.take());
             self.have += n;
+            if !Hello::begins(&self.bytes[..self.have]) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
             if self.have == HELLO_SIZE {
                 return Ok(true);
             }

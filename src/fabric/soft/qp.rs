@@ -265,7 +265,7 @@ impl QueuePair {
     pub fn arm(&mut self) -> Result<()> {
         let input = libc::EPOLLIN as u32;
         match &mut self.link {
-            Link::Meeting(meeting) => meeting.watch().map_or(Ok(()), |(fd, events)| self.shared.watch(fd, events)),
+            Link::Meeting(meeting) => meeting.watch(|fd, events| self.shared.watch(fd, events)),
             Link::Shm(wire) => {
                 wire.arm();
                 self.shared.watch(wire.fd(), input)

@@ -1,5 +1,7 @@
 //! The soft fabric end to end within one process: two queue pairs of one device, over each wire.
 
+use std::collections::VecDeque;
+use std::io::{Read, Write};
 use std::sync::Arc;
 
 use super::endpoint::Address;
@@ -295,6 +297,145 @@ fn a_dialer_that_dies_before_its_data_streams_is_noticed() {
         cq.poll(&mut []);
         cq.qp(qps[1]).state() == QpState::Error
     });
+}
+
+/// Accepts streams at a listener of the test's own, where it stands for queue pair 1 of `strangers`.
+struct Stand(std::net::TcpListener);
+
+impl Stand {
+    /// A listener, and queue pair 1's address with it in place of its hub.
+    fn new(of: &Address) -> (Stand, Address) {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let addr = listener.local_addr().unwrap();
+        (Stand(listener), Address { addr, ..of.clone() })
+    }
+
+    /// The next stream and its greeting, while `poll` goes on.
+    #[track_caller]
+    fn hear(&self, mut poll: impl FnMut()) -> (std::net::TcpStream, [u8; endpoint::HELLO_SIZE]) {
+        let (mut stream, mut hello) = (None, [0; endpoint::HELLO_SIZE]);
+        eventually("a stream", || {
+            poll();
+            stream = self.0.accept().ok();
+            stream.is_some()
+        });
+        let (mut stream, _) = stream.unwrap();
+        stream.set_nonblocking(false).unwrap();
+        stream.read_exact(&mut hello).unwrap();
+        (stream, hello)
+    }
+}
+
+#[test]
+fn every_data_stream_is_confirmed_and_a_closed_one_dialed_again() {
+    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, tcp_streams: 2, ..Config::default() }, false);
+    let (stand, peer) = Stand::new(&ends[1]);
+    cq.qp(qps[0]).connect(&peer.encode()).unwrap();
+    let (mut control, hello) = stand.hear(|| _ = cq.poll(&mut []));
+    control.write_all(&endpoint::Reply::Tcp(2).encode(&ends[0].token, &hello)).unwrap();
+    let mut streams: Vec<_> = (0..2).map(|_| stand.hear(|| _ = cq.poll(&mut []))).collect();
+    let number = |hello: &[u8; endpoint::HELLO_SIZE]| match endpoint::Hello::decode(hello, &ends[1].token).unwrap().offer {
+        endpoint::Offer::Data(number) => number,
+        other => panic!("{other:?}"),
+    };
+    assert_ne!(number(&streams[0].1), number(&streams[1].1));
+    for _ in 0..100 {
+        cq.poll(&mut []);
+    }
+    assert!(!cq.qp(qps[0]).met(), "the peer has confirmed nothing");
+    // One is pushed out before it was heard.
+    let lost = streams.remove(0);
+    drop(lost.0);
+    streams.push(stand.hear(|| _ = cq.poll(&mut [])));
+    assert_eq!(number(&streams[1].1), number(&lost.1));
+    assert_ne!(streams[1].1, lost.1, "a greeting of its own");
+    for (stream, hello) in &mut streams {
+        assert!(!cq.qp(qps[0]).met());
+        stream.write_all(&endpoint::Reply::Tcp(number(hello)).encode(&ends[0].token, hello)).unwrap();
+    }
+    eventually("all streams", || {
+        cq.poll(&mut []);
+        assert_eq!(cq.qp(qps[0]).error(), None);
+        cq.qp(qps[0]).met()
+    });
+}
+
+#[test]
+fn data_streams_that_do_not_come_are_not_waited_for_without_end() {
+    let config = Config { soft_wire: TCP, tcp_streams: 2, handshake_timeout_s: 1, ..Config::default() };
+    let (_domain, mut cq, qps, ends) = strangers(config, false);
+    cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+    let control = dialed(&ends[0], &ends[1]);
+    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    eventually("ERROR", || {
+        cq.poll(&mut []);
+        cq.qp(qps[1]).state() == QpState::Error
+    });
+    assert!(cq.qp(qps[1]).error().unwrap().contains("RAILHEAD_HANDSHAKE_TIMEOUT_S"));
+}
+
+#[test]
+fn who_has_spoken_is_not_pushed_out_by_who_has_not() {
+    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, max_half_open: 4, ..Config::default() }, false);
+    cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+    let hello = endpoint::Hello { to: ends[1].qpn, from: ends[0].qpn, nonce: [1; 16], offer: endpoint::Offer::Tcp }.encode(&ends[1].token);
+    let mut slow = std::net::TcpStream::from(dialed(&ends[0], &ends[1]));
+    slow.write_all(&hello[..50]).unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        silent.extend((0..4).map(|_| dialed(&ends[0], &ends[1])));
+        (0..20).for_each(|_| _ = cq.poll(&mut []));
+    }
+    assert!(silent.iter().filter(|stream| !dial::closed(stream)).count() <= 4);
+    slow.write_all(&hello[50..]).unwrap();
+    eventually("the end of a slow greeting", || {
+        cq.poll(&mut []);
+        cq.qp(qps[1]).met()
+    });
+}
+
+#[test]
+fn whoever_knows_the_token_gets_in_through_a_flood() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+    use std::time::{Duration, Instant};
+    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, tcp_streams: 4, ..Config::default() }, false);
+    let (stop, opened) = (AtomicBool::new(false), AtomicU64::new(0));
+    let took = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // 5000 silent connections a second, of which the last are kept open.
+            let (start, mut open) = (Instant::now(), VecDeque::new());
+            while !stop.load(Relaxed) {
+                let due = start.elapsed().as_micros() as u64 / 200;
+                while opened.load(Relaxed) < due && !stop.load(Relaxed) {
+                    let Ok(socket) = dial::tcp(&ends[0], &ends[1]) else { break };
+                    // No port stays behind.
+                    socket.set_linger(Some(Duration::ZERO)).unwrap();
+                    open.push_back(socket);
+                    if open.len() > 300 {
+                        open.pop_front();
+                    }
+                    opened.fetch_add(1, Relaxed);
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        // Nobody is at home while the backlog fills.
+        eventually("a flood", || opened.load(Relaxed) > 500);
+        let start = Instant::now();
+        cq.qp(qps[0]).connect(&ends[1].encode()).unwrap();
+        cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+        let met = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("both have met", || {
+                cq.poll(&mut []);
+                assert_eq!(qps.map(|qp| cq.qp(qp).error().map(str::to_owned)), [None, None]);
+                qps.iter().all(|qp| cq.qp(*qp).met())
+            })
+        }));
+        stop.store(true, Relaxed);
+        met.map(|()| start.elapsed())
+    });
+    assert!(took.unwrap() < Duration::from_secs(5));
 }
 
 #[test]
