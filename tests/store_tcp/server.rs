@@ -40,6 +40,20 @@ fn answers_the_same_to_one_byte_at_a_time_and_to_everything_at_once() {
 }
 
 #[test]
+fn who_never_says_what_it_speaks_does_not_stay_and_who_did_may_be_idle() {
+    let server = serve(|options| options.admission = Duration::from_millis(100));
+    // On a busy machine it may be too late for that.
+    let idle = (0..100).find_map(|_| TcpStore::new(Host::Other("localhost".into(), server.port()), TcpOptions::default()).ok());
+    let idle = idle.expect("quick enough");
+    for sent in ["", "00cef785"] {
+        let mut silent = Raw::connect(server.port());
+        silent.send(sent);
+        silent.expect_end("it has had its time");
+    }
+    assert_eq!(idle.add("n", 1).unwrap(), 1, "who is in stays");
+}
+
+#[test]
 fn lists_its_keys() {
     let server = serve(|_| {});
     let mut raw = Raw::open(server.port());

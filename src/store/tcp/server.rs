@@ -41,7 +41,8 @@ pub struct ServerOptions {
     pub socket: Option<OwnedFd>,
     /// What clients must know. Torch's cannot.
     pub secret: Secret,
-    /// How long a client may take to show that it knows the secret.
+    /// How long a client may take to show that it speaks the protocol and, if there is a secret, that it knows it. One that has may then be idle for as long
+    /// as it likes.
     pub admission: Duration,
     /// What a request may be.
     pub limits: Limits,
@@ -57,7 +58,7 @@ impl Default for ServerOptions {
             bind: None,
             socket: None,
             secret: Secret::default(),
-            admission: Duration::from_secs(10),
+            admission: Duration::from_secs(30),
             limits: Limits::default(),
             memory: 8 << 30,
         }

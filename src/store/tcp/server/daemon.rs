@@ -65,9 +65,9 @@ pub struct Daemon {
     buffered: usize,
     /// The listener has clients that no descriptor was left for.
     crowded: bool,
-    /// For how long a client may be a stranger, in nanoseconds, if there is a secret.
-    admission: Option<u64>,
-    /// Who has come as a stranger, and when, in that order.
+    /// For how long a client may be a stranger, in nanoseconds.
+    admission: u64,
+    /// Who has come and when, in that order, from the first on who is still a stranger.
     strangers: VecDeque<(usize, u64)>,
     complaints: Complaints,
     scratch: Box<[u8]>,
@@ -92,7 +92,7 @@ impl Daemon {
             queue: VecDeque::new(),
             buffered: 0,
             crowded: false,
-            admission: options.secret.key().map(|_| u64::try_from(options.admission.as_nanos()).unwrap_or(u64::MAX)),
+            admission: u64::try_from(options.admission.as_nanos()).unwrap_or(u64::MAX),
             strangers: VecDeque::new(),
             complaints: Complaints::default(),
             scratch: vec![0; READ].into_boxed_slice(),
@@ -110,7 +110,7 @@ impl Daemon {
                 (true, true) => Some(BREATH),
                 (true, false) => None,
             };
-            let timeout = timeout.into_iter().chain(self.until_expulsion()).min();
+            let timeout = timeout.into_iter().chain(self.expel()).min();
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != ErrorKind::Interrupted => {
                     log_warn!(log::INIT, "store: the server stops: epoll_wait: {e}");
@@ -132,7 +132,6 @@ impl Daemon {
                     }
                 }
             }
-            self.expel();
             if self.crowded {
                 self.accept();
             }
@@ -183,9 +182,7 @@ impl Daemon {
                     match (registered, self.clients.get_mut(index)) {
                         (Ok(()), Some(place)) => {
                             let client = place.insert(Connection::new(stream, clock::now()));
-                            if self.admission.is_some() {
-                                self.strangers.push_back((index, client.came));
-                            }
+                            self.strangers.push_back((index, client.came));
                         }
                         _ => self.free.push(index),
                     }
@@ -207,22 +204,27 @@ impl Daemon {
         }
     }
 
-    /// The time until the one who has been a stranger for longest, or is none any more, is looked at.
-    fn until_expulsion(&self) -> Option<Duration> {
-        let (_, came) = self.strangers.front()?;
-        Some(Duration::from_nanos(came.saturating_add(self.admission?).saturating_sub(clock::now())))
-    }
-
-    /// Ends the connections of those who have not shown in time that they know the secret: each keeps a descriptor from the others.
-    fn expel(&mut self) {
-        while self.until_expulsion().is_some_and(|left| left.is_zero()) {
-            let Some((index, came)) = self.strangers.pop_front() else { return };
-            let stranger = |client: &mut Connection| client.came == came && !client.standing.admitted;
-            if let Some(client) = self.clients.get_mut(index).and_then(|place| place.take_if(stranger)) {
-                self.complaints.say(peer(&client), format_args!("it has not shown in time that it knows the secret"));
+    /// Ends the connections of those who have not shown in time that they may use the store: each keeps a descriptor from the others. Returns the time until
+    /// the next is due.
+    fn expel(&mut self) -> Option<Duration> {
+        while let Some(&(index, came)) = self.strangers.front() {
+            let left = came.saturating_add(self.admission).saturating_sub(clock::now());
+            let place = self
+                .clients
+                .get_mut(index)
+                .filter(|place| place.as_ref().is_some_and(|client| client.came == came && !client.standing.admitted));
+            if place.is_some() && left > 0 {
+                return Some(Duration::from_nanos(left));
+            }
+            if let Some(client) = place.and_then(Option::take) {
+                let wanted =
+                    if client.standing.validated { "knows the secret" } else { "speaks the protocol of today's torch (2.2 and later)" };
+                self.complaints.say(peer(&client), format_args!("it has not shown in time that it {wanted}"));
                 self.close(index, client);
             }
+            self.strangers.pop_front();
         }
+        None
     }
 
     /// One client's turn.
