@@ -75,6 +75,10 @@ typedef struct railhead_proxy_t railhead_proxy_t;
 // Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
 // the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
 // spaces and groups that were made of it: a thread that is to wait for long takes a handle of its own (railhead_store_clone).
+//
+// Time: no operation on a server returns later than 100 ms after its timeout, also if the server is stopped or does not answer, or another thread has the
+// connection: then it is RAILHEAD_TIMEOUT. What is given no timeout has that of railhead_store_connect or of the rendezvous; 300 s on a store that
+// railhead_store_serve made. Only the system's resolving of a name may take longer.
 typedef struct railhead_store_t railhead_store_t;
 
 // A watch on a key: an opaque handle, ended by railhead_store_unwatch.

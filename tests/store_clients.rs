@@ -3,10 +3,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
-use railhead::store::{FOREVER, Store, TcpStore};
+use railhead::store::{Error, FOREVER, Store, TcpStore};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -63,9 +63,9 @@ fn clients_that_are_killed_in_a_wait_cost_the_others_nothing() {
     let server = serve();
     let store = join(server.port());
     let mut victims: Vec<Killed> = (0..VICTIMS).map(|_| Killed(child(&format!("wait {}", server.port())))).collect();
-    let end = std::time::Instant::now() + LONG;
+    let end = Instant::now() + LONG;
     while store.add("waiting", 0).unwrap() < VICTIMS as i64 {
-        assert!(std::time::Instant::now() < end);
+        assert!(Instant::now() < end);
         std::thread::yield_now();
     }
     for victim in &mut victims[..VICTIMS / 2] {
@@ -78,6 +78,114 @@ fn clients_that_are_killed_in_a_wait_cost_the_others_nothing() {
         assert!(survivor.0.wait().unwrap().success(), "who lives is woken");
     }
     assert_eq!(store.get("never", LONG).unwrap(), b"after all");
+}
+
+/// A server in a process of its own, and its port.
+fn serving() -> (Killed, u16) {
+    let mut server = Killed(child("serve 0"));
+    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let port = lines.map_while(Result::ok).find_map(|line| line.split_once("port ")?.1.parse().ok()).expect("a port");
+    (server, port)
+}
+
+#[test]
+fn a_server_that_crashes_has_refused_nothing() {
+    let (mut server, port) = serving();
+    let stores: Vec<TcpStore> = (0..8).map(|_| join(port)).collect();
+    std::thread::scope(|scope| {
+        let waiters: Vec<_> = stores.iter().map(|store| scope.spawn(|| store.wait(&["never"], FOREVER).unwrap_err().to_string())).collect();
+        // SIGKILL.
+        server.0.kill().unwrap();
+        for waiter in waiters {
+            let error = waiter.join().unwrap();
+            assert!(error.contains("Did the remote server shutdown or crash?") && !error.contains("Or it refused"), "{error}");
+        }
+    });
+}
+
+/// A stop reaches each thread in its own time.
+fn until_stopped(pid: u32) {
+    let end = Instant::now() + LONG;
+    let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    // The state stands behind the name, which is in brackets.
+    let stopped = |stat: std::io::Result<String>| stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')));
+    while !tasks().all(|task| stopped(std::fs::read_to_string(task.path().join("stat")))) {
+        assert!(Instant::now() < end);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn no_call_returns_later_than_told_when_the_server_is_stopped() {
+    const TIMEOUT: Duration = Duration::from_millis(200);
+    type Call = fn(&TcpStore) -> Result<(), Error>;
+    let calls: [(&str, Duration, Call); 17] = [
+        ("get", TIMEOUT, |s| s.get("k", TIMEOUT).map(drop)),
+        ("get, at once", Duration::ZERO, |s| s.get("k", Duration::ZERO).map(drop)),
+        ("wait", TIMEOUT, |s| s.wait(&["a", "b"], TIMEOUT)),
+        ("multi_get", TIMEOUT, |s| s.multi_get(&["a", "b"], TIMEOUT).map(drop)),
+        ("barrier", TIMEOUT, |s| s.barrier("b", 2, TIMEOUT)),
+        ("queue_pop", TIMEOUT, |s| s.queue_pop("q", TIMEOUT).map(drop)),
+        ("queue_pop, at once", Duration::ZERO, |s| s.queue_pop("q", Duration::ZERO).map(drop)),
+        ("queue_len", TIMEOUT, |s| s.queue_len("q").map(drop)),
+        ("check", TIMEOUT, |s| s.check(&["k"]).map(drop)),
+        ("add", TIMEOUT, |s| s.add("n", 1).map(drop)),
+        ("compare_set", TIMEOUT, |s| s.compare_set("c", b"", b"v").map(drop)),
+        ("delete_key", TIMEOUT, |s| s.delete_key("k").map(drop)),
+        ("num_keys", TIMEOUT, |s| s.num_keys().map(drop)),
+        ("list_keys", TIMEOUT, |s| s.list_keys().map(drop)),
+        // More than the kernel takes for the server.
+        ("set", TIMEOUT, |s| s.set("big", &vec![0; 16 << 20])),
+        ("watch_key", TIMEOUT, |s| s.watch_key("k", Box::new(|_| ())).map(drop)),
+        ("reconnect", TIMEOUT, |s| s.reconnect().map(drop)),
+    ];
+    let (server, port) = serving();
+    let signal = |number| {
+        // SAFETY: our own child, not yet waited for.
+        assert_eq!(unsafe { libc::kill(server.0.id() as i32, number) }, 0);
+    };
+    let mut worst = Vec::new();
+    // On a busy machine this process may be late itself.
+    for _ in 0..10 {
+        let options = TcpOptions { timeout: TIMEOUT, ..TcpOptions::default() };
+        // On a busy machine it may take some attempts.
+        let store = || (0..100).find_map(|_| TcpStore::new(Host::Other("localhost".into(), port), options.clone()).ok());
+        let stores: Vec<TcpStore> = calls.iter().map(|_| store().expect("connect")).collect();
+        signal(libc::SIGSTOP);
+        until_stopped(server.0.id());
+        worst = std::thread::scope(|scope| {
+            let threads: Vec<_> = calls
+                .iter()
+                .zip(&stores)
+                .map(|((name, timeout, call), store)| {
+                    scope.spawn(move || {
+                        let start = Instant::now();
+                        let result = call(store);
+                        let late = start.elapsed().saturating_sub(*timeout);
+                        // Connecting in vain is torch's DistNetworkError.
+                        let connects = matches!(*name, "watch_key" | "reconnect");
+                        let expected =
+                            if connects { matches!(result, Err(Error::Network(_))) } else { matches!(result, Err(Error::Timeout(_))) };
+                        assert!(expected, "{name}: {result:?}");
+                        (late, *name)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).filter(|(late, _)| *late > Duration::from_millis(100)).collect()
+        });
+        signal(libc::SIGCONT);
+        // What was only waited for has left the connection in step.
+        for (store, (name, ..)) in stores.iter().zip(&calls).take(5) {
+            let end = Instant::now() + LONG;
+            while let Err(error) = store.add("n", 1) {
+                assert!(matches!(error, Error::Timeout(_)) && Instant::now() < end, "{name}: {error}");
+            }
+        }
+        if worst.is_empty() {
+            return;
+        }
+    }
+    panic!("later than told: {worst:?}");
 }
 
 /// Private memory of a process, in KiB.
@@ -104,9 +212,7 @@ fn five_thousand_idle_connections_take_less_than_8_kib_each() {
     if !descriptors(IDLE as u64 + 200) {
         return eprintln!("SKIP: RLIMIT_NOFILE is below {}", IDLE + 200);
     }
-    let mut server = Killed(child("serve 0"));
-    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
-    let port: u16 = lines.map_while(Result::ok).find_map(|line| line.split_once("port ")?.1.parse().ok()).expect("a port");
+    let (server, port) = serving();
     let greeting = [&[0u8, 0xce, 0xf7, 0x85, 0x3c][..], &[13, 1, 2, 3, 4]].concat();
     let pid = server.0.id();
     let before = private_kib(pid);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use railhead::store::{Change, Error, FileStore, Store};
 
@@ -317,4 +317,26 @@ fn processes_share_a_file_and_survive_each_other() {
     let total = store.add("n", 0).unwrap();
     assert!(seen.len() >= 60 && seen.iter().all(|sum| (1..=total).contains(sum)), "{} sums up to {total}", seen.len());
     assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), seen.len(), "no sum comes twice");
+}
+
+#[test]
+fn a_lock_is_not_waited_for_beyond_the_timeout() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::new(&path, None).unwrap();
+    let held = fs::File::open(&path).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    for timeout in [Duration::ZERO, Duration::from_millis(150)] {
+        let calls: [&dyn Fn() -> Result<(), Error>; 3] =
+            [&|| store.get("k", timeout).map(drop), &|| store.wait(&["k"], timeout), &|| store.barrier("b", 2, timeout)];
+        for call in calls {
+            // On a busy machine this thread may be late itself.
+            let in_time = (0..10).any(|_| {
+                let start = Instant::now();
+                assert!(matches!(call(), Err(Error::Timeout(_))));
+                start.elapsed() < timeout + Duration::from_millis(100)
+            });
+            assert!(in_time, "later than {timeout:?}");
+        }
+    }
 }

@@ -5,6 +5,8 @@
 mod client;
 #[path = "store_tcp/corpus.rs"]
 mod corpus;
+#[path = "store_tcp/late.rs"]
+mod late;
 #[path = "store_tcp/secret.rs"]
 mod secret;
 #[path = "store_tcp/server.rs"]

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use crate::base::clock;
 
+/// By how much an operation may miss its deadline, for a reply that is under way, or a lock that is about to be free. With what it takes to return it is
+/// at most 100 ms.
+pub const GRACE: Duration = Duration::from_millis(80);
+
 /// A moment, or never.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline(Option<u64>);
@@ -17,6 +21,19 @@ impl Deadline {
     /// The time left: zero if the moment has passed, `None` if it never comes.
     pub fn left(self) -> Option<Duration> {
         self.0.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())))
+    }
+
+    /// The earlier of this and so much time from now.
+    pub fn within(self, timeout: Duration) -> Self {
+        match (self.0, Deadline::after(timeout).0) {
+            (Some(own), Some(other)) => Deadline(Some(own.min(other))),
+            (own, other) => Deadline(own.or(other)),
+        }
+    }
+
+    /// The last moment at which an operation with this deadline returns.
+    pub fn grace(self) -> Self {
+        Deadline(self.0.map(|at| at.saturating_add(GRACE.as_nanos() as u64)))
     }
 
     /// Whether the moment has passed.

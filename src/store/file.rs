@@ -67,8 +67,6 @@ struct Seen {
 const LOOK: Duration = Duration::from_millis(10);
 /// Pause between attempts to take the lock, which is held for as long as a read or a write takes.
 const ATTEMPT: Duration = Duration::from_millis(1);
-/// Even who does not want to wait gives a holder of the lock that runs so much time to end.
-const MOMENT: Duration = Duration::from_millis(100);
 /// Queues in a file, in torch's words.
 const NO_QUEUES: &str = "queue support is not implemented.";
 
@@ -104,14 +102,18 @@ impl FileStore {
         &self.path
     }
 
+    fn patience(&self) -> Deadline {
+        Deadline::after(self.patience)
+    }
+
     fn log(&self) -> MutexGuard<'_, Log> {
         // What a thread that died left is at worst behind the file.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at the file as it is now. A file that does not exist is an empty one.
-    fn look<R>(&self, timeout: Duration, look: impl FnOnce(&Log) -> R) -> Result<R> {
-        let locked = match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::LockShared, lock_by(timeout)) {
+    fn look<R>(&self, deadline: Deadline, look: impl FnOnce(&Log) -> R) -> Result<R> {
+        let locked = match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::LockShared, deadline.grace()) {
             Ok(locked) => Some(locked),
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(self.failed("open", e)),
@@ -126,15 +128,15 @@ impl FileStore {
 
     /// Appends the records that `change` makes, knowing the file as it is now and nobody else writing.
     fn change<R>(&self, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
-        self.change_within(self.patience, change)
+        self.change_by(self.patience(), change)
     }
 
-    fn change_within<R>(&self, timeout: Duration, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
+    fn change_by<R>(&self, deadline: Deadline, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
         let mut open = OpenOptions::new();
         // Nobody would remove what a visitor makes.
         open.read(true).write(true).create(matches!(self.role, Role::Rank(_))).mode(0o644);
         let locked =
-            Locked::open(&self.path, &open, FlockOperation::LockExclusive, lock_by(timeout)).map_err(|e| self.failed("open", e))?;
+            Locked::open(&self.path, &open, FlockOperation::LockExclusive, deadline.grace()).map_err(|e| self.failed("open", e))?;
         let file = &locked.0;
         let mut log = self.log();
         log.catch_up(file).map_err(|e| self.failed("read", e))?;
@@ -145,12 +147,10 @@ impl FileStore {
     }
 
     /// Looks until the keys exist, and reads them then.
-    fn when_there<R>(&self, keys: &[&str], timeout: Duration, late: &dyn Fn() -> String, read: impl Fn(&Values) -> R) -> Result<R> {
-        let deadline = Deadline::after(timeout);
+    fn when_there<R>(&self, keys: &[&str], deadline: Deadline, late: &dyn Fn() -> String, read: impl Fn(&Values) -> R) -> Result<R> {
         let keys: Vec<_> = keys.iter().map(|key| regular(key)).collect();
         loop {
-            let left = deadline.left().unwrap_or(FOREVER);
-            match self.look(left, |log| keys.iter().all(|key| log.values.contains(key)).then(|| read(&log.values))) {
+            match self.look(deadline, |log| keys.iter().all(|key| log.values.contains(key)).then(|| read(&log.values))) {
                 Ok(Some(read)) => return Ok(read),
                 Ok(None) if deadline.passed() => return Err(Error::Timeout(late())),
                 Ok(None) => clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK))),
@@ -166,11 +166,6 @@ impl FileStore {
             _ => Error::system(format!("{what} {path}"), error),
         }
     }
-}
-
-/// When to give up on the lock.
-fn lock_by(timeout: Duration) -> Deadline {
-    Deadline::after(timeout.max(MOMENT))
 }
 
 /// Adds to one of the numbers in the file.
@@ -345,19 +340,23 @@ impl Store for FileStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let late = || format!("Timeout waiting for key: {key} after {} ms", timeout.as_millis());
-        self.when_there(&[key], timeout, &late, |values| value(values, key))
+        self.when_there(&[key], Deadline::after(timeout), &late, |values| value(values, key))
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.when_there(keys, timeout, &wait_late, |_| ())
+        self.when_there(keys, Deadline::after(timeout), &wait_late, |_| ())
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.look(self.patience, |log| keys.iter().all(|key| log.values.contains(&regular(key))))
+        self.look(self.patience(), |log| keys.iter().all(|key| log.values.contains(&regular(key))))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.change(|log, records| bump(log, records, &regular(key), delta))
+        self.add_by(key, delta, self.patience())
+    }
+
+    fn add_by(&self, key: &str, delta: i64, deadline: Deadline) -> Result<i64> {
+        self.change_by(deadline, |log, records| bump(log, records, &regular(key), delta))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
@@ -383,7 +382,7 @@ impl Store for FileStore {
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.when_there(keys, timeout, &wait_late, |values| keys.iter().map(|key| value(values, key)).collect())
+        self.when_there(keys, Deadline::after(timeout), &wait_late, |values| keys.iter().map(|key| value(values, key)).collect())
     }
 
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
@@ -400,12 +399,12 @@ impl Store for FileStore {
     }
 
     fn num_keys(&self) -> Result<i64> {
-        self.look(self.patience, |log| log.values.keys().len() as i64)
+        self.look(self.patience(), |log| log.values.keys().len() as i64)
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
         let user = |key: &[u8]| std::str::from_utf8(key.strip_prefix(&[REGULAR])?).ok().map(str::to_owned);
-        self.look(self.patience, |log| log.values.keys().filter_map(user).collect())
+        self.look(self.patience(), |log| log.values.keys().filter_map(user).collect())
     }
 
     fn queue_push(&self, _: &str, _: &[u8]) -> Result<()> {
@@ -422,7 +421,7 @@ impl Store for FileStore {
 
     fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
         let key = regular(key);
-        let (value, seen) = self.look(self.patience, |log| {
+        let (value, seen) = self.look(self.patience(), |log| {
             let value = log.values.get(&key).map(|value| value.bytes().to_vec());
             (value, log.seen.clone())
         })?;
@@ -432,7 +431,7 @@ impl Store for FileStore {
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
         let deadline = Deadline::after(timeout);
         let last = format!("{key}/last_member");
-        let join = self.change_within(timeout, |log, records| {
+        let join = self.change_by(deadline, |log, records| {
             if bump(log, records, &regular(&format!("{key}/num_members")), 1)? == world_size {
                 put(records, &regular(&last), b"1")?;
             }
@@ -442,6 +441,6 @@ impl Store for FileStore {
         if world_size < 1 {
             return Ok(());
         }
-        self.wait(&[&last], deadline.left().unwrap_or(FOREVER))
+        self.when_there(&[&last], deadline, &wait_late, |_| ())
     }
 }

@@ -19,6 +19,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use deadline::Deadline;
 pub use error::{Error, Result};
 pub use file::FileStore;
 pub use hash::HashStore;
@@ -33,6 +34,7 @@ pub const FOREVER: Duration = Duration::MAX;
 ///
 /// Keys are text, values are bytes. A timeout of zero looks once and does not wait, [`FOREVER`] waits without limit. What is given no timeout waits for a server or for
 /// the lock of a file as long as the store was told when it was made: [`TcpStore`] for its own timeout, a rank's [`FileStore`] without limit, as torch's does.
+/// No operation returns later than 100 ms after its timeout: then it is [`Error::Timeout`].
 ///
 /// Errors, besides those of each operation: [`Error::Network`] when a server is gone, [`Error::System`] when a file cannot be used.
 pub trait Store: Send + Sync {
@@ -63,6 +65,11 @@ pub trait Store: Send + Sync {
     /// [`Error::Usage`] or, from a server, [`Error::Network`] when the value is no number of 64 bits. An empty value is none on a server, and 0 elsewhere:
     /// torch's rules.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// As `add`, over by a deadline where a server or a lock may be waited for.
+    fn add_by(&self, key: &str, delta: i64, _: Deadline) -> Result<i64> {
+        self.add(key, delta)
+    }
 
     /// Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty. Returns the value after that. A key that does
     /// not exist while `expected` is not empty stays so, and `expected` is returned: torch's rule.

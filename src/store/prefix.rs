@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Callback, Result, Store, Watch};
+use super::{Callback, Deadline, Result, Store, Watch};
 
 /// A store whose key `k` is `<prefix>/k` in another.
 #[derive(Clone)]
@@ -60,6 +60,10 @@ impl Store for PrefixStore {
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
         self.inner.add(&self.key(key), delta)
+    }
+
+    fn add_by(&self, key: &str, delta: i64, deadline: Deadline) -> Result<i64> {
+        self.inner.add_by(&self.key(key), delta, deadline)
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {

@@ -31,7 +31,7 @@ fn played(script: &[(&str, &str)], run: impl FnOnce(TcpStore)) {
 }
 
 /// Accepts a client that opens its connection as torch's does.
-fn greeted(listener: &TcpListener) -> Raw {
+pub fn greeted(listener: &TcpListener) -> Raw {
     let mut raw = Raw::new(listener.accept().unwrap().0);
     raw.expect(VALIDATE, "VALIDATE");
     let nonce = format!("{:08x}", std::process::id().swap_bytes());
@@ -244,9 +244,37 @@ fn a_waiter_learns_at_once_that_the_server_is_gone() {
         drop(server);
         for waiter in waiters {
             let error = waiter.join().unwrap().unwrap_err();
-            assert!(error.to_string().contains("Did the remote server shutdown or crash?"), "{error}");
+            assert!(error.to_string().ends_with("Did the remote server shutdown or crash?"), "{error}");
         }
     });
+}
+
+#[test]
+fn a_refusal_is_told_from_a_server_that_is_gone_or_was_restarted() {
+    let address = own_address();
+    let port = free_port(address);
+    let start = || serve(|options| (options.bind, options.port) = (Some(address.into()), port));
+    let server = start();
+    let connect = || join_at(&address.to_string(), port);
+    let (late, refused, unanswered, asks, waits) = (connect(), connect(), connect(), connect(), connect());
+    refused.set("text", b"x").unwrap();
+    let refusal = " Or it refused the request, for it serves others: keys up to 8 KiB, values up to 8 MiB, and add only on numbers";
+    let error = refused.add("text", 1).unwrap_err().to_string();
+    assert!(error.contains(refusal) && error.contains(", port "), "{error}");
+    // A refused set is told by the next reply.
+    let error = unanswered.set(&"k".repeat(9_000), b"").and_then(|()| unanswered.num_keys()).unwrap_err().to_string();
+    assert!(error.contains(refusal), "{error}");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| waits.wait(&["never"], FOREVER).unwrap_err().to_string());
+        drop(server);
+        let error = waiter.join().unwrap();
+        assert!(error.ends_with("Did the remote server shutdown or crash?"), "{error}");
+    });
+    let error = asks.add("n", 1).unwrap_err().to_string();
+    assert!(error.ends_with("Did the remote server shutdown or crash?"), "{error}");
+    let _restarted = start();
+    let error = late.add("n", 1).unwrap_err().to_string();
+    assert!(error.ends_with("Did the remote server shutdown or crash?"), "it ended while nothing was asked: {error}");
 }
 
 #[test]

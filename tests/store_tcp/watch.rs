@@ -87,7 +87,8 @@ fn a_server_without_the_extension_is_named() {
     let port = listener.local_addr().unwrap().port();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for watches in [false, true] {
+            // The store, the watch, and a look whether the server is still there.
+            for watches in [false, true, false] {
                 let mut raw = Raw::new(listener.accept().unwrap().0);
                 raw.expect("00cef7853c", "VALIDATE");
                 let ping = raw.take(5);

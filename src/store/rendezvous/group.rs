@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{DEFAULT_TIMEOUT, Environment, rendezvous};
-use crate::store::{Error, PrefixStore, Result, Store};
+use crate::store::{Deadline, Error, FOREVER, PrefixStore, Result, Store};
 
 /// Prefix of everything that groups keep in the store.
 pub const DEFAULT_GROUP: &str = "default_pg";
@@ -161,13 +161,14 @@ fn within(name: &str, store: Arc<dyn Store>) -> Arc<dyn Store> {
 /// Errors: [`Error::Timeout`], with torch's words and how many had come.
 pub fn store_based_barrier(store: &dyn Store, group: &str, rank: i64, world_size: i64, timeout: Duration) -> Result<()> {
     let key = format!("store_based_barrier_key:{group}");
-    let last = format!("{key}:last_worker");
-    if store.add(&key, 1)? == world_size {
-        store.set(&last, b"1")?;
+    let (last, deadline) = (format!("{key}:last_worker"), Deadline::after(timeout));
+    if store.add_by(&key, 1, deadline)? == world_size {
+        // The value is torch's "1", by the operation that has a deadline.
+        store.add_by(&last, 1, deadline)?;
     }
-    match store.wait(&[&last], timeout) {
+    match store.wait(&[&last], deadline.left().unwrap_or(FOREVER)) {
         Err(error @ Error::Timeout(_)) => {
-            let joined = store.add(&key, 0)?;
+            let joined = store.add_by(&key, 0, deadline).map_or("unknown".into(), |joined| joined.to_string());
             Err(Error::Timeout(format!(
                 "Timed out initializing process group in store based barrier on rank {rank}, for key: {key} \
                  (world_size={world_size}, num_workers_joined={joined}, timeout={} error={error})",

@@ -1,10 +1,11 @@
 //! A TCPStore as torch's constructor gives it: a connection to a server, and on one rank the server itself.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::Connection;
 use super::server::{Server, ServerOptions};
+use super::turn::{Turn, Turns};
 use super::wire::{Event, Part, Query};
 use crate::base::config::Secret;
 use crate::base::{clock, fork};
@@ -30,7 +31,8 @@ pub struct TcpOptions {
     pub world_size: Option<usize>,
     /// Whether it does wait.
     pub wait_for_workers: bool,
-    /// For connecting, for waiting for the others, and for a server that does not answer.
+    /// For connecting and waiting for the others, and for each later operation that has no timeout of its own. The system may take longer to resolve the host's
+    /// name: that cannot be interrupted.
     pub timeout: Duration,
     /// What somebody else's server wants to hear. A server of one's own has its own.
     pub secret: Secret,
@@ -45,9 +47,12 @@ impl Default for TcpOptions {
 
 /// A client of a TCPStore server, and its server if it has one.
 ///
-/// One operation at a time: a thread that waits keeps others from using the same store. [`TcpStore::reconnect`] gives a thread its own.
+/// One operation at a time: a thread that waits keeps others from using the same store, until their timeouts. [`TcpStore::reconnect`] gives a thread its own.
+///
+/// No operation returns later than 100 ms after its timeout, whatever the server does or does not; one that was cut off in the middle of a reply ends the
+/// connection. A timeout of zero so is for a server that answers within that.
 pub struct TcpStore {
-    connection: Mutex<Connection>,
+    connection: Turns,
     host: String,
     port: u16,
     timeout: Duration,
@@ -68,6 +73,7 @@ impl TcpStore {
     ///
     /// Errors: [`Error::Network`] if nobody answers or the port is taken; [`Error::Timeout`] if the others do not come.
     pub fn new(host: Host, options: TcpOptions) -> Result<Self> {
+        let deadline = Deadline::after(options.timeout);
         let (host, port, secret, server) = match host {
             Host::Other(host, port) => (host, port, options.secret, None),
             Host::Own(host, server) => {
@@ -81,17 +87,17 @@ impl TcpStore {
                 (host, server.port(), secret, Some(server))
             }
         };
-        let connection = Mutex::new(Connection::open(&host, port, &secret, options.timeout)?);
+        let connection = Turns::new(Connection::open(&host, port, &secret, options.timeout)?);
         let store = TcpStore { connection, host, port, timeout: options.timeout, secret, server, epoch: fork::epoch() };
         if let Some(world_size) = options.world_size.filter(|_| options.wait_for_workers) {
-            store.wait_for_workers(world_size, options.timeout)?;
+            store.await_workers(world_size, deadline)?;
         }
         Ok(store)
     }
 
     /// Another connection to the same server.
     pub fn reconnect(&self) -> Result<Self> {
-        let connection = Mutex::new(self.connect()?);
+        let connection = Turns::new(self.connect()?);
         Ok(TcpStore {
             connection,
             host: self.host.clone(),
@@ -121,11 +127,15 @@ impl TcpStore {
     ///
     /// Errors: [`Error::Timeout`], with torch's words.
     pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
-        let mut joined = self.add_to(Part::OwnKey(INIT), 1)?;
+        self.await_workers(world_size, Deadline::after(timeout))
+    }
+
+    fn await_workers(&self, world_size: usize, deadline: Deadline) -> Result<()> {
+        let start = clock::now();
+        let mut joined = self.add_to(Part::OwnKey(INIT), 1, deadline)?;
         if self.server.is_none() {
             return Ok(());
         }
-        let (start, deadline) = (clock::now(), Deadline::after(timeout));
         while joined < world_size as i64 {
             if deadline.passed() {
                 return Err(Error::Timeout(format!(
@@ -133,39 +143,48 @@ impl TcpStore {
                     (clock::now() - start) / 1_000_000_000
                 )));
             }
-            clock::sleep(LOOK);
-            joined = self.add_to(Part::OwnKey(INIT), 0)?;
+            clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK)));
+            joined = self.add_to(Part::OwnKey(INIT), 0, deadline)?;
         }
         Ok(())
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, Connection>> {
+    fn here(&self) -> Result<()> {
         if self.epoch != fork::epoch() {
             return Err(Error::Usage("a store cannot be used in a process forked after it was made: make another there".into()));
         }
-        Ok(self.connection.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(())
     }
 
+    /// The connection, for an operation that has to be over by then.
+    fn turn(&self, deadline: Deadline) -> Result<Turn<'_>> {
+        self.here()?;
+        self.connection.take(deadline)
+    }
+
+    /// An operation that has no timeout of its own.
     fn call<R>(&self, query: Query, parts: &[Part<'_>], reply: impl FnOnce(&mut Connection) -> Result<R>) -> Result<R> {
-        let mut connection = self.lock()?;
+        let mut connection = self.turn(Deadline::after(self.timeout))?;
         connection.send(query, parts)?;
         reply(&mut connection)
     }
 
-    fn add_to(&self, key: Part<'_>, delta: i64) -> Result<i64> {
-        self.call(Query::Add, &[key, Part::Int(delta)], Connection::number)
+    fn add_to(&self, key: Part<'_>, delta: i64, deadline: Deadline) -> Result<i64> {
+        let mut connection = self.turn(deadline)?;
+        connection.send(Query::Add, &[key, Part::Int(delta)])?;
+        connection.number()
     }
 }
 
 /// Waits for keys on a connection that is then used on.
 fn wait_on(connection: &mut Connection, keys: &[&str], timeout: Duration) -> Result<()> {
     connection.send(Query::Wait, &counted(keys))?;
-    // What users know the keys as on the wire.
-    let named = || keys.iter().map(|key| format!("/{key}")).collect::<Vec<_>>();
-    match connection.released(timeout)? {
-        true => Ok(()),
-        false => Err(Error::wait_timeout(timeout, &named().iter().map(String::as_str).collect::<Vec<_>>())),
+    if connection.released()? {
+        return Ok(());
     }
+    // What users know the keys as on the wire.
+    let named: Vec<String> = keys.iter().map(|key| format!("/{key}")).collect();
+    Err(Error::Timeout(format!("wait timeout after {}ms, keys: {}{}", timeout.as_millis(), named.join(", "), connection.silence())))
 }
 
 fn counted<'a>(keys: &[&'a str]) -> Vec<Part<'a>> {
@@ -187,14 +206,14 @@ impl Store for TcpStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let mut connection = self.lock()?;
+        let mut connection = self.turn(Deadline::after(timeout))?;
         wait_on(&mut connection, &[key], timeout)?;
         connection.send(Query::Get, &[Part::Key(key)])?;
         connection.bytes()
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        wait_on(&mut *self.lock()?, keys, timeout)
+        wait_on(&mut *self.turn(Deadline::after(timeout))?, keys, timeout)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
@@ -202,7 +221,11 @@ impl Store for TcpStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.add_to(Part::Key(key), delta)
+        self.add_by(key, delta, Deadline::after(self.timeout))
+    }
+
+    fn add_by(&self, key: &str, delta: i64, deadline: Deadline) -> Result<i64> {
+        self.add_to(Part::Key(key), delta, deadline)
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
@@ -215,7 +238,7 @@ impl Store for TcpStore {
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        let mut connection = self.lock()?;
+        let mut connection = self.turn(Deadline::after(timeout))?;
         wait_on(&mut connection, keys, timeout)?;
         connection.send(Query::MultiGet, &counted(keys))?;
         keys.iter().map(|_| connection.bytes()).collect()
@@ -254,16 +277,11 @@ impl Store for TcpStore {
 
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let deadline = Deadline::after(timeout);
-        let expired = || Error::wait_timeout(timeout, &[&format!("/{key}")]);
-        let mut connection = self.lock()?;
+        let mut connection = self.turn(deadline)?;
         let mut pause = FIRST_PAUSE;
         loop {
             if !timeout.is_zero() {
-                let left = deadline.left().unwrap_or(Duration::MAX);
-                wait_on(&mut connection, &[key], left).map_err(|error| match error {
-                    Error::Timeout(_) => expired(),
-                    other => other,
-                })?;
+                wait_on(&mut connection, &[key], timeout)?;
             }
             connection.send(Query::QueuePop, &[Part::Key(key)])?;
             if connection.number()? > 0 {
@@ -274,7 +292,7 @@ impl Store for TcpStore {
             }
             // Another client was faster; or a key is called as the queue, which ends each wait at once.
             if deadline.passed() {
-                return Err(expired());
+                return Err(Error::wait_timeout(timeout, &[&format!("/{key}")]));
             }
             clock::sleep(deadline.left().map_or(pause, |left| left.min(pause)));
             pause = (2 * pause).min(LOOK);
@@ -288,11 +306,12 @@ impl Store for TcpStore {
     /// On a connection of the watch's own.
     fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
         // Not in a forked child, as every operation.
-        drop(self.lock()?);
+        self.here()?;
         let mut connection = self.connect()?;
         let stop = connection.stopper()?;
         connection.watch(key)?;
-        let next = move |tell: &mut dyn FnMut(Change<'_>)| match connection.change() {
+        let patience = self.timeout;
+        let next = move |tell: &mut dyn FnMut(Change<'_>)| match connection.change(patience) {
             Ok((event, old, new)) => {
                 tell(match event {
                     Event::Updated => Change::Updated(&old, &new),
@@ -310,9 +329,11 @@ impl Store for TcpStore {
     }
 
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
-        self.call(Query::Barrier, &[Part::Key(key), Part::Int(world_size)], |connection| match connection.released(timeout)? {
-            true => Ok(()),
-            false => Err(Error::Timeout(format!("barrier timeout after {}ms, key: {key}", timeout.as_millis()))),
-        })
+        let mut connection = self.turn(Deadline::after(timeout))?;
+        connection.send(Query::Barrier, &[Part::Key(key), Part::Int(world_size)])?;
+        if connection.released()? {
+            return Ok(());
+        }
+        Err(Error::Timeout(format!("barrier timeout after {}ms, key: {key}{}", timeout.as_millis(), connection.silence())))
     }
 }

@@ -1,9 +1,14 @@
 //! A client's connection to a server, torch's or ours: connecting with patience, sending requests, and reading replies. On the thread of whoever calls
-//! the store, under the store's lock.
+//! the store, in its turn.
+//!
+//! Nothing here blocks beyond the deadline of the operation under way, except that the system resolves a name in its own time.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 use super::secret::{self, End, NONCE, SECRET_WANTED};
 use super::wire::{self, Event, MAGIC, Part, Query};
@@ -16,20 +21,28 @@ use crate::store::{Error, FOREVER, Result};
 /// A connection that has been opened and answered.
 pub struct Connection {
     stream: TcpStream,
+    /// Where the server is, and what it wants to hear.
+    server: (SocketAddr, Secret),
     /// The request being made.
     request: Vec<u8>,
     /// Bytes received: those before `taken` are used.
     received: Box<[u8]>,
     taken: usize,
     filled: usize,
-    /// What the socket's receive timeout is now.
+    /// What the socket's timeouts are now.
     timeout: Option<Duration>,
-    /// For replies that come at once unless the server hangs.
-    patience: Duration,
+    /// When the operation under way has to be over.
+    deadline: Deadline,
+    /// A request has been sent that no reply has come after.
+    unanswered: bool,
+    /// A wait was cancelled, and the reply has yet to come; whether its release has.
+    canceling: Option<bool>,
     /// The server has let this end in: what it does not like from now on are requests.
     greeted: bool,
     /// The other side has ended the connection.
     ended: bool,
+    /// It did so because of a request.
+    refused: bool,
     /// Why the connection is of no more use.
     broken: Option<String>,
 }
@@ -56,6 +69,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// How long one address may take to answer before another is tried.
 const ATTEMPT: Duration = Duration::from_secs(10);
+/// How long a server that ended a connection may take to let in another.
+const PROBE: Duration = Duration::from_secs(1);
+/// How long a system call may block: with all longer deadlines the same, so that the socket's timeouts stay as they are.
+const SLICE: Duration = Duration::from_secs(60);
+/// A time for which the kernel's lateness does not matter. Source: Linux, kernel/time/timer.c, on the granularity of the timer wheel.
+const LAST_STEP: Duration = Duration::from_millis(50);
 const BUFFER: usize = 16 << 10;
 /// A reply of more than that is taken for nonsense.
 const LONGEST_REPLY: u64 = 4 << 30;
@@ -68,7 +87,7 @@ impl Connection {
         let deadline = Deadline::after(timeout);
         let mut pause = FIRST_PAUSE;
         loop {
-            let error = match Self::attempt(host, port, secret, deadline, timeout) {
+            let error = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Passing(error) | Failure::HungUp(error)) => error,
@@ -87,18 +106,16 @@ impl Connection {
         }
     }
 
-    fn attempt(host: &str, port: u16, secret: &Secret, deadline: Deadline, patience: Duration) -> std::result::Result<Self, Failure> {
+    fn attempt(host: &str, port: u16, secret: &Secret, deadline: Deadline) -> std::result::Result<Self, Failure> {
         let addresses = (host, port).to_socket_addrs().map_err(|e| Error::system(format!("resolve {host}"), e))?;
         let mut last = Error::Network(format!("{host} has no address"));
         for address in addresses {
-            let greeted = |secret| {
-                let limit = deadline.left().map_or(ATTEMPT, |left| left.clamp(Duration::from_millis(1), ATTEMPT));
-                TcpStream::connect_timeout(&address, limit)
-                    .map_err(|e| Failure::Passing(Error::system(format!("connect to {address}"), e)))
-                    .and_then(|stream| Self::greet(stream, secret, limit, patience))
-            };
+            let greeted = |secret| Self::reach(address, secret, deadline.within(ATTEMPT));
             match greeted(secret) {
-                Ok(connection) => return Ok(connection),
+                Ok(mut connection) => {
+                    connection.deadline = deadline;
+                    return Ok(connection);
+                }
                 // A server that does not know what was asked, or a proxy whose server is not there yet.
                 Err(Failure::HungUp(_)) if greeted(&Secret::default()).is_ok() => {
                     return Err(Failure::Final(Error::Network(
@@ -113,23 +130,25 @@ impl Connection {
     }
 
     /// Says what it speaks and sees that the other side does, too. In one write: torch's libuv server hangs up on half a VALIDATE.
-    fn greet(stream: TcpStream, secret: &Secret, limit: Duration, patience: Duration) -> std::result::Result<Self, Failure> {
-        let set_up = || {
-            stream.set_nodelay(true)?;
-            stream.set_write_timeout(Some(patience.max(Duration::from_secs(1))).filter(|limit| *limit != Duration::MAX))?;
-            socket2::SockRef::from(&stream).set_keepalive(true)
-        };
+    fn reach(address: SocketAddr, secret: &Secret, deadline: Deadline) -> std::result::Result<Self, Failure> {
+        let limit = deadline.grace().left().map_or(ATTEMPT, |left| left.max(Duration::from_millis(1)));
+        let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| Error::system(format!("connect to {address}"), e))?;
+        let set_up = || stream.set_nodelay(true).and_then(|()| socket2::SockRef::from(&stream).set_keepalive(true));
         set_up().map_err(|e| Error::system("set up a connection", e))?;
         let mut connection = Connection {
             stream,
+            server: (address, secret.clone()),
             request: Vec::new(),
             received: vec![0; BUFFER].into_boxed_slice(),
             taken: 0,
             filled: 0,
             timeout: None,
-            patience: limit,
+            deadline,
+            unanswered: false,
+            canceling: None,
             greeted: false,
             ended: false,
+            refused: false,
             broken: None,
         };
         let nonce = std::process::id();
@@ -147,9 +166,13 @@ impl Connection {
             }
             _ => return Err(connection.nonsense("a greeting").into()),
         }
-        connection.patience = patience.max(Duration::from_secs(1));
         connection.greeted = true;
         Ok(connection)
+    }
+
+    /// The operation that begins has to be over by then.
+    pub fn limit(&mut self, deadline: Deadline) {
+        self.deadline = deadline;
     }
 
     /// Shows the server that this end knows the secret, and sees that the server does, too.
@@ -183,15 +206,17 @@ impl Connection {
         match self.array() {
             Ok([wire::WATCHING]) => Ok(()),
             Ok(_) => Err(self.nonsense("a watch")),
+            Err(error) if !self.refused => Err(error),
             Err(_) => Err(Error::Unsupported("The server does not know watch_key: torch's do not.".into())),
         }
     }
 
-    /// The next change of a watched key: what happened, the value before and the value now.
-    pub fn change(&mut self) -> Result<(Event, Vec<u8>, Vec<u8>)> {
+    /// The next change of a watched key, which may take `patience` to arrive once it has begun to: what happened, the value before and the value now.
+    pub fn change(&mut self, patience: Duration) -> Result<(Event, Vec<u8>, Vec<u8>)> {
         while self.taken == self.filled {
-            self.fill(Some(Deadline::after(FOREVER)))?;
+            self.fill(Deadline::after(FOREVER))?;
         }
+        self.deadline = Deadline::after(patience);
         let [event] = self.array()?;
         let event = Event::from_byte(event).ok_or_else(|| self.nonsense("a watch"))?;
         let _key = self.bytes()?;
@@ -208,13 +233,48 @@ impl Connection {
         if let Some(reason) = &self.broken {
             return Err(Error::Network(reason.clone()));
         }
+        if self.canceled()?.is_none() {
+            return Err(Error::Timeout(SILENT.into()));
+        }
+        self.look()?;
         wire::encode(&mut self.request, query, parts);
-        let sent = self.stream.write_all(&self.request);
+        let request = std::mem::take(&mut self.request);
+        let sent = self.write(&request);
+        self.request = request;
         self.request.clear();
         self.request.shrink_to(BUFFER);
-        sent.map_err(|e| {
-            self.closed(&format!("Failed to send: {e}. Connection was likely closed. Did the remote server shutdown or crash?"))
-        })
+        sent
+    }
+
+    /// Sees that the connection is as good as it was: what comes now is not because of the next request.
+    fn look(&mut self) -> Result<()> {
+        if !self.greeted {
+            return Ok(());
+        }
+        match rustix::net::recv(&self.stream, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT).map(|(n, _)| n) {
+            Ok(0) => Err(self.closed(CLOSED)),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(e) => Err(self.closed(&format!("{CLOSED} ({e})"))),
+        }
+    }
+
+    fn write(&mut self, request: &[u8]) -> Result<()> {
+        let (mut rest, by) = (request, self.deadline.grace());
+        while !rest.is_empty() {
+            if !self.arm(by)? {
+                // A server that has not seen any of it can still be spoken to.
+                return Err(if rest.len() == request.len() { Error::Timeout(SILENT.into()) } else { self.late() });
+            }
+            match self.stream.write(rest) {
+                Ok(n) => (rest, self.unanswered) = (rest.get(n..).unwrap_or(&[]), true),
+                Err(e) if is_timeout(&e) || e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => {
+                    return Err(self
+                        .closed(&format!("Failed to send: {e}. Connection was likely closed. Did the remote server shutdown or crash?")));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A fixed number of bytes of a reply.
@@ -222,9 +282,7 @@ impl Connection {
         let mut out = [0; N];
         let mut got = 0;
         while let Some(rest) = out.get_mut(got..).filter(|rest| !rest.is_empty()) {
-            if self.taken == self.filled {
-                self.fill(None)?;
-            }
+            self.arrive()?;
             let from = self.received.get(self.taken..self.filled).unwrap_or(&[]);
             let n = rest.len().min(from.len());
             rest.iter_mut().zip(from).for_each(|(to, byte)| *to = *byte);
@@ -248,9 +306,7 @@ impl Connection {
         let len = len as usize;
         let mut out = Vec::with_capacity(len.min(BUFFER));
         while out.len() < len {
-            if self.taken == self.filled {
-                self.fill(None)?;
-            }
+            self.arrive()?;
             let from = self.received.get(self.taken..self.filled).unwrap_or(&[]);
             let n = from.len().min(len - out.len());
             out.extend_from_slice(from.get(..n).unwrap_or(&[]));
@@ -259,14 +315,18 @@ impl Connection {
         Ok(out)
     }
 
-    /// The reply to WAIT or BARRIER; false if it did not come in time. Then nothing waits any more.
-    pub fn released(&mut self, timeout: Duration) -> Result<bool> {
-        let deadline = Deadline::after(timeout);
+    /// The reply to WAIT or BARRIER; false if it did not come by the deadline. Then nothing waits any more.
+    pub fn released(&mut self) -> Result<bool> {
         while self.taken == self.filled {
-            if deadline.passed() {
-                return self.cancel();
+            if !self.fill(self.deadline)? {
+                if let Err(error) = self.send(Query::CancelWait, &[]) {
+                    // It waits there, and cannot be told.
+                    self.give_up(error.to_string());
+                    return Err(error);
+                }
+                self.canceling = Some(false);
+                return Ok(self.canceled()?.unwrap_or(false));
             }
-            self.fill(Some(deadline))?;
         }
         match self.array()? {
             [wire::STOP_WAITING] => Ok(true),
@@ -274,51 +334,82 @@ impl Connection {
         }
     }
 
-    /// Ends a wait. The release may be on its way already: then it counts.
-    fn cancel(&mut self) -> Result<bool> {
-        self.send(Query::CancelWait, &[])?;
-        let raced = match self.array()? {
-            [wire::WAIT_CANCELED] => return Ok(false),
-            [wire::STOP_WAITING] => self.array()?,
-            _ => return Err(self.nonsense("the end of a wait")),
-        };
-        if raced == [wire::WAIT_CANCELED] { Ok(true) } else { Err(self.nonsense("the end of a wait")) }
+    /// What there is to say of a wait that was not released, besides that.
+    pub fn silence(&self) -> &'static str {
+        if self.canceling.is_some() { "; the server does not answer" } else { "" }
     }
 
-    /// Takes more off the socket: within the deadline, at which nothing is returned; or within the connection's patience, which it is an error to exceed.
-    fn fill(&mut self, deadline: Option<Deadline>) -> Result<()> {
-        let limit = deadline.unwrap_or_else(|| Deadline::after(self.patience));
-        loop {
-            let wanted = limit.left();
-            if wanted.is_some_and(|left| left.is_zero()) {
-                return match deadline {
-                    Some(_) => Ok(()),
-                    None => Err(self.fail(format!("The server has not answered for {}ms.", self.patience.as_millis()))),
-                };
+    /// Takes in the reply to CANCEL_WAIT, if it has yet to come: whether the release was on its way already, which then counts. `None` if the time is up first.
+    fn canceled(&mut self) -> Result<Option<bool>> {
+        while let Some(released) = self.canceling {
+            if self.taken == self.filled && !self.fill(self.deadline.grace())? {
+                return Ok(None);
             }
-            // For a reply that comes at once any shorter timeout will do: it is looked at again.
-            let keep = if deadline.is_some() { self.timeout == wanted } else { self.timeout.is_some_and(|set| set <= self.patience) };
-            if !keep {
-                self.stream.set_read_timeout(wanted).map_err(|e| Error::system("set a receive timeout", e))?;
-                self.timeout = wanted;
+            match (self.array()?, released) {
+                ([wire::WAIT_CANCELED], _) => {
+                    self.canceling = None;
+                    return Ok(Some(released));
+                }
+                ([wire::STOP_WAITING], false) => self.canceling = Some(true),
+                _ => return Err(self.nonsense("the end of a wait")),
             }
+        }
+        Ok(Some(false))
+    }
+
+    /// Waits until there is something to take.
+    fn arrive(&mut self) -> Result<()> {
+        if self.taken < self.filled || self.fill(self.deadline.grace())? { Ok(()) } else { Err(self.late()) }
+    }
+
+    /// Takes more off the socket; false if nothing came in time.
+    fn fill(&mut self, by: Deadline) -> Result<bool> {
+        while self.arm(by)? {
             match self.stream.read(&mut self.received) {
                 Ok(0) => return Err(self.closed(CLOSED)),
                 Ok(n) => {
-                    (self.taken, self.filled) = (0, n);
-                    return Ok(());
+                    (self.taken, self.filled, self.unanswered) = (0, n, false);
+                    return Ok(true);
                 }
                 Err(e) if is_timeout(&e) || e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(self.closed(&format!("{CLOSED} ({e})"))),
             }
         }
+        Ok(false)
+    }
+
+    /// Lets a read or a write block until then, or for a shorter time, after which it is tried again; false if the moment has passed.
+    fn arm(&mut self, by: Deadline) -> Result<bool> {
+        let left = by.left().unwrap_or(SLICE);
+        if left.is_zero() {
+            return Ok(false);
+        }
+        // The kernel may be late by an eighth, so that the end is approached in steps.
+        let most = if left <= LAST_STEP { left } else { (left / 4 * 3).min(SLICE) };
+        if !self.timeout.is_some_and(|set| set <= most && 2 * set >= most) {
+            let set = self.stream.set_read_timeout(Some(most)).and_then(|()| self.stream.set_write_timeout(Some(most)));
+            set.map_err(|e| Error::system("set a socket's timeouts", e))?;
+            self.timeout = Some(most);
+        }
+        Ok(true)
     }
 
     /// The other side has ended the connection; torch's servers and ours do that, too, to who asks for what they do not do.
     fn closed(&mut self, what: &str) -> Error {
         self.ended = true;
-        let perhaps = if self.greeted { REFUSED } else { "" };
-        self.fail(format!("{what}{perhaps}"))
+        self.refused = self.greeted && self.unanswered && self.serves();
+        let why = if self.refused { refusal(&self.stream) } else { String::new() };
+        self.fail(format!("{what}{why}"))
+    }
+
+    /// Whether the server lets others in: then it has neither crashed nor been shut down.
+    fn serves(&self) -> bool {
+        Self::reach(self.server.0, &self.server.1, self.deadline.within(PROBE)).is_ok()
+    }
+
+    /// The operation is out of time in the middle of a request or a reply.
+    fn late(&mut self) -> Error {
+        Error::Timeout(self.give_up(SILENT.into()))
     }
 
     /// The stream is out of step.
@@ -326,19 +417,34 @@ impl Connection {
         self.fail(format!("The server answered {what} with what no TCPStore answers. What listens there?"))
     }
 
-    /// Nothing that comes after this can be trusted, so nothing is sent any more.
     fn fail(&mut self, reason: String) -> Error {
+        Error::Network(self.give_up(reason))
+    }
+
+    /// Nothing that comes after this can be trusted, so nothing is sent any more.
+    fn give_up(&mut self, reason: String) -> String {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         self.broken = Some(reason.clone());
-        Error::Network(reason)
+        reason
     }
 }
 
 /// Torch's words, which users search for.
 const CLOSED: &str = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?";
 
-/// What else it may be.
-const REFUSED: &str = " Or it refused the request: keys up to 8 KiB, values up to 8 MiB, and add only on numbers, by default.";
+/// The operation's time is up.
+const SILENT: &str = "The server has not answered in time.";
+
+/// What else it may be, and where to look.
+fn refusal(stream: &TcpStream) -> String {
+    let own = stream
+        .local_addr()
+        .map_or(String::new(), |own| format!(", as \"{}, port {}, is disconnected\"", own.ip().to_canonical(), own.port()));
+    format!(
+        " Or it refused the request, for it serves others: keys up to 8 KiB, values up to 8 MiB, and add only on numbers, by default. \
+         Railhead's server says in its log what it refused{own}."
+    )
+}
 
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)

@@ -4,6 +4,7 @@ mod client;
 mod connection;
 mod secret;
 mod server;
+mod turn;
 pub mod wire;
 
 pub use client::{Host, TcpOptions, TcpStore};

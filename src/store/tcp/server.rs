@@ -67,7 +67,7 @@ impl Default for ServerOptions {
 
 /// A running server. Stops when dropped, after it has taken in everything that had arrived.
 pub struct Server {
-    port: u16,
+    address: SocketAddr,
     bind: Option<IpAddr>,
     secret: Secret,
     stop: Arc<AtomicBool>,
@@ -85,12 +85,12 @@ impl Server {
             Some(ref socket) => socket.try_clone().and_then(adopt).map_err(|e| cannot_listen(0, &e))?,
             None => listen(options.bind, options.port).map_err(|e| cannot_listen(options.port, &e))?,
         };
-        let port = listener.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
+        let address = listener.local_addr().map_err(|e| Error::system("getsockname", e))?;
         let stop = Arc::new(AtomicBool::new(false));
         let (daemon, waker) = Daemon::new(listener, &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
         let thread = thread::spawn("railhead-store", &Cpus::default(), move || daemon.run());
         let thread = Mutex::new(Some(thread.map_err(|e| Error::system("start the store's thread", e))?));
-        Ok(Server { port, bind: options.bind, secret: options.secret, stop, waker, thread, epoch: fork::epoch() })
+        Ok(Server { address, bind: options.bind, secret: options.secret, stop, waker, thread, epoch: fork::epoch() })
     }
 
     /// The server of this process at the options' port, started if there is none: several stores of one process may name the same port.
@@ -109,14 +109,19 @@ impl Server {
                 return if server.secret == options.secret { Ok(server) } else { Err(other("with another secret")) };
             }
             let server = Arc::new(Server::start(options)?);
-            servers.insert(server.port, Arc::downgrade(&server));
+            servers.insert(server.port(), Arc::downgrade(&server));
             Ok(server)
         })
     }
 
     /// The port that it listens on.
     pub fn port(&self) -> u16 {
-        self.port
+        self.address.port()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 }
 
