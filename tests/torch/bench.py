@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory() as folder:
         named = []
         for name, command in (commands | floor(folder)).items():
             servers[name] = subprocess.Popen([*prefix, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            named += ["--server", f"{name}=127.0.0.1:{servers[name].stdout.readline().strip()}"]
+            named += ["--server", f"{name}=127.0.0.1:{servers[name].stdout.readline().strip().rpartition(':')[2]}"]
         sys.exit(subprocess.run([sys.argv[1], "store", "bench", *named, *sys.argv[2:]]).returncode)
     finally:
         for server in servers.values():

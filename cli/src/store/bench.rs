@@ -29,8 +29,8 @@ pub struct Args {
     /// Rounds, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Seconds per server, number of connections and round
-    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = some_seconds)]
+    /// Time per server, number of connections and round: seconds, or a number with ms, s, m or h
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = some_time)]
     duration: Duration,
     /// Bytes of a value
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1048576))]
@@ -110,6 +110,6 @@ fn named(text: &str) -> Result<(String, (String, u16)), String> {
     Ok((name.to_owned(), super::host_and_port(place)?))
 }
 
-fn some_seconds(text: &str) -> Result<Duration, String> {
-    super::seconds(text).and_then(|time| if time.is_zero() { Err("must be more than 0".into()) } else { Ok(time) })
+fn some_time(text: &str) -> Result<Duration, String> {
+    super::time(text).and_then(|time| if time.is_zero() { Err("must be more than 0".into()) } else { Ok(time) })
 }

@@ -1,6 +1,6 @@
 //! `railhead store serve`: a server until a signal ends it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::Context;
 use railhead::base::config::{Config, Debug};
@@ -10,15 +10,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Serves a store until SIGINT or SIGTERM; prints its port once it listens
+/// Serves a store until SIGINT or SIGTERM; prints the address that it listens on, as ADDR:PORT, once it does; [::] and 0.0.0.0 are all.
+///
+/// A client that does not say within 30 s what it speaks, and that it knows the secret if there is one, is disconnected; afterwards it may be idle.
 #[derive(clap::Args)]
 pub struct Args {
-    /// 0: any that is free
+    /// Port to listen on; 0: any that is free
     #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
-    /// Address to listen on; RAILHEAD_STORE_BIND, or else all addresses, as torch does
+    /// Address to listen on, or a name, of whose addresses the first serves that is this machine's; RAILHEAD_STORE_BIND, or else all addresses, as torch does
     #[arg(long, value_name = "ADDR")]
-    bind: Option<IpAddr>,
+    bind: Option<String>,
     /// Bytes that everything in the store may take, in MiB; who exceeds it is disconnected
     #[arg(long, value_name = "MIB", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
     memory: u32,
@@ -32,7 +34,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // Before anything that a signal should end.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals")?;
     let environment = Environment::process();
-    let bind = args.bind.map_or_else(|| environment.bind(), |bind| Ok(Some(bind)))?;
+    let binds = match &args.bind {
+        Some(name) => resolve(name)?,
+        None => vec![environment.bind()?],
+    };
     let secret = environment.secret()?;
     Config::from_env_or(Debug::Warn);
     // Each client takes one.
@@ -40,15 +45,27 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     let value = (args.value as usize) << 20;
     let limits = Limits { value, request: Limits::default().request.max(2 * value), ..Limits::default() };
-    let server = Server::start(ServerOptions {
-        port: args.port,
-        bind,
-        secret,
-        limits,
-        memory: (args.memory as usize) << 20,
-        ..ServerOptions::default()
-    })?;
-    super::print(format!("{}\n", server.port()).as_bytes())?;
+    let start = |bind: &Option<IpAddr>| {
+        let memory = (args.memory as usize) << 20;
+        Server::start(ServerOptions { port: args.port, bind: *bind, secret: secret.clone(), limits, memory, ..ServerOptions::default() })
+    };
+    let mut started = binds.iter().map(start);
+    let first = started.next().context("--bind: it has no address")?;
+    let server = started.fold(first, |server, next| server.or(next))?;
+    let address = server.address();
+    if address.ip().is_unspecified() && secret.key().is_none() {
+        eprintln!(
+            "railhead: warning: this listens on all addresses and wants no secret: whoever reaches port {} can read and change the store. --bind gives it \
+             an address, RAILHEAD_STORE_SECRET a secret",
+            address.port()
+        );
+    }
+    super::print(format!("{address}\n").as_bytes())?;
     let _ = signals.forever().next();
     Ok(())
+}
+
+fn resolve(name: &str) -> anyhow::Result<Vec<Option<IpAddr>>> {
+    let addresses = (name, 0).to_socket_addrs().with_context(|| format!("--bind {name}"))?;
+    Ok(addresses.map(|address: SocketAddr| Some(address.ip())).collect())
 }

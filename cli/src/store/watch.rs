@@ -9,6 +9,7 @@ use railhead::store::Change;
 pub struct Args {
     #[command(flatten)]
     place: super::Place,
+    /// The keys
     #[arg(required = true)]
     keys: Vec<String>,
     /// Ends after so many changes
@@ -18,7 +19,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let store = args.place.open()?;
+    let (store, _) = args.place.open()?;
     let (send, lines) = mpsc::sync_channel(64);
     let mut watches = Vec::new();
     for key in &args.keys {
@@ -44,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn line(key: &str, change: &Change<'_>) -> Result<String, String> {
-    let text = |value: &[u8]| String::from_utf8_lossy(value).chars().map(super::shown).collect::<String>();
+    let text = |value: &[u8]| super::shown(&String::from_utf8_lossy(value));
     match change {
         Change::Created(new) => Ok(format!("{key} created {}\n", text(new))),
         Change::Updated(_, new) => Ok(format!("{key} updated {}\n", text(new))),
