@@ -386,8 +386,7 @@ fn wrong_versions_other_fabrics_and_parameters_that_make_no_sense() {
     // Behind nonce 16, instance 4, host 16, pid 4, namespace 8, class 4, longest message 8, memory 8, rails 1, queue pairs 1.
     const MEMORY: usize = 60;
     const RAILS: usize = 68;
-    const EAGER: usize = 70;
-    const FABRIC: usize = 71;
+    const FABRIC: usize = 70;
     assert_eq!(&body[FABRIC..FABRIC + 5], b"\x04soft");
     let version = u16::from_le_bytes([h1[4], h1[5]]);
     let changed = |at: usize, bytes: &[u8]| {
@@ -404,7 +403,6 @@ fn wrong_versions_other_fabrics_and_parameters_that_make_no_sense() {
         ("many rails", version, changed(RAILS, &[255]), &[]),
         ("no queue pairs", version, changed(RAILS + 1, &[0]), &[]),
         ("many queue pairs", version, changed(RAILS + 1, &[255]), &[]),
-        ("long eager messages", version, changed(EAGER, &[65]), &[]),
         ("a long name", version, changed(FABRIC, &[255]), &[]),
         ("less than said", version, body[..body.len() - 1].to_vec(), &[]),
         ("more than said", version, [&body[..], &[0]].concat(), &[]),

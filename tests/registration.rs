@@ -20,7 +20,7 @@ fn deregistered_under_a_receive(ctx: &Ctx) {
     let plugin = Plugin::start(12);
     let broken = comms::one_way(ctx, &plugin, 0).expect("a comm");
     let intact = comms::one_way(ctx, &plugin, 0).expect("another comm");
-    // A shared region, eager or inline: each size takes another way to the memory.
+    // A shared region, inline or not: each size takes another way to the memory.
     let number = |name: &str| std::env::var(name).expect(name).parse::<usize>().expect(name);
     let (len, inner) = (number("RHT_LEN"), number("RHT_INNER"));
     let mem = Mem::new(OUTER);

@@ -247,8 +247,6 @@ table! {
         "Queue pairs per rail of a connection.";
     split_min: u32, "RAILHEAD_SPLIT_MIN", 65536, 128..=1 << 30,
         "Smallest message, in bytes, that is striped over a connection's queue pairs.";
-    eager_max: u32, "RAILHEAD_EAGER_MAX", 64, 0..=64,
-        "Longest message, in bytes, that goes out before its receive was announced, where receives are as short; the smaller of the two sides' values counts. 0: none does.";
     traffic_class: i32, "RAILHEAD_TC" or "NCCL_IB_TC", -1, -1..=255,
         "Traffic class of the data (IPv4 TOS, IPv6 traffic class). -1: what the communicator asks for, else the system's.";
     force_merge: String, "RAILHEAD_FORCE_MERGE" or "NCCL_NET_FORCE_MERGE", String::new(), ANY_TEXT,

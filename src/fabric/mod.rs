@@ -350,34 +350,6 @@ impl QueuePair<'_> {
         }
     }
 
-    /// Whether [`QueuePair::has_left`] is ever so before the completion.
-    pub fn lets_go(&self) -> bool {
-        match self {
-            QueuePair::Soft(_) => true,
-            QueuePair::Verbs(_) => false,
-        }
-    }
-
-    /// Requests posted since it was made, as [`QueuePair::has_left`] counts them.
-    #[inline(always)]
-    pub fn posted(&self) -> u64 {
-        match self {
-            QueuePair::Soft(qp) => qp.posted(),
-            QueuePair::Verbs(_) => 0,
-        }
-    }
-
-    /// Whether the first `upto` requests are out of this process's hands, in shared memory or in the kernel: they arrive even if this queue pair
-    /// is destroyed now, and those that were short ([`QueuePair::max_inline`]) need none of the caller's memory any more. Unless a host or its
-    /// network fails, or, on TCP, this process ends while the network still has to repeat them. A NIC does not tell before the completion.
-    #[inline(always)]
-    pub fn has_left(&self, upto: u64) -> bool {
-        match self {
-            QueuePair::Soft(qp) => qp.has_left(upto),
-            QueuePair::Verbs(_) => false,
-        }
-    }
-
     /// Number of the queue pair, in its completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {

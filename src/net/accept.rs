@@ -71,7 +71,6 @@ struct Made {
     peer: Peer,
     confirm: LateConfirm,
     qps_per_rail: u8,
-    eager: usize,
 }
 
 /// A rank of ours that may have died, or only have lost its connection: then it dials again.
@@ -331,23 +330,11 @@ impl Acceptor {
         stats.set_peer(&peer.label, theirs.pid as i32);
         let process = peer.pid.and_then(Process::find);
         let confirm = LateConfirm::new(self.secret, h1.to_vec(), h2.clone());
-        Ok((
-            h2,
-            Made {
-                process,
-                rails,
-                records,
-                stats,
-                peer,
-                confirm,
-                qps_per_rail: qps as u8,
-                eager: usize::from(ours.eager.min(theirs.eager)),
-            },
-        ))
+        Ok((h2, Made { process, rails, records, stats, peer, confirm, qps_per_rail: qps as u8 }))
     }
 
     fn establish(&self, stream: TcpStream, made: Made, unconfirmed: bool) -> Box<Established<Records>> {
-        let Made { process: _, rails, records, stats, peer, confirm, qps_per_rail, eager } = made;
+        let Made { process: _, rails, records, stats, peer, confirm, qps_per_rail } = made;
         log_info!(
             log::NET,
             "recv comm on {} from {}: {} rail(s), {qps_per_rail} queue pair(s) each, fabric {}",
@@ -357,7 +344,7 @@ impl Acceptor {
             self.setup.device.fabric()
         );
         let liveness = Liveness::new(stream, unconfirmed.then_some(confirm), &peer, &self.setup.config);
-        Box::new(Established { rails, memory: records, peer, liveness, stats, eager })
+        Box::new(Established { rails, memory: records, peer, liveness, stats })
     }
 
     /// Connections in progress, for tests.

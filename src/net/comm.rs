@@ -22,7 +22,7 @@ use super::wr_id::{WrId, WrKind};
 /// Batches of completions taken from one rail per call: enough to empty it under any load that calls often, and an end to every call.
 const BATCHES: usize = 4;
 /// Idle polls per look at the clock.
-pub const LOOK_EVERY: u32 = 64;
+const LOOK_EVERY: u32 = 64;
 /// Nanoseconds that a lost comm may take to learn why: a dying process does not close everything at once.
 const AUTOPSY_NS: u64 = 50_000_000;
 
@@ -35,9 +35,6 @@ pub struct Core {
     /// Counters.
     pub stats: CommStats,
     liveness: Liveness,
-    eager: usize,
-    /// Bytes of eager messages: no part of what others wait for.
-    beside: u64,
     side: Side,
     watch: Watch,
     /// Since when announcements are out that nobody will be told of; 0: there are none, as far as looked. And how long that may be.
@@ -74,15 +71,13 @@ impl Dying {
 impl Core {
     /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Also gives the memory that the peer writes to.
     pub fn new<M>(established: Established<M>, side: Side, what: String, config: &Config) -> (Core, M) {
-        let Established { rails, memory, peer, liveness, stats, eager } = established;
+        let Established { rails, memory, peer, liveness, stats } = established;
         let Peer { label, .. } = peer;
         let core = Core {
             rails,
             requests: RequestTable::new(),
             stats,
             liveness,
-            eager,
-            beside: 0,
             side,
             watch: Watch::new(config.stall_warn_s.nanos()),
             untold: 0,
@@ -97,17 +92,6 @@ impl Core {
             reported: false,
         };
         (core, memory)
-    }
-
-    /// Bytes of an eager message at most; 0: the comm has none.
-    pub fn eager(&self) -> usize {
-        self.eager
-    }
-
-    /// An eager message of so many bytes was sent, or has come.
-    #[inline]
-    pub fn moved_beside(&mut self, len: usize) {
-        self.beside += len as u64;
     }
 
     /// Errors: the comm has failed.
@@ -283,7 +267,7 @@ impl Core {
         let request = oldest.map(|(id, request)| Waiting { subject: Subject::Request(id), sequence: request.sequence });
         let waiting = request.or(next.map(|sequence| Waiting { subject: Subject::NextSend, sequence }));
         let now = clock::now();
-        match self.watch.look(now, waiting, self.stats.moved().wrapping_sub(self.beside)) {
+        match self.watch.look(now, waiting, self.stats.moved()) {
             Step::Nothing => {}
             Step::Suspect => {
                 let id = self.watch.ask();

@@ -268,8 +268,7 @@ impl Connector {
             theirs.qps_per_rail,
             theirs.fabric
         );
-        let eager = usize::from(ours.eager.min(theirs.eager));
-        Ok(Established { rails, memory: fifo, peer, liveness, stats, eager })
+        Ok(Established { rails, memory: fifo, peer, liveness, stats })
     }
 }
 

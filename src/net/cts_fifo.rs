@@ -5,11 +5,9 @@
 //! The FIFO belongs to the sender: 256 slots of 64 bytes, flat. Announcement number `s` (from 0, without end) lives in slot `s % 256`:
 //!
 //! ```text
-//!  0 u64 addr       16 u32 rkeys[8]   48 u8 nreqs, u24 first   56 u64 ready = s + 1
+//!  0 u64 addr       16 u32 rkeys[8]   48 u32 nreqs   56 u64 ready = s + 1
 //!  8 u64 size                         52 u32 tag
 //! ```
-//!
-//! Behind the slots is a line whose first eight bytes are a [`Credit`]. Behind the records is the ring of eager messages ([`super::eager`]).
 //!
 //! **The ready flag is written by [`Slot::encode_to`] and read by [`CtsFifo::read`].** It is the last field, and a fabric makes the
 //! last 8 bytes of a small WRITE visible after the rest, so whoever sees it (acquire) sees the slot. It is never cleared: a number
@@ -21,7 +19,6 @@ use std::sync::atomic::Ordering;
 use crate::base::error::Result;
 use crate::base::mem::Pages;
 
-use super::eager::{EAGER_SIZE, EAGER_SLOTS};
 use super::request::{MAX_RECVS, MAX_REQUESTS};
 use super::wire::MAX_RAILS;
 
@@ -31,10 +28,6 @@ pub const SLOTS: usize = MAX_REQUESTS;
 pub const SLOT_SIZE: usize = 64;
 
 const AT_READY: usize = 56;
-/// Where the credit stands in the FIFO.
-pub const AT_CREDIT: usize = SLOTS * SLOT_SIZE;
-/// Where the eager ring begins in the records' memory.
-pub const AT_EAGER: usize = SLOTS * RECORD_SIZE;
 const _: () = assert!(MAX_RAILS == 8 && AT_READY + 8 == SLOT_SIZE);
 const _: () = assert!(SLOTS == 256, "a slot is a byte of an immediate");
 
@@ -49,8 +42,6 @@ pub struct Slot {
     pub rkeys: [u32; MAX_RAILS],
     /// Receives of its group, 1..=8; they have consecutive numbers.
     pub nreqs: u32,
-    /// Receives with the eager tag posted before the group, modulo 2^24.
-    pub first: u32,
     /// Which send it is for.
     pub tag: u32,
 }
@@ -61,7 +52,7 @@ impl Slot {
     pub fn encode_to(&self, sequence: u64, out: &mut [u8; SLOT_SIZE]) {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let [k0, k1, k2, k3, k4, k5, k6, k7] = self.rkeys;
-        let (counts, ready) = (pair(self.nreqs | self.first << 8, self.tag), sequence + 1);
+        let (counts, ready) = (pair(self.nreqs, self.tag), sequence + 1);
         let words = [self.addr, self.size, pair(k0, k1), pair(k2, k3), pair(k4, k5), pair(k6, k7), counts, ready];
         for (out, word) in out.chunks_exact_mut(8).zip(words) {
             out.copy_from_slice(&word.to_le_bytes());
@@ -98,7 +89,7 @@ pub struct CtsFifo {
 impl CtsFifo {
     /// Empty, and not registered yet.
     pub fn new() -> Result<Self> {
-        Ok(CtsFifo { pages: Pages::new(AT_CREDIT + CREDIT_SIZE)? })
+        Ok(CtsFifo { pages: Pages::new(SLOTS * SLOT_SIZE)? })
     }
 
     /// The memory, to be registered for the receiver.
@@ -126,36 +117,9 @@ impl CtsFifo {
             addr,
             size,
             rkeys: [low(k0), high(k0), low(k2), high(k2), low(k4), high(k4), low(k6), high(k6)],
-            nreqs: low(counts) & 0xff,
-            first: low(counts) >> 8,
+            nreqs: low(counts),
             tag: high(counts),
         })
-    }
-
-    /// The credit as it is now. Announcements written before it can be read from then on.
-    pub fn credit(&self) -> Credit {
-        // Pairs with the ordered publish of the receiver's WRITE.
-        let word = u64::from_le(self.pages.load_u64(AT_CREDIT, Ordering::Acquire));
-        Credit { taken: word as u32, posted: (word >> 32) as u32 }
-    }
-}
-
-/// What the receiver says of eager messages and their receives, modulo 2^32 each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Credit {
-    /// Eager messages that have left the ring.
-    pub taken: u32,
-    /// Receives with the eager tag that were posted.
-    pub posted: u32,
-}
-
-/// Bytes of a credit.
-pub const CREDIT_SIZE: usize = 8;
-
-impl Credit {
-    /// The bytes, which a fabric publishes as one.
-    pub fn encode(self) -> [u8; CREDIT_SIZE] {
-        (u64::from(self.taken) | u64::from(self.posted) << 32).to_le_bytes()
     }
 }
 
@@ -202,7 +166,7 @@ pub struct Records {
 impl Records {
     /// Empty, and not registered yet.
     pub fn new() -> Result<Self> {
-        Ok(Records { pages: Pages::new(AT_EAGER + EAGER_SLOTS * EAGER_SIZE)? })
+        Ok(Records { pages: Pages::new(SLOTS * RECORD_SIZE)? })
     }
 
     /// The memory, to be registered for the sender.
@@ -219,12 +183,6 @@ impl Records {
         let size = u64::from_le(self.pages.load_u64(at, Ordering::Relaxed));
         Record { size, stripes: high as u32, epoch: (high >> 32) as u32 }
     }
-
-    /// Copies the beginning of a slot of the eager ring. Its message came with the immediate that made the caller look.
-    #[inline]
-    pub fn eager(&self, slot: u8, out: &mut [u8]) {
-        self.pages.read(AT_EAGER + usize::from(slot) % EAGER_SLOTS * EAGER_SIZE, out);
-    }
 }
 
 /// What the 32 bits of an immediate say: `slot:8 | kind:1 | value:23`.
@@ -234,13 +192,7 @@ pub enum Imm {
     Whole(u32),
     /// Kind 1: this stripe has landed; size and stripe count are in the slot's record.
     Stripe(u32),
-    /// Kind 1 with the value's highest bit: an eager message has landed in this slot of the ring, as long as its completion says; the low bits
-    /// of its number.
-    Eager(u16),
 }
-
-/// In the value of kind 1: it is an eager message.
-const EAGER_BIT: u32 = 1 << 22;
 
 /// Sizes below it fit an immediate.
 pub const IMM_LIMIT: usize = 1 << 23;
@@ -252,21 +204,15 @@ impl Imm {
         let (kind, value) = match self {
             Imm::Whole(size) => (0, size),
             Imm::Stripe(index) => (1, index),
-            Imm::Eager(number) => (1, EAGER_BIT | u32::from(number)),
         };
         debug_assert!((value as usize) < IMM_LIMIT);
         u32::from(slot) << 24 | kind << 23 | (value & (IMM_LIMIT as u32 - 1))
     }
 
-    /// Whatever no side ever says is a stripe that cannot be.
     #[inline]
     pub fn decode(imm: u32) -> (u8, Imm) {
         let value = imm & (IMM_LIMIT as u32 - 1);
-        let meaning = match (imm >> 23 & 1, value & EAGER_BIT, value & !EAGER_BIT) {
-            (0, ..) => Imm::Whole(value),
-            (_, EAGER_BIT, number @ 0..=0xffff) => Imm::Eager(number as u16),
-            _ => Imm::Stripe(value),
-        };
+        let meaning = if imm >> 23 & 1 == 0 { Imm::Whole(value) } else { Imm::Stripe(value) };
         ((imm >> 24) as u8, meaning)
     }
 }
@@ -284,14 +230,7 @@ mod tests {
     }
 
     fn sample() -> Slot {
-        Slot {
-            addr: 0x1122_3344_5566_7788,
-            size: 1 << 30,
-            rkeys: [1, 2, 3, 4, 5, 6, 7, 0xffff_ffff],
-            nreqs: 8,
-            first: 0x00ab_cdef,
-            tag: 0x8000_0001,
-        }
+        Slot { addr: 0x1122_3344_5566_7788, size: 1 << 30, rkeys: [1, 2, 3, 4, 5, 6, 7, 0xffff_ffff], nreqs: 8, tag: 0x8000_0001 }
     }
 
     #[test]
@@ -326,7 +265,7 @@ mod tests {
         assert_eq!(bytes[8..16], (1u64 << 30).to_le_bytes());
         assert_eq!(bytes[16..20], 1u32.to_le_bytes());
         assert_eq!(bytes[44..48], u32::MAX.to_le_bytes());
-        assert_eq!(bytes[48..52], (8u32 | 0xabcdef << 8).to_le_bytes());
+        assert_eq!(bytes[48..52], 8u32.to_le_bytes());
         assert_eq!(bytes[52..56], 0x8000_0001u32.to_le_bytes());
         assert_eq!(bytes[56..64], 10u64.to_le_bytes());
     }

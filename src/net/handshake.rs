@@ -13,13 +13,12 @@ use crate::base::error::{Error, Result};
 use crate::base::stats::{CommStats, WaitCause};
 use crate::base::{clock, host, rand};
 
+use super::MAX_MESSAGE;
 use super::device::NetDevice;
-use super::eager::EAGER_SIZE;
 use super::handle::SECRET_SIZE;
 use super::liveness::{Liveness, Peer, Verdict, cause};
 use super::rails::Rails;
 use super::wire::{self, FrameReader, Kind, Params, Progress, WIRE_VERSION};
-use super::{MAX_MESSAGE, PTR_HOST};
 
 /// This process, as its peers hear of it.
 #[derive(Debug, Clone)]
@@ -61,11 +60,6 @@ impl Setup {
         self.config.progress == config::Progress::Thread
     }
 
-    /// Bytes of an eager message at most. The CPU copies them to their receives, so there are none where these may be in a device's memory.
-    pub fn eager(&self) -> u8 {
-        if self.device.properties().ptr_support == PTR_HOST { self.config.eager_max.min(EAGER_SIZE as u32) as u8 } else { 0 }
-    }
-
     /// This side's parameters.
     pub fn params(&self, rails: &mut Rails, qps_per_rail: usize, memory: usize, instance: u32, traffic_class: i32) -> Result<Params> {
         let mut nonce = [0u8; 16];
@@ -81,7 +75,6 @@ impl Setup {
             memory: memory as u64,
             rails: rails.rails() as u8,
             qps_per_rail: qps_per_rail as u8,
-            eager: self.eager(),
             fabric: self.device.fabric().to_owned(),
             host: self.local.host.clone(),
             device: self.device.name().to_owned(),
@@ -126,8 +119,6 @@ pub struct Established<M> {
     pub liveness: Liveness,
     /// Where the comm counts.
     pub stats: CommStats,
-    /// Bytes of an eager message at most; 0: there are none.
-    pub eager: usize,
 }
 
 impl<M> Established<M> {

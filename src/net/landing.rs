@@ -1,20 +1,16 @@
-//! Where the messages of a receiving comm land: completions of its queue pairs become done requests. Announced messages were written in place;
-//! eager ones are copied there. [`super::recv`] calls it, on the thread that drives the comm.
+//! Where the messages of a receiving comm land: completions of its queue pairs become done requests. [`super::recv`] calls it, on the
+//! thread that drives the comm.
 
 use std::sync::Arc;
 
-use crate::base::clock;
 use crate::base::stage::{self, Stage};
-use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest};
+use crate::fabric::{Completion, PostError};
 
 use super::comm::Core;
-use super::cts_fifo::{self, AT_CREDIT, Imm, Records, SLOTS};
-use super::eager::{Arrival, EAGER_SIZE, Inbox};
+use super::cts_fifo::{self, Imm, Records, SLOTS};
 use super::liveness::Failure;
 use super::mr_cache::{MrHandle, MrTable};
-use super::rails::ANNOUNCES;
-use super::recv::RecvBuffer;
-use super::request::{MAX_RECVS, RequestId};
+use super::request::RequestId;
 use super::wr_id::{WrId, WrKind};
 
 /// Where messages land, and what is known of them.
@@ -22,13 +18,9 @@ pub(super) struct Landing {
     /// Dropped after the core, which registered it.
     pub records: Records,
     pub slots: Box<[RecvSlot; SLOTS]>,
-    /// Up to which announcement the sender is known to have read them.
-    pub read: u64,
-    pub inbox: Inbox,
     pub mrs: Arc<MrTable>,
     /// [`MrTable::kept`] when the receives outstanding were last looked at.
     pub kept: u64,
-    pub dev: usize,
 }
 
 /// An announced receive.
@@ -53,9 +45,6 @@ pub(super) struct RecvSlot {
     pub seen: u64,
 }
 
-/// Half of the FIFO: see [`super::eager`].
-pub(super) const HALF_LAP: u64 = SLOTS as u64 / 2;
-
 pub(super) const FREE: RecvSlot = RecvSlot {
     busy: false,
     landed: false,
@@ -75,34 +64,11 @@ impl Landing {
         self.slots.get_mut((sequence % SLOTS as u64) as usize)
     }
 
-    /// Whether announcement `sequence` may be written: the receive a lap before it is done, and the sender has read of it. (It need not have:
-    /// an eager message may have served it.)
+    /// Whether announcement `sequence` may be written: the receive a lap before it is done.
     #[inline(always)]
     pub fn is_free(&self, sequence: u64) -> bool {
         let slot = self.slots.get((sequence % SLOTS as u64) as usize);
-        slot.is_some_and(|slot| !slot.busy) && sequence < self.read + SLOTS as u64
-    }
-
-    /// Whether `n` more receives with the eager tag can be noted.
-    #[inline]
-    pub fn has_places(&self, n: usize) -> bool {
-        self.inbox.has_room(n as u32, |sequence| {
-            let slot = self.slots.get((sequence % SLOTS as u64) as usize);
-            slot.is_none_or(|slot| !slot.busy || slot.landed || slot.sequence != sequence)
-        })
-    }
-
-    /// A group was announced from `tail` on: notes those with the eager tag, and takes what has come for them.
-    #[inline(never)]
-    pub fn count(&mut self, core: &mut Core, tail: u64, buffers: &[RecvBuffer]) {
-        let Some(tag) = buffers.first().and_then(|first| self.inbox.tag(first.tag as u32)) else { return };
-        for (sequence, buffer) in (tail..).zip(buffers).filter(|(_, buffer)| buffer.tag as u32 == tag) {
-            self.inbox.post(Some(sequence), RequestId(0), buffer.addr, buffer.len, buffer.mr);
-        }
-        if let Some(last) = buffers.last() {
-            self.inbox.announced(buffers.len(), last.tag as u32, last.len);
-        }
-        self.deliver(core);
+        slot.is_some_and(|slot| !slot.busy)
     }
 
     /// Fails the comm if the memory of a receive outstanding was deregistered and its region is kept by others, so that no key stops the
@@ -157,14 +123,10 @@ impl Landing {
         }
         let Some(imm) = completion.imm else { return core.nonsense(format_args!("a message without an immediate")) };
         let (number, meaning) = Imm::decode(imm);
-        if let Imm::Eager(low) = meaning {
-            return self.arrived(core, number, low, completion.byte_len);
-        }
-        let Landing { records, slots, read, .. } = self;
+        let Landing { records, slots, .. } = self;
         let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.busy && !slot.landed) else {
             return unexpected(core, number);
         };
-        *read = (*read).max(slot.sequence + 1);
         match meaning {
             Imm::Whole(size) if slot.seen == 0 => {
                 slot.size = u64::from(size);
@@ -176,7 +138,6 @@ impl Landing {
                     return;
                 }
             }
-            Imm::Eager(_) => {}
         }
         if slot.size > slot.room {
             return too_much(core, slot.size, slot.room, number);
@@ -203,106 +164,6 @@ impl Landing {
                 }
             }
             stage::reach(Stage::RecvDone);
-        }
-    }
-
-    /// An eager message has landed.
-    #[inline(never)]
-    fn arrived(&mut self, core: &mut Core, slot: u8, low: u16, len: u32) {
-        if !self.inbox.arrive(slot, low, len as usize) {
-            return core.nonsense(format_args!("an eager message of {len} bytes in slot {slot}, number {low}"));
-        }
-        core.moved_beside(len as usize);
-        self.deliver(core);
-    }
-
-    /// Copies what has come to the receives that it is for.
-    fn deliver(&mut self, core: &mut Core) {
-        loop {
-            let (arrival, place) = match self.inbox.deliver() {
-                Ok(Some(delivery)) => delivery,
-                Ok(None) => break,
-                Err(Arrival { number, .. }) => {
-                    return core.nonsense(format_args!("an eager message for receive {number}, which had its message"));
-                }
-            };
-            let Some(sequence) = place.announced else {
-                let size = self.copy(core, arrival, place.addr, place.len as usize, place.mr);
-                self.finish(core, place.request, size);
-                continue;
-            };
-            let waits = |slot: &&mut RecvSlot| slot.busy && slot.sequence == sequence && !slot.landed && slot.stripes == 0;
-            if self.slot(sequence).filter(waits).is_none() {
-                return unexpected(core, (sequence % SLOTS as u64) as u8);
-            }
-            let size = self.copy(core, arrival, place.addr, place.len as usize, place.mr);
-            if core.has_failed() {
-                return;
-            }
-            if let Some(slot) = self.slot(sequence) {
-                (slot.size, slot.landed) = (u64::from(size), true);
-            }
-            self.landed(core, (sequence % SLOTS as u64) as u8);
-        }
-        self.give_back(core);
-    }
-
-    /// Copies an eager message to where it belongs; as much of it as there is room for, and how much that is.
-    pub fn copy(&self, core: &mut Core, arrival: Arrival, addr: usize, room: usize, mr: MrHandle) -> u32 {
-        let mut bytes = [0; EAGER_SIZE];
-        let len = usize::from(arrival.len).min(room);
-        let Some(bytes) = bytes.get_mut(..len).filter(|bytes| !bytes.is_empty()) else { return 0 };
-        self.records.eager(arrival.slot, bytes);
-        if let Err(error) = self.mrs.fill("a receive outstanding", self.dev, mr, addr, bytes) {
-            core.fail(Failure::internal(error.to_string()));
-        }
-        len as u32
-    }
-
-    /// The request of an unannounced receive is done.
-    pub fn finish(&self, core: &mut Core, id: RequestId, size: u32) {
-        let failed = core.has_failed();
-        if let Some(request) = core.requests.get_mut(id).filter(|_| !failed) {
-            request.left = 0;
-            request.bytes = [0; MAX_RECVS];
-            if let Some(bytes) = request.bytes.first_mut() {
-                *bytes = size;
-            }
-            stage::reach(Stage::RecvDone);
-        }
-    }
-
-    /// Lets the sender know of the eager slots that were emptied, if it is worth it.
-    #[inline]
-    pub fn give_back(&mut self, core: &mut Core) {
-        if self.inbox.owes() {
-            self.say(core);
-        }
-    }
-
-    /// Lets the sender know of quiet receives if they have waited for long enough.
-    #[inline(never)]
-    pub fn tell(&mut self, core: &mut Core) {
-        if !core.has_failed() && self.inbox.is_overdue(clock::now()) {
-            self.say(core);
-        }
-    }
-
-    #[inline(never)]
-    fn say(&mut self, core: &mut Core) {
-        // Without room, this is tried again.
-        if core.rails.room(ANNOUNCES) == 0 || core.has_failed() {
-            return;
-        }
-        let news = self.inbox.news().encode();
-        let (remote_addr, rkey) = core.rails.remote(ANNOUNCES, AT_CREDIT);
-        let write =
-            SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&news), remote_addr, rkey, imm: 0, signaled: false };
-        match core.rails.post_send_all(ANNOUNCES, &mut [write], WrKind::Cts, RequestId(0), false) {
-            Ok(()) => self.inbox.told(),
-            // As in `received`.
-            Err(PostError::State(_)) => {}
-            Err(error) => core.post_failed(WrKind::Cts, ANNOUNCES, error),
         }
     }
 }

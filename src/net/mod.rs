@@ -19,7 +19,6 @@ mod connect;
 mod control;
 mod cts_fifo;
 mod device;
-mod eager;
 mod flush;
 mod handle;
 mod handshake;

@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::base::error::{Error, Result};
-use crate::base::mem::UserRange;
 use crate::fabric::{MemoryRegion, UserMemory};
 
 use super::wire::MAX_RAILS;
@@ -42,9 +41,8 @@ pub struct Registration {
     /// Generation of the handle; even while free.
     generation: AtomicU32,
     dev: AtomicUsize,
-    range: UserRange,
-    /// Calls that copy into the memory.
-    filling: AtomicU32,
+    addr: AtomicUsize,
+    len: AtomicUsize,
     device_memory: AtomicU32,
     lkeys: [AtomicU32; MAX_RAILS],
     /// Two to a word, as they are announced.
@@ -158,7 +156,8 @@ impl MrTable {
             return Err(Error::usage("register: too much memory is registered at once"));
         };
         entry.dev.store(dev, Ordering::Relaxed);
-        entry.range.set(memory);
+        entry.addr.store(memory.addr(), Ordering::Relaxed);
+        entry.len.store(memory.len(), Ordering::Relaxed);
         entry.device_memory.store(u32::from(kind == MemoryKind::Device), Ordering::Relaxed);
         for (place, (lkey, _)) in entry.lkeys.iter().zip(&keys) {
             place.store(*lkey, Ordering::Relaxed);
@@ -206,12 +205,7 @@ impl MrTable {
         if entry.dev.load(Ordering::Relaxed) != dev {
             return Err(foreign("deregMr", mr, entry, dev));
         }
-        entry.generation.fetch_add(1, Ordering::SeqCst);
-        // Whoever does not see the new generation in `fill` is seen here, and copies 64 bytes at most.
-        while entry.filling.load(Ordering::SeqCst) > 0 {
-            std::thread::yield_now();
-        }
-        entry.range.clear();
+        entry.generation.fetch_add(1, Ordering::Release);
         let index = mr.0 as u32;
         let regions = owners.regions.get_mut(index as usize).map(std::mem::take).unwrap_or_default();
         owners.free.push(index);
@@ -268,21 +262,11 @@ impl MrTable {
         if entry.dev.load(Ordering::Relaxed) != dev {
             return Err(foreign(what, mr, entry, dev));
         }
-        if entry.range.covers(addr, len) { Ok(entry) } else { Err(outside(what, addr, len, &entry.range)) }
-    }
-
-    /// Copies `bytes` to `addr`, in host memory that `mr` names. Any thread; a deregistration waits for it, or prevents it.
-    ///
-    /// Errors: as for [`MrTable::lookup`].
-    #[inline]
-    pub fn fill(&self, what: &str, dev: usize, mr: MrHandle, addr: usize, bytes: &[u8]) -> Result<()> {
-        let entry = self.lookup(what, dev, mr, addr, bytes.len())?;
-        // SeqCst, as are the other two: of this and `deregister`, one sees the other.
-        entry.filling.fetch_add(1, Ordering::SeqCst);
-        let live = entry.generation.load(Ordering::SeqCst) == (mr.0 >> 32) as u32;
-        let filled = live && entry.range.fill(addr, bytes);
-        entry.filling.fetch_sub(1, Ordering::SeqCst);
-        if filled { Ok(()) } else { Err(unknown(what, mr)) }
+        let (start, size) = (entry.addr.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+        match addr.checked_sub(start) {
+            Some(offset) if offset <= size && len <= size - offset => Ok(entry),
+            _ => Err(outside(what, addr, len, start, size)),
+        }
     }
 
     /// Registrations and regions alive, for tests.
@@ -307,8 +291,7 @@ fn foreign(what: &str, mr: MrHandle, entry: &Registration, dev: usize) -> Error 
 }
 
 #[cold]
-fn outside(what: &str, addr: usize, len: usize, range: &UserRange) -> Error {
-    let (start, size) = (range.addr(), range.size());
+fn outside(what: &str, addr: usize, len: usize, start: usize, size: usize) -> Error {
     Error::internal(format!("{what}: {len} bytes at {addr:#x} are not inside the registered {size} bytes at {start:#x}"))
 }
 

@@ -117,8 +117,6 @@ pub struct Rails {
     splits_data: bool,
     /// Whether the fabric counts what the peer writes without telling.
     counts_silent_writes: bool,
-    /// Whether [`Rails::has_left`] can be so before a completion.
-    lets_go: bool,
 }
 
 /// Which end of a comm.
@@ -148,7 +146,6 @@ impl Rails {
         };
         let mut rails = Rails {
             counts_silent_writes: true,
-            lets_go: true,
             queues: Vec::new(),
             sleep_fds: Vec::new(),
             lanes: Vec::new(),
@@ -179,7 +176,6 @@ impl Rails {
                     )));
                 }
                 rails.counts_silent_writes &= cq.qp(qp).counts_silent_writes();
-                rails.lets_go &= cq.qp(qp).lets_go();
                 rails.lanes.push(Lane { rail: rail as u8, qp, room: caps.send_depth, unsignaled: 0, max_with_imm });
             }
         }
@@ -369,28 +365,6 @@ impl Rails {
         cq.qp(it.qp).post_send(requests)?;
         it.posted(requests.len(), after);
         Ok(())
-    }
-
-    /// Requests posted on a lane so far.
-    #[inline(always)]
-    pub fn posted(&mut self, lane: usize) -> u64 {
-        let Rails { queues, lanes, .. } = self;
-        let Some(it) = lanes.get_mut(lane) else { return 0 };
-        queues.get_mut(usize::from(it.rail)).map_or(0, |cq| cq.qp(it.qp).posted())
-    }
-
-    /// Whether the first `upto` requests of a lane arrive even if this side destroys it now, and need none of the caller's memory any more.
-    #[inline(always)]
-    pub fn has_left(&mut self, lane: usize, upto: u64) -> bool {
-        let Rails { queues, lanes, .. } = self;
-        let Some(it) = lanes.get_mut(lane) else { return false };
-        queues.get_mut(usize::from(it.rail)).is_some_and(|cq| cq.qp(it.qp).has_left(upto))
-    }
-
-    /// Whether that can be so before the peer says that it has accepted it.
-    #[inline]
-    pub fn lets_go(&self) -> bool {
-        self.lets_go
     }
 
     /// Pre-posts one receive on a lane. It takes immediates only, so it has no memory.

@@ -11,12 +11,11 @@ use crate::engine::Progress;
 use crate::fabric::{Opcode, Payload, PostError, SendRequest};
 
 use super::background::{Guarded, Member, Sleep, Watch};
-use super::comm::{Core, LOOK_EVERY, too_long};
+use super::comm::{Core, too_long};
 use super::cts_fifo::{Records, SLOT_SIZE, SLOTS, Slot};
-use super::eager::Inbox;
 use super::flush::Flusher;
 use super::handshake::Established;
-use super::landing::{FREE, HALF_LAP, Landing, RecvSlot};
+use super::landing::{FREE, Landing, RecvSlot};
 use super::mr_cache::{MemoryKind, MrHandle, MrTable, Registration};
 use super::rails::{ANNOUNCES, Rails, Side};
 use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
@@ -46,8 +45,6 @@ pub(super) struct Receiver {
     landing: Landing,
     /// Sequence number of the next announcement.
     tail: u64,
-    /// Receives posted; more than were announced.
-    count: u64,
     /// Dropped after the core: its queue pairs are in the core's queues.
     flusher: Option<Flusher>,
     dev: usize,
@@ -74,8 +71,7 @@ pub struct RecvBuffer {
 struct Early(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
 
 impl RecvComm {
-    /// From a handshake. Every lane gets as many receives as announced ones can be outstanding, and from then on one for each that came: if all
-    /// were served and eager messages come behind them before the next poll, those wait for it.
+    /// From a handshake. Every lane gets as many receives as announced ones can be outstanding, and from then on one for each that came.
     pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
         let name = format!("recv comm {} on {} from", established.stats.id(), net.device_name(dev));
         let (mut core, records) = Core::new(established, Side::Recv, name, &net.config);
@@ -85,10 +81,10 @@ impl RecvComm {
             }
         }
         let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
-        let (inbox, mrs) = (Inbox::new(core.eager()), net.mrs.clone());
-        let landing = Landing { records, slots: Box::new([FREE; SLOTS]), read: 0, inbox, kept: mrs.kept(), mrs, dev };
+        let mrs = net.mrs.clone();
+        let landing = Landing { records, slots: Box::new([FREE; SLOTS]), kept: mrs.kept(), mrs };
         let announcements = [[0; SLOT_SIZE]; MAX_RECVS];
-        let receiver = Receiver { core, early, landing, tail: 0, count: 0, flusher: None, dev, announcements };
+        let receiver = Receiver { core, early, landing, tail: 0, flusher: None, dev, announcements };
         let device = net.device(dev)?;
         let receiver = match device.background(&net.config)? {
             None => Held::Own(receiver),
@@ -171,7 +167,7 @@ impl Member for Receiver {
         let Receiver { core, landing, .. } = self;
         let (progress, watch) = core.rest(sleep, WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
         self.follow(watch);
-        if self.early.is_some() || self.landing.inbox.keeps_quiet() {
+        if self.early.is_some() {
             sleep.nap();
         }
         progress
@@ -194,28 +190,19 @@ impl Receiver {
         if !(1..=MAX_RECVS).contains(&n) {
             return Err(bad_group(n));
         }
-        if let ([buffer], true) = (buffers, self.landing.inbox.may_skip())
-            && let Some(outcome) = self.irecv_unannounced(mrs, buffer)
-        {
-            return outcome;
-        }
-        let first = self.landing.inbox.first();
         let mut free = true;
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
             let Some(place) = self.announcements.get_mut(i) else { break };
-            announcement(mrs, self.dev, buffer, n, first)?.encode_to(sequence, place);
+            announcement(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
             free &= self.landing.is_free(sequence);
-        }
-        if self.landing.inbox.counts() {
-            free &= self.landing.has_places(n);
         }
         // A lane holds as many receives as slots can be announced, so those need no look.
         let lane = ANNOUNCES;
         if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
             return self.null_post();
         }
-        let request = Request { n: n as u8, left: n as u8, stripes: 0, leaves: 0, sequence: self.count, bytes: [0; MAX_RECVS] };
+        let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
         let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
@@ -234,51 +221,10 @@ impl Receiver {
         if let Err(error) = posted {
             return self.core.not_posted(id, WrKind::Cts, lane, error);
         }
-        if self.landing.inbox.counts() {
-            self.landing.count(&mut self.core, self.tail, buffers);
-        }
         self.tail += n as u64;
-        self.posted(n);
-        Ok(Some(id))
-    }
-
-    #[inline(always)]
-    fn posted(&mut self, n: usize) {
         self.core.posted();
-        self.count += n as u64;
         stage::reach(Stage::RecvPosted);
-    }
-
-    /// Posts a receive of which the sender need not know: its message is here already, or will come anyway. `None` if that is not so.
-    #[inline(never)]
-    fn irecv_unannounced(&mut self, mrs: &MrTable, buffer: &RecvBuffer) -> Option<Result<Option<RequestId>>> {
-        let Receiver { core, landing, early, count, tail, .. } = self;
-        if !landing.inbox.has(buffer.tag as u32) {
-            return None;
-        }
-        let come = landing.inbox.come();
-        if come.is_none() && !(landing.inbox.may_be_quiet(buffer.len) && *tail < landing.read + HALF_LAP && early.is_none()) {
-            return None;
-        }
-        if let Err(error) = check_buffer(mrs, landing.dev, buffer) {
-            return Some(Err(error));
-        }
-        if !landing.has_places(1) || !core.requests.has_room() {
-            return Some(self.null_post());
-        }
-        let request = Request { n: 1, left: 1, stripes: 0, leaves: 0, sequence: *count, bytes: [0; MAX_RECVS] };
-        let id = core.requests.insert(request)?;
-        match come {
-            None => landing.inbox.post(None, id, buffer.addr, buffer.len, buffer.mr),
-            Some(arrival) => {
-                landing.inbox.took();
-                let size = landing.copy(core, arrival, buffer.addr, buffer.len, buffer.mr);
-                landing.finish(core, id, size);
-                landing.give_back(core);
-            }
-        }
-        self.posted(1);
-        Some(Ok(Some(id)))
+        Ok(Some(id))
     }
 
     /// Lets go of held announcements once the peer can take them, as many as there is room for.
@@ -302,7 +248,7 @@ impl Receiver {
     fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
         if !self.core.requests.is_done(id)? {
             self.core.check()?;
-            self.progress(WaitCause::PeerNoSend);
+            self.progress();
             if !self.core.requests.is_done(id)? {
                 return self.core.check().map(|()| None);
             }
@@ -336,19 +282,14 @@ impl Receiver {
     /// Nothing can be announced now.
     #[inline(never)]
     fn null_post(&mut self) -> Result<Option<RequestId>> {
-        if self.core.requests.has_room() {
-            self.progress(WaitCause::PeerNoSend);
-        } else {
-            // The caller has requests to test. If all are done, that the peer has closed is no failure: what it sent may still be in the ring.
-            self.step();
-        }
+        self.progress();
         self.core.null_post()
     }
 
     #[inline(never)]
-    fn progress(&mut self, cause: WaitCause) {
+    fn progress(&mut self) {
         let Receiver { core, landing, .. } = self;
-        let watch = core.progress(cause, |core, wr, done| landing.completed(core, wr, done));
+        let watch = core.progress(WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
         self.follow(watch);
     }
 
@@ -361,10 +302,6 @@ impl Receiver {
         }
         if self.early.is_some() {
             self.release();
-        }
-        self.landing.give_back(&mut self.core);
-        if self.landing.inbox.keeps_quiet() && self.landing.inbox.polled(LOOK_EVERY) {
-            self.landing.tell(&mut self.core);
         }
     }
 }
@@ -379,11 +316,7 @@ impl RecvComm {
     }
 
     pub(super) fn poll_for_test(&mut self) {
-        self.receiver().progress(WaitCause::PeerNoSend);
-    }
-
-    pub(super) fn inbox_for_test(&mut self) -> &mut Inbox {
-        &mut self.receiver().landing.inbox
+        self.receiver().progress();
     }
 
     pub(super) fn lanes_for_test(&mut self) -> usize {
@@ -412,9 +345,9 @@ fn check_buffer<'a>(mrs: &'a MrTable, dev: usize, buffer: &RecvBuffer) -> Result
 
 /// What announces a buffer of device `dev`, one of `n`.
 #[inline(always)]
-fn announcement(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize, first: u32) -> Result<Slot> {
+fn announcement(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Slot> {
     let rkeys = check_buffer(mrs, dev, buffer)?.map_or([0; _], Registration::rkeys);
-    Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, first, tag: buffer.tag as u32 })
+    Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 })
 }
 
 /// Writes an announcement into the sender's FIFO.

@@ -32,8 +32,6 @@ pub struct Request {
     pub left: u8,
     /// Stripes of a send that have not completed.
     pub stripes: u64,
-    /// Of a send that is done once it has left, the requests posted on its lane by then; 0 of others.
-    pub leaves: u64,
     /// Sequence number of its first slot.
     pub sequence: u64,
     /// Sizes, as far as known.
@@ -58,7 +56,7 @@ pub struct RequestTable {
     free_count: usize,
 }
 
-const EMPTY: Request = Request { n: 0, left: 0, stripes: 0, leaves: 0, sequence: 0, bytes: [0; MAX_RECVS] };
+const EMPTY: Request = Request { n: 0, left: 0, stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
 const LAST_GENERATION: u32 = u32::MAX >> 8;
 
 impl RequestTable {

@@ -63,8 +63,7 @@ impl SendComm {
 
     /// Sends `len` bytes at `addr` into the receive that has this tag, of the group at the head of the FIFO. Size 0 is legal and needs
     /// no memory handle. `None`: the receiver has not announced it yet, or all requests are in use; call again. The memory must stay as it
-    /// is until `test` says that the request is done. A send longer than its receive is cut to it. One of at most RAILHEAD_EAGER_MAX bytes may
-    /// go before the receive is posted, and be done before; its size is then what was sent.
+    /// is until `test` says that the request is done. A send longer than its receive is cut to it.
     ///
     /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves, unless a request is outstanding: then it is
     /// `None`, until `test` of one has said so or all are done.
@@ -193,10 +192,6 @@ impl SendComm {
         if let Some(sender) = self.up() {
             sender.progress(crate::base::stats::WaitCause::Fabric);
         }
-    }
-
-    pub(super) fn outbox_for_test(&mut self) -> &mut super::eager::Outbox {
-        &mut self.up().unwrap().outbox
     }
 
     pub(super) fn lanes_for_test(&mut self) -> usize {

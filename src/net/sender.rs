@@ -1,6 +1,5 @@
-//! The sending end of a comm whose peer has answered: looks in the CTS FIFO for what the receiver announced and writes there, or into the
-//! receiver's eager ring. [`super::send`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless
-//! something went wrong.
+//! The sending end of a comm whose peer has answered: looks in the CTS FIFO for what the receiver announced and writes there.
+//! [`super::send`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless something went wrong.
 
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
@@ -10,12 +9,10 @@ use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest, Sge};
 
 use super::background::Sleep;
 use super::comm::{Core, too_long};
-use super::cts_fifo::{self, AT_EAGER, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
-use super::eager::{Announced, EAGER_SIZE, Outbox};
+use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
 use super::handshake::Established;
-use super::landing::HALF_LAP;
 use super::mr_cache::{MrHandle, MrTable, Registration};
-use super::rails::{ANNOUNCES, Plan, Rails, Side};
+use super::rails::{Plan, Rails, Side};
 use super::request::{MAX_RECVS, Request, RequestId, Sizes};
 use super::wr_id::{WrId, WrKind};
 use super::{MAX_MESSAGE, Net};
@@ -32,11 +29,6 @@ pub(super) struct Sender {
     group_len: usize,
     /// Which of its slots were used: a bit each.
     used: u8,
-    /// Messages sent: more than announcements were used.
-    count: u64,
-    pub outbox: Outbox,
-    /// One more than the last announcement that a message was written to.
-    direct: u64,
     split_min: usize,
     dev: usize,
 }
@@ -52,9 +44,6 @@ impl Sender {
         let name = format!("send comm {} on {} to", established.stats.id(), net.device_name(dev));
         let (core, fifo) = Core::new(established, Side::Send, name, &net.config);
         Sender {
-            count: 0,
-            outbox: Outbox::new(core.eager()),
-            direct: 0,
             core,
             fifo,
             head: 0,
@@ -77,12 +66,9 @@ impl Sender {
         let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
         let index = match self.find(tag) {
             Some(index) => index,
-            None => match self.takes_eager(len, tag) {
-                Some(len) => return self.isend_eager(addr, len, registration),
-                None => match self.find_later(tag) {
-                    Some(index) => index,
-                    None => return self.isend_unannounced(addr, len, tag, registration),
-                },
+            None => match self.find_later(tag) {
+                Some(index) => index,
+                None => return self.null_post(),
             },
         };
         let Some(slot) = self.group.get(index) else { return Ok(None) };
@@ -95,7 +81,7 @@ impl Sender {
             return self.isend_long(index, addr, len, registration);
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.core.requests.insert(request(len, 1 << lane, self.count)) else { return self.full() };
+        let Some(id) = self.core.requests.insert(request(len, 1 << lane, sequence)) else { return self.full() };
         let write = Message { slot, sequence, addr, registration, id }.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.core.rails.post_send(lane, [write], WrKind::Data, id, true) {
             return self.core.not_posted(id, WrKind::Data, lane, error);
@@ -116,7 +102,7 @@ impl Sender {
             return self.full();
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.core.requests.insert(request(len, lanes, self.count)) else { return Ok(None) };
+        let Some(id) = self.core.requests.insert(request(len, lanes, sequence)) else { return Ok(None) };
         if let Err((lane, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.core, plan) {
             return self.core.not_posted(id, WrKind::Data, lane, error);
         }
@@ -124,95 +110,16 @@ impl Sender {
         Ok(Some(id))
     }
 
-    /// Whether a message may go now though its receive is not announced, and with how many bytes.
-    #[inline(always)]
-    fn takes_eager(&self, len: usize, tag: i32) -> Option<usize> {
-        let close = self.head < self.direct + HALF_LAP;
-        self.outbox.takes(len, tag as u32, close).filter(|_| self.group_len == 0)
-    }
-
-    /// Nothing is announced, as far as was looked: sends if the receiver's last word allows it.
-    #[cold]
-    #[inline(never)]
-    fn isend_unannounced(&mut self, addr: usize, len: usize, tag: i32, registration: Option<&Registration>) -> Result<Option<RequestId>> {
-        if self.group_len > 0 || !self.outbox.wants_credit(tag as u32) || self.core.has_failed() {
-            return self.null_post();
-        }
-        let credit = self.fifo.credit();
-        // What was announced before that was said is there now.
-        if self.find(tag).is_none() && self.group_len == 0 && !self.core.has_failed() {
-            if !self.outbox.credit(credit) {
-                self.core.nonsense(format_args!("{credit:?}, which cannot be"));
-            } else if let Some(len) = self.takes_eager(len, tag) {
-                return self.isend_eager(addr, len, registration);
-            }
-        }
-        self.null_post()
-    }
-
-    /// Sends a message into the receiver's eager ring.
-    #[inline(never)]
-    fn isend_eager(&mut self, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
-        let lane = ANNOUNCES;
-        let rails = &mut self.core.rails;
-        if rails.room(lane) == 0 || !self.core.requests.has_room() {
-            return self.full();
-        }
-        // What closes first of several lanes ends the comm for the peer, so what is called done must have been accepted. And what has to wait here
-        // for others is worth an acknowledgement of its own.
-        let posted = rails.posted(lane);
-        let signal = !rails.lets_go() || rails.lanes() > 1 || !rails.has_left(lane, posted);
-        let (stripes, leaves) = if signal { (1 << lane, 0) } else { (0, posted + 1) };
-        let request = Request { leaves, ..request(len, stripes, self.count) };
-        let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
-        let (number, slot) = self.outbox.next();
-        let (remote_addr, rkey) = rails.remote(lane, AT_EAGER + slot * EAGER_SIZE);
-        let lkey = registration.map_or(0, |registration| registration.lkey(rails.rail_of(lane)));
-        let message = SendRequest {
-            wr_id: 0,
-            opcode: Opcode::WriteWithImm,
-            payload: Payload::Sge(Sge { addr: addr as u64, len: len as u32, lkey }),
-            remote_addr,
-            rkey,
-            imm: Imm::Eager(number as u16).encode(slot as u8),
-            signaled: true,
-        };
-        if let Err(error) = rails.post_send(lane, [message], WrKind::Data, id, signal) {
-            return self.core.not_posted(id, WrKind::Data, lane, error);
-        }
-        self.leave(id);
-        self.outbox.sent();
-        self.core.moved_beside(len);
-        self.given_out();
-        Ok(Some(id))
-    }
-
-    /// Whose completion nobody waits for is done once it has left.
-    #[inline(always)]
-    fn leave(&mut self, id: RequestId) {
-        let Some(request) = self.core.requests.get_mut(id) else { return };
-        if request.leaves > 0 && request.left > 0 && self.core.rails.has_left(ANNOUNCES, request.leaves) {
-            request.left = 0;
-            stage::reach(Stage::SendDone);
-        }
-    }
-
-    /// A message for slot `index` of the group was posted.
+    /// A message for slot `index` of the group was posted: goes on to the next group once all slots of this one were used.
     #[inline(always)]
     fn posted(&mut self, index: usize) {
-        if let (true, Some(slot)) = (self.outbox.counts(), self.group.get(index)) {
-            self.outbox.sent_directly(slot.tag);
-            self.direct = self.direct.max(self.head + index as u64 + 1);
+        self.used |= 1 << index;
+        if usize::from(self.used) == (1 << self.group_len) - 1 {
+            self.head += self.group_len as u64;
+            self.group_len = 0;
+            self.used = 0;
         }
-        self.use_slot(index);
-        self.given_out();
-    }
-
-    /// A request is the caller's.
-    #[inline(always)]
-    fn given_out(&mut self) {
         self.core.posted();
-        self.count += 1;
         stage::reach(Stage::SendPosted);
     }
 
@@ -226,7 +133,9 @@ impl Sender {
     /// Which of the head group's slots is unused and has this tag.
     #[inline(always)]
     fn find(&mut self, tag: i32) -> Option<usize> {
-        while self.group_len == 0 && self.load_group() {}
+        if self.group_len == 0 {
+            self.load_group();
+        }
         let tag = tag as u32;
         let mut i = 0;
         while i < self.group_len && (self.used >> i & 1 != 0 || self.group.get(i).is_none_or(|slot| slot.tag != tag)) {
@@ -242,12 +151,11 @@ impl Sender {
         if self.core.has_failed() { None } else { self.find(tag) }
     }
 
-    /// Copies the group at the head out of the FIFO, if all of it has come and it is its turn. Whether it was: then either it is the head
-    /// group, or eager messages had served it and the next one is to be looked at.
+    /// Copies the group at the head out of the FIFO, if all of it has come.
     #[inline(always)]
-    fn load_group(&mut self) -> bool {
+    fn load_group(&mut self) {
         let first = match self.fifo.read(self.head) {
-            cts_fifo::Ready::NotYet => return false,
+            cts_fifo::Ready::NotYet => return,
             cts_fifo::Ready::Yes(slot) => slot,
             cts_fifo::Ready::Nonsense(value) => return self.bad_flag(value, self.head),
         };
@@ -256,30 +164,8 @@ impl Sender {
         }
         let len = first.nreqs as usize;
         self.group[0] = first;
-        if len > 1 && !self.load_others(len) {
-            return false;
-        }
-        if self.outbox.counts() {
-            return self.place_group(len);
-        }
-        self.group_len = len;
-        true
-    }
-
-    /// The same where eager messages may have served the group at the head, or quiet receives may come before it.
-    #[inline(never)]
-    fn place_group(&mut self, len: usize) -> bool {
-        let group = self.group.get(..len).unwrap_or_default();
-        let first = group.first().map_or(0, |slot| slot.first);
-        match self.outbox.announced(first, group.iter().map(|slot| (slot.tag, slot.size))) {
-            Announced::Served(served) => {
-                self.group_len = len;
-                self.used = served;
-                self.pass();
-                true
-            }
-            Announced::Later => false,
-            Announced::Nonsense(number) => self.bad_number(number),
+        if len == 1 || self.load_others(len) {
+            self.group_len = len;
         }
     }
 
@@ -306,39 +192,14 @@ impl Sender {
 
     #[cold]
     #[inline(never)]
-    fn bad_flag(&mut self, value: u64, sequence: u64) -> bool {
+    fn bad_flag(&mut self, value: u64, sequence: u64) {
         self.core.nonsense(format_args!("ready flag {value} where {} belongs", sequence + 1));
-        false
     }
 
     #[cold]
     #[inline(never)]
-    fn bad_group(&mut self, nreqs: u32) -> bool {
+    fn bad_group(&mut self, nreqs: u32) {
         self.core.nonsense(format_args!("a group of {nreqs} receives"));
-        false
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn bad_number(&mut self, number: u32) -> bool {
-        self.core.nonsense(format_args!("receive {number} where none can be"));
-        false
-    }
-
-    #[inline]
-    fn use_slot(&mut self, index: usize) {
-        self.used |= 1 << index;
-        self.pass();
-    }
-
-    /// Goes on to the next group once all slots of this one were used.
-    #[inline]
-    fn pass(&mut self) {
-        if usize::from(self.used) == (1 << self.group_len) - 1 {
-            self.head += self.group_len as u64;
-            self.group_len = 0;
-            self.used = 0;
-        }
     }
 
     /// Nothing can be sent now.
@@ -380,9 +241,8 @@ impl Sender {
 
     #[cold]
     fn watch(&mut self, cause: WaitCause) {
-        let next = self.count;
-        let other = self.group_len > 0 || self.outbox.awaited(self.fifo.credit());
-        let why = if other { "with this tag; there is one with another" } else { "" };
+        let next = self.head + u64::from(self.used.count_ones());
+        let why = if self.group_len > 0 { "with this tag; there is one with another" } else { "" };
         // Who only tests requests has no further send to post.
         self.core.watch((cause == WaitCause::PeerNoReceive).then_some(next), why);
     }
@@ -392,7 +252,6 @@ impl Sender {
         if !self.core.requests.is_done(id)? {
             self.core.check()?;
             self.progress(WaitCause::Fabric);
-            self.leave(id);
             if !self.core.requests.is_done(id)? {
                 return self.core.check().map(|()| None);
             }
@@ -406,7 +265,7 @@ impl Sender {
 fn request(len: usize, stripes: u64, sequence: u64) -> Request {
     let mut bytes = [0; MAX_RECVS];
     bytes[0] = len as u32;
-    Request { n: 1, left: 1, stripes, leaves: 0, sequence, bytes }
+    Request { n: 1, left: 1, stripes, sequence, bytes }
 }
 
 /// A message that is being posted.

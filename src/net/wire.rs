@@ -18,10 +18,8 @@ use std::io::{self, Read, Write};
 use crate::base::mac;
 use crate::fabric::{ENDPOINT_SIZE, Endpoint};
 
-use super::eager::EAGER_SIZE;
-
 /// Version of everything two Railheads say to each other, the layout of slots, records and immediates included.
-pub const WIRE_VERSION: u16 = 3;
+pub const WIRE_VERSION: u16 = 4;
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of a frame's MAC (HMAC-SHA-256).
@@ -261,8 +259,6 @@ pub struct Params {
     pub rails: u8,
     /// Queue pairs on each rail.
     pub qps_per_rail: u8,
-    /// Longest eager message that the side sends or takes; 0 for none.
-    pub eager: u8,
     /// Name of the fabric.
     pub fabric: String,
     /// Name of the host.
@@ -287,7 +283,7 @@ impl Params {
         out.extend_from_slice(&self.traffic_class.to_le_bytes());
         out.extend_from_slice(&self.max_message.to_le_bytes());
         out.extend_from_slice(&self.memory.to_le_bytes());
-        out.extend_from_slice(&[self.rails, self.qps_per_rail, self.eager]);
+        out.extend_from_slice(&[self.rails, self.qps_per_rail]);
         for name in [&self.fabric, &self.host, &self.device] {
             let name = cut(name, MAX_NAME);
             out.push(name.len() as u8);
@@ -315,15 +311,11 @@ impl Params {
         let memory = read.u64()?;
         let rails = read.u8()?;
         let qps_per_rail = read.u8()?;
-        let eager = read.u8()?;
         if !(1..=MAX_RAILS).contains(&usize::from(rails)) {
             return Err(WireError::Field("number of rails"));
         }
         if !(1..=MAX_QPS_PER_RAIL).contains(&usize::from(qps_per_rail)) {
             return Err(WireError::Field("number of queue pairs"));
-        }
-        if usize::from(eager) > EAGER_SIZE {
-            return Err(WireError::Field("length of eager messages"));
         }
         let fabric = read.name("fabric name")?;
         let host = read.name("host name")?;
@@ -345,7 +337,6 @@ impl Params {
             memory,
             rails,
             qps_per_rail,
-            eager,
             fabric,
             host,
             device,

@@ -12,7 +12,7 @@ pub use pages::Pages;
 pub(crate) use shm::memfd;
 pub use shm::{FILE_PREFIX, Shm, sweep};
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A range of the caller's memory: the token that crosses from the C boundary to registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,58 +44,6 @@ impl UserMemory {
     /// Whether the range holds no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-}
-
-/// The range of a registration: which it is may change, from none to one and back.
-#[derive(Default)]
-pub struct UserRange {
-    addr: AtomicUsize,
-    len: AtomicUsize,
-}
-
-impl UserRange {
-    /// It is `memory` from now on, which is registered.
-    pub fn set(&self, memory: UserMemory) {
-        self.addr.store(memory.addr, Ordering::Relaxed);
-        self.len.store(memory.len, Ordering::Relaxed);
-    }
-
-    /// It is none from now on: before the region over it is dropped, once nothing that [`UserRange::fill`] was to be called for is left.
-    pub fn clear(&self) {
-        self.len.store(0, Ordering::Relaxed);
-    }
-
-    /// First byte.
-    #[inline]
-    pub fn addr(&self) -> usize {
-        self.addr.load(Ordering::Relaxed)
-    }
-
-    /// Bytes.
-    #[inline]
-    pub fn size(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
-    }
-
-    /// Whether `len` bytes at `addr` are inside.
-    #[inline(always)]
-    pub fn covers(&self, addr: usize, len: usize) -> bool {
-        let size = self.size();
-        addr.checked_sub(self.addr()).is_some_and(|offset| offset <= size && len <= size - offset)
-    }
-
-    /// Copies `bytes` to `addr`; false if they do not fit inside.
-    #[inline]
-    #[must_use]
-    pub fn fill(&self, addr: usize, bytes: &[u8]) -> bool {
-        let fits = self.covers(addr, bytes.len());
-        if fits {
-            // SAFETY: the destination must be writable, which the maker of the `UserMemory` vouched for as long as it is registered, and it is
-            // until `clear`. The source is not in it: nobody lends a slice of memory that a peer may write.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
-        }
-        fits
     }
 }
 
@@ -297,27 +245,3 @@ macro_rules! accessors {
 
 accessors!(Pages);
 accessors!(Shm);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_filled_inside_only() {
-        let mut bytes = [0u8; 32];
-        let start = bytes.as_mut_ptr();
-        // SAFETY: `bytes` outlives the range, and is used through `start` alone until the end.
-        let memory = unsafe { UserMemory::new(start.wrapping_add(8), 16) };
-        let (range, at) = (UserRange::default(), memory.addr());
-        assert!(!range.fill(at, &[1]));
-        range.set(memory);
-        assert!(range.fill(at, &[1; 4]) && range.fill(at + 14, &[2; 2]) && range.fill(at + 16, &[]));
-        for (bad, n) in [(at - 1, 2), (at + 15, 2), (at + 17, 0), (usize::MAX, 1), (at, 17)] {
-            assert!(!range.fill(bad, &[9; 17][..n]), "{n} at {bad:#x}");
-        }
-        range.clear();
-        assert!(!range.fill(at, &[9]));
-        assert_eq!(bytes[8..24], [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2]);
-        assert!(bytes[..8].iter().chain(&bytes[24..]).all(|&b| b == 0));
-    }
-}

@@ -126,18 +126,6 @@ impl QueuePair {
         matches!(self.link, Link::Shm(_) | Link::Tcp(_) | Link::Own)
     }
 
-    /// Requests posted.
-    #[inline]
-    pub fn posted(&self) -> u64 {
-        self.core.sq.posted
-    }
-
-    /// Whether the wire has the first `upto` requests.
-    #[inline]
-    pub fn has_left(&self, upto: u64) -> bool {
-        self.core.sq.sent >= upto && self.met()
-    }
-
     /// Number in completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {

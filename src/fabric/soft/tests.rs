@@ -117,49 +117,6 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
     }
 }
 
-/// A short request has left once the wire has it, with all that was posted before; its sender may go then, and the peer gets it.
-fn leaves_in_order(config: Config) {
-    let mut pair = pair(config);
-    let mut from = vec![1u8; 64 << 20];
-    let mut to = vec![0u8; 64 << 20];
-    let (send, recv) = (register(&mut from), register(&mut to));
-    let short = SendRequest {
-        wr_id: 2,
-        opcode: Opcode::Write,
-        payload: Payload::Inline(&[7; 8]),
-        remote_addr: to.as_ptr() as u64,
-        rkey: recv.rkey(),
-        imm: 0,
-        signaled: false,
-    };
-    let sge = Sge { addr: from.as_ptr() as u64, len: from.len() as u32, lkey: send.lkey() };
-    let long = SendRequest { wr_id: 1, payload: Payload::Sge(sge), signaled: true, ..short };
-    let qp = pair.qps[0];
-    pair.cqs[0].qp(qp).post_send(&[short]).unwrap();
-    assert!(!pair.cqs[0].qp(qp).has_left(1), "no wire yet");
-    // More than any wire takes while the peer does nothing.
-    pair.cqs[0].qp(qp).post_send(&[long, short]).unwrap();
-    assert!(!pair.cqs[0].qp(qp).has_left(3), "behind what has not left");
-    assert_eq!(pair.next(0).wr_id, 1);
-    while !pair.cqs[0].qp(qp).has_left(3) {
-        pair.cqs[0].poll(&mut []);
-    }
-    pair.cqs[0].qp(qp).post_send(&[SendRequest { payload: Payload::Inline(&[9; 8]), ..short }]).unwrap();
-    assert!(pair.cqs[0].qp(qp).has_left(4) && pair.cqs[0].qp(qp).posted() == 4);
-    pair.cqs[0].destroy_qp(qp);
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while pair.cqs[1].qp(pair.qps[1]).state() != QpState::Error && std::time::Instant::now() < end {
-        pair.cqs[1].poll(&mut []);
-    }
-    assert_eq!((&to[..8], &to[8..16]), (&[9u8; 8][..], &[1u8; 8][..]));
-}
-
-#[test]
-fn what_has_left_arrives_without_its_sender() {
-    leaves_in_order(Config { cma: CrossMemory::Never, ..Config::default() });
-    leaves_in_order(Config { soft_wire: crate::base::config::SoftWire::Tcp, ..Config::default() });
-}
-
 #[test]
 fn shared_memory_moves_every_size() {
     moves_every_size(

@@ -1,6 +1,7 @@
 //! Comms whose other end closes, misbehaves or hangs.
 
 use super::*;
+use crate::base::config::SoftWire;
 use crate::fabric::{Opcode, Payload, SendRequest};
 use std::sync::atomic::Ordering;
 
@@ -162,7 +163,7 @@ fn a_message_into_deregistered_memory_fails_that_comm_only() {
 /// What a hostile receiver may write into the FIFO.
 #[test]
 fn nonsense_in_the_fifo_fails_the_sender() {
-    let good = Slot { addr: 4096, size: 64, rkeys: [1; 8], nreqs: 1, first: 0, tag: 0 };
+    let good = Slot { addr: 4096, size: 64, rkeys: [1; 8], nreqs: 1, tag: 0 };
     let slots = |changes: &[&dyn Fn(&mut Slot)]| -> Vec<[u8; SLOT_SIZE]> {
         let change = |(i, change): (usize, &&dyn Fn(&mut Slot))| {
             let mut slot = good;
@@ -266,4 +267,27 @@ fn a_silent_peer_is_an_error_only_if_asked_for() {
     let send = patient.isend(&buffer, 0, 8, 0);
     patient.sent(send);
     assert_eq!(patient.received(waits), [8]);
+}
+
+/// A message now and then is progress, on both ends.
+#[test]
+fn a_peer_that_sends_rarely_is_not_silent() {
+    let config = |soft_wire| Config { soft_wire, peer_timeout_s: 2, ..config() };
+    let mut pairs = [SoftWire::Shm, SoftWire::Tcp].map(|wire| Pair::new(&net(config(wire)), 0));
+    let buffers = pairs.each_ref().map(|pair| pair.buffer(64));
+    let begin = clock::now();
+    for round in 1..=26 {
+        let requests: Vec<_> = pairs.iter_mut().zip(&buffers).map(|(pair, to)| pair.irecv(&[to.recv(0, 8, 0)])).collect();
+        while clock::now() < begin + round * 100_000_000 {
+            for (pair, request) in pairs.iter_mut().zip(&requests) {
+                assert!(pair.recv.test(*request).unwrap().is_none());
+                pair.send.poll_for_test();
+            }
+        }
+        for ((pair, buffer), request) in pairs.iter_mut().zip(&buffers).zip(requests) {
+            let send = pair.isend(buffer, 0, 8, 0);
+            pair.sent(send);
+            assert_eq!(pair.received(request), [8]);
+        }
+    }
 }

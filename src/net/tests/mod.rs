@@ -2,7 +2,6 @@
 //! waits for time; a loop that makes no progress ends by [`within`].
 
 mod connections;
-mod eager;
 mod failures;
 mod messages;
 mod strangers;

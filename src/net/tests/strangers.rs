@@ -24,7 +24,6 @@ fn params(instance: u32) -> Params {
         memory: 4096,
         rails: 1,
         qps_per_rail: 1,
-        eager: 0,
         fabric: "soft".into(),
         host: "stranger".into(),
         device: "eth9".into(),

@@ -17,7 +17,6 @@ fn sample() -> Params {
         memory: 0x7fff_1234_5678,
         rails: 2,
         qps_per_rail: 3,
-        eager: 64,
         fabric: "soft".into(),
         host: "node-1.example".into(),
         device: "eth0+eth1".into(),
@@ -70,7 +69,6 @@ fn counts_and_names_are_bounded() {
     assert_eq!(with(&|p| p.rails = 9), Err(WireError::Field("number of rails")));
     assert_eq!(with(&|p| p.qps_per_rail = 0), Err(WireError::Field("number of queue pairs")));
     assert_eq!(with(&|p| p.qps_per_rail = 9), Err(WireError::Field("number of queue pairs")));
-    assert_eq!(with(&|p| p.eager = 65), Err(WireError::Field("length of eager messages")));
     assert_eq!(with(&|p| p.host = "a\nb".into()), Err(WireError::Field("host name")));
 }
 
