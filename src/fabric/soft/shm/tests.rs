@@ -189,17 +189,19 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
 /// A process that the peer forked has its cookie, and may get its number.
 #[test]
 fn nothing_is_written_for_a_peer_of_which_another_process_has_the_number() {
+    let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(64 * 1024).unwrap()).unwrap(), 64 * 1024).unwrap();
+    let acceptor = Segment::attach(Shm::attach(dialer.shm.fd().try_clone_to_owned().unwrap(), dialer.shm.len()).unwrap()).unwrap();
+    // Before the fork: a copy of this process has its cookie where this one has it.
+    acceptor.introduce(false);
     // SAFETY: the child makes one system call, again and again.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
-    while pid == 0 {
-        // SAFETY: as above.
-        unsafe { libc::pause() };
+    if pid == 0 {
+        loop {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        }
     }
-    let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(64 * 1024).unwrap()).unwrap(), 64 * 1024).unwrap();
-    let acceptor = Segment::attach(Shm::attach(dialer.shm.fd().try_clone_to_owned().unwrap(), dialer.shm.len()).unwrap()).unwrap();
-    // A copy of this process: its cookie is where this one's is.
-    acceptor.introduce(false);
     dialer.prove_peer(Some(pid), CrossMemory::Always);
     let [from, to] = [[7u8; 8], [0; 8]];
     // SAFETY: eight live bytes, and eight of the other process that nothing in it uses.
