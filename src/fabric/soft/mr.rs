@@ -4,29 +4,24 @@
 //! every request. A look-up takes no lock: it pins the entry, and deregistration waits until nobody has it pinned, so that after it
 //! nothing of the library touches the caller's memory.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::base::error::{Error, Result};
 use crate::base::fork::PerProcess;
 use crate::base::mem::Shm;
+use crate::base::rand;
 use crate::fabric::soft::memory;
 use crate::fabric::types::{Access, UserMemory, WcStatus};
 
-/// A key is an index in its low bits and a generation above, so that a stale key is refused until the generation comes round.
-const INDEX_BITS: u32 = 20;
-const CHUNK_BITS: u32 = 10;
-const CHUNK: usize = 1 << CHUNK_BITS;
-const CHUNKS: usize = 1 << (INDEX_BITS - CHUNK_BITS);
-/// Regions at most, over all devices of the process.
-pub const MAX_REGIONS: usize = CHUNK * CHUNKS;
+/// A key is 32 random bits, so that a peer that was told of some regions reaches no other. The lower ones are its place in the table.
+const PLACE_BITS: u32 = 20;
+const PLACES: usize = 1 << PLACE_BITS;
+/// Regions at most, over all devices of the process: of the places, half stay free, so that a random one mostly is.
+pub const MAX_REGIONS: usize = PLACES / 2;
 
-/// The table index that a key names.
-pub fn key_index(key: u32) -> usize {
-    (key & ((1 << INDEX_BITS) - 1)) as usize
-}
-
-/// One region. `key` is 0 while the entry is free; the other fields change only then, with nobody pinning.
+/// One region. `key` is 0 while the entry is free; the other fields change only then, with nobody pinning. Never deallocated, as any thread may
+/// look at it.
 #[repr(align(64))]
 #[derive(Default)]
 struct Entry {
@@ -34,8 +29,6 @@ struct Entry {
     access: AtomicU32,
     addr: AtomicU64,
     len: AtomicU64,
-    /// Generation of the key, kept while the entry is free.
-    generation: AtomicU32,
     /// Copies under way.
     users: AtomicU32,
     /// Id of the library's own allocation that holds the range; 0 for none.
@@ -45,31 +38,45 @@ struct Entry {
 }
 
 struct Table {
-    chunks: [OnceLock<Box<[Entry; CHUNK]>>; CHUNKS],
-    /// Indices that were given back. A forked child never reuses its parent's: a copy may have been under way when it forked.
-    free: PerProcess<Vec<u32>>,
-    /// Indices below it were handed out at least once.
-    fresh: AtomicU32,
+    /// By the lower bits of the key; null where there is no region. Of its 8 MiB those pages exist that were written.
+    places: [AtomicPtr<Entry>; PLACES],
+    /// Entries that were given back. A forked child never reuses its parent's: a copy may have been under way when it forked.
+    free: PerProcess<Vec<&'static Entry>>,
+    /// Regions, those of the processes included that this one was forked from.
+    regions: AtomicUsize,
 }
 
-static TABLE: Table = Table { chunks: [const { OnceLock::new() }; CHUNKS], free: PerProcess::new(), fresh: AtomicU32::new(0) };
+static TABLE: Table =
+    Table { places: [const { AtomicPtr::new(std::ptr::null_mut()) }; PLACES], free: PerProcess::new(), regions: AtomicUsize::new(0) };
 
 impl Table {
-    fn entry(&'static self, index: u32) -> Option<&'static Entry> {
-        self.chunks.get(index as usize >> CHUNK_BITS)?.get()?.get(index as usize & (CHUNK - 1))
+    fn place(&'static self, key: u32) -> &'static AtomicPtr<Entry> {
+        &self.places[key as usize % PLACES]
     }
 
-    /// The entry of an index below [`MAX_REGIONS`], made if need be.
-    fn make(&'static self, index: u32) -> Option<&'static Entry> {
-        let chunk = self.chunks.get(index as usize >> CHUNK_BITS)?;
-        chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Entry::default()))).get(index as usize & (CHUNK - 1))
+    #[inline]
+    fn entry(&'static self, key: u32) -> Option<&'static Entry> {
+        // Pairs with the Release in `admit`.
+        // SAFETY: null, or an entry that lives as long as the process.
+        unsafe { self.place(key).load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Gives a free entry a key whose place is free, and the place.
+    fn admit(&'static self, entry: &'static Entry) -> Result<u32> {
+        loop {
+            let key = rand::u64()? as u32;
+            let entry = std::ptr::from_ref(entry).cast_mut();
+            // Pairs with the Acquire in `entry`.
+            if key != 0 && self.place(key).compare_exchange(std::ptr::null_mut(), entry, Ordering::Release, Ordering::Relaxed).is_ok() {
+                return Ok(key);
+            }
+        }
     }
 }
 
 /// A registered region; dropping it deregisters.
 pub struct MemoryRegion {
     entry: &'static Entry,
-    index: u32,
     key: u32,
     memory: UserMemory,
     /// Keeps the library's own memory mapped even if the user frees it too early.
@@ -78,7 +85,7 @@ pub struct MemoryRegion {
 
 /// Registers `memory`. Any thread.
 ///
-/// Errors: an empty range, one that wraps, or [`MAX_REGIONS`] regions already.
+/// Errors: an empty range, one that wraps, or [`MAX_REGIONS`] regions already; a kernel without randomness.
 pub fn register(memory: UserMemory, access: Access) -> Result<MemoryRegion> {
     if memory.is_empty() || memory.addr() == 0 {
         return Err(Error::usage(format!(
@@ -94,17 +101,13 @@ pub fn register(memory: UserMemory, access: Access) -> Result<MemoryRegion> {
             memory.addr()
         )));
     }
-    let fresh = || TABLE.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| ((n as usize) < MAX_REGIONS).then_some(n + 1)).ok();
-    let index = TABLE
-        .free
-        .with(Vec::pop)
-        .or_else(fresh)
-        .ok_or_else(|| Error::usage(format!("{MAX_REGIONS} memory regions are registered already, the most there can be")))?;
-    let entry = TABLE.make(index).ok_or_else(|| Error::internal("memory region index out of range"))?;
-    // Generation 0 is skipped so that no key is 0.
-    let generation = (entry.generation.load(Ordering::Relaxed) + 1) & (u32::MAX >> INDEX_BITS);
-    let generation = if generation == 0 { 1 } else { generation };
-    entry.generation.store(generation, Ordering::Relaxed);
+    // A thread that registers at the same time may make it a few more.
+    if TABLE.regions.load(Ordering::Relaxed) >= MAX_REGIONS {
+        return Err(Error::usage(format!("{MAX_REGIONS} memory regions are registered already, the most there can be")));
+    }
+    let entry = TABLE.free.with(Vec::pop).unwrap_or_else(|| Box::leak(Box::default()));
+    let key = TABLE.admit(entry).inspect_err(|_| TABLE.free.with(|free| free.push(entry)))?;
+    TABLE.regions.fetch_add(1, Ordering::Relaxed);
     entry.addr.store(memory.addr() as u64, Ordering::Relaxed);
     entry.len.store(memory.len() as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
@@ -112,10 +115,9 @@ pub fn register(memory: UserMemory, access: Access) -> Result<MemoryRegion> {
     let (segment, offset) = allocation.as_ref().map_or((0, 0), |a| (a.id, memory.addr() - a.addr));
     entry.segment.store(segment, Ordering::Relaxed);
     entry.segment_offset.store(offset as u64, Ordering::Relaxed);
-    let key = generation << INDEX_BITS | index;
     // Pairs with the load in `pin`: who sees the key sees the range.
     entry.key.store(key, Ordering::Release);
-    Ok(MemoryRegion { entry, index, key, memory, _allocation: allocation.map(|a| a.shm) })
+    Ok(MemoryRegion { entry, key, memory, _allocation: allocation.map(|a| a.shm) })
 }
 
 impl MemoryRegion {
@@ -147,7 +149,9 @@ impl Drop for MemoryRegion {
         }
         // Leaves are given under a pin: there are no new ones.
         super::shm::withdraw(self.key);
-        TABLE.free.with(|free| free.push(self.index));
+        TABLE.place(self.key).store(std::ptr::null_mut(), Ordering::Relaxed);
+        TABLE.regions.fetch_sub(1, Ordering::Relaxed);
+        TABLE.free.with(|free| free.push(self.entry));
     }
 }
 
@@ -212,7 +216,7 @@ impl Refused {
 /// memory and need no key.
 #[inline]
 pub fn pin(key: u32, addr: u64, len: usize, need: Access) -> std::result::Result<Pin, Refused> {
-    let entry = TABLE.entry(key_index(key) as u32).ok_or(Refused::Key)?;
+    let entry = TABLE.entry(key).ok_or(Refused::Key)?;
     entry.users.fetch_add(1, Ordering::SeqCst);
     let pin = Pin { entry, addr: addr as usize, len };
     // Pairs with the store in `register`; SeqCst for the sake of `MemoryRegion::drop`.
@@ -266,6 +270,24 @@ mod tests {
         let again = region(&mut bytes, Access::LOCAL_WRITE);
         assert_ne!(again.lkey(), key);
         assert_eq!(pin(0, start, 8, Access::empty()).map(|p| p.len()), Err(Refused::Key));
+    }
+
+    #[test]
+    fn who_knows_a_key_cannot_guess_at_another() {
+        let mut bytes = [0u8; 64];
+        let regions: Vec<_> = bytes.chunks_mut(1).map(|byte| region(byte, Access::all())).collect();
+        let hits = |key: u32| regions.iter().filter(|mr| pin(key, mr.memory().addr() as u64, 1, Access::REMOTE_WRITE).is_ok()).count();
+        let told = regions[0].rkey();
+        assert_eq!(hits(told), 1);
+        // Neighbours of the whole key, of its lower bits and of its upper bits: 2^10 guesses at 64 of 2^32 keys, so chance is out of the question.
+        let near = (1..=256).flat_map(|n| [told.wrapping_add(n), told.wrapping_sub(n)]);
+        let beside = (1..=256).flat_map(|n| [told ^ n, told ^ n << 20]);
+        let found: Vec<_> = near.chain(beside).filter(|key| hits(*key) > 0).collect();
+        assert!(found.is_empty(), "{} keys near {told:#x} are of other regions, as {:#x}", found.len(), found[0]);
+        let mut keys: Vec<_> = regions.iter().map(MemoryRegion::rkey).collect();
+        keys.sort_unstable();
+        let steps: std::collections::HashSet<_> = keys.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(steps.len() > 60, "the steps between keys are alike: {steps:?}");
     }
 
     #[test]
