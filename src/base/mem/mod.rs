@@ -6,9 +6,11 @@
 //! What is read is a copy: check it, then use it.
 
 mod pages;
+mod racing;
 mod shm;
 
 pub use pages::Pages;
+pub use racing::copy;
 pub(crate) use shm::memfd;
 pub use shm::{FILE_PREFIX, Shm, sweep};
 

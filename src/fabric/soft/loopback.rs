@@ -3,6 +3,7 @@
 
 use super::publish::publish;
 use super::queue::{Core, Fault};
+use crate::base::mem;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
@@ -67,18 +68,18 @@ fn carry_out(core: &mut Core) -> Result<bool, Fault> {
     match (&local, &target) {
         (Some(local), Some(target)) if wqe.opcode == Opcode::Read => {
             // SAFETY: both pins cover `len` bytes; `copy` allows for overlap.
-            unsafe { std::ptr::copy(target.as_ptr(), local.as_ptr(), len) };
+            unsafe { mem::copy(target.as_ptr(), local.as_ptr(), len) };
         }
         (Some(local), Some(target)) if len <= 64 => {
             let mut bytes = [0u8; 64];
             // SAFETY: the pin covers `len` bytes, and the guard keeps them within `bytes`.
-            unsafe { std::ptr::copy_nonoverlapping(local.as_ptr(), bytes.as_mut_ptr(), len) };
+            unsafe { mem::copy(local.as_ptr(), bytes.as_mut_ptr(), len) };
             // SAFETY: the pin covers `len` bytes.
             unsafe { publish(target.as_ptr(), &bytes[..len]) };
         }
         (Some(local), Some(target)) => {
             // SAFETY: both pins cover `len` bytes; `copy` allows for overlap.
-            unsafe { std::ptr::copy(local.as_ptr(), target.as_ptr(), len) };
+            unsafe { mem::copy(local.as_ptr(), target.as_ptr(), len) };
         }
         (None, Some(target)) => {
             // SAFETY: the pin covers the inline bytes, which are `len`.

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::base::mem;
+
 /// Stores `src` at `dst`. If the range is a whole number of aligned words of at most 64 bytes, or only ends on such a word, the last
 /// 8 bytes become visible after the rest (Release), and no aligned word is ever seen half written.
 ///
@@ -12,12 +14,12 @@ pub unsafe fn publish(dst: *mut u8, src: &[u8]) {
     let end = dst as usize + src.len();
     if src.len() < 8 || src.len() > 64 || !end.is_multiple_of(8) {
         // SAFETY: the caller vouches for the range.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        unsafe { mem::copy(src.as_ptr(), dst, src.len()) };
         return;
     }
     let (bytes, words) = src.split_at(src.len() % 8);
     // SAFETY: the caller vouches for the range.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst, bytes.len()) };
+    unsafe { mem::copy(bytes.as_ptr(), dst, bytes.len()) };
     let mut at = bytes.len();
     let mut left = words.len();
     for chunk in words.chunks_exact(8) {

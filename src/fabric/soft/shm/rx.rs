@@ -15,6 +15,7 @@ use super::layout::{DESC_INLINE, DESCS, Desc, GRANTS, Geometry, Head, Lane, PAYL
 use super::tx::{Tx, round};
 use super::{Maps, Segment, stream};
 use crate::base::log::{self, log_info};
+use crate::base::mem;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
@@ -398,12 +399,12 @@ impl Rx {
                     let mut bytes = [0u8; ORDERED_MAX];
                     // SAFETY: `from` is valid for `left` bytes by the guard, `bytes` by the test; the peer may be changing them, which
                     // spoils the copy and nothing else.
-                    unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), left) };
+                    unsafe { mem::copy(from, bytes.as_mut_ptr(), left) };
                     // SAFETY: the pin covers at least `left` bytes.
                     unsafe { publish(to.as_ptr(), &bytes[..left]) };
                 } else {
-                    // SAFETY: as above; ring and user memory are different mappings.
-                    unsafe { std::ptr::copy_nonoverlapping(from, to.as_ptr(), left) };
+                    // SAFETY: as above.
+                    unsafe { mem::copy(from, to.as_ptr(), left) };
                 }
                 self.stats.add(RailCounter::RxBounce, left as u64);
             }
@@ -415,9 +416,8 @@ impl Rx {
                 let Some(from) = maps.find(request.payload[1], offset, n) else {
                     return Err(self.refuse(segment, WcStatus::RemInvReqErr, "the peer named memory that it did not pass"));
                 };
-                // SAFETY: `from` is valid for `n` bytes of a sealed mapping, the pin covers at least `left >= n` bytes; two mappings
-                // of one process can only overlap if a process writes to itself, where copying forwards or backwards is as good.
-                unsafe { std::ptr::copy(from, to.as_ptr(), n) };
+                // SAFETY: `from` is valid for `n` bytes of a sealed mapping, the pin covers at least `left >= n` bytes.
+                unsafe { mem::copy(from, to.as_ptr(), n) };
                 self.stats.add(RailCounter::RxMapped, n as u64);
                 return self.advance(n, left, segment);
             }

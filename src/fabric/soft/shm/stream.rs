@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::STREAM;
+use crate::base::mem;
 
 const MASK: u64 = STREAM - 1;
 
@@ -20,8 +21,8 @@ pub unsafe fn write(area: *mut u8, tail: &AtomicU64, head: &AtomicU64, src: *con
     let first = n.min((STREAM - (at & MASK)) as usize);
     // SAFETY: both pieces lie within the area by the mask and the minimum, and within the first n <= len bytes of `src`.
     unsafe {
-        std::ptr::copy_nonoverlapping(src, area.add((at & MASK) as usize), first);
-        std::ptr::copy_nonoverlapping(src.add(first), area, n - first);
+        mem::copy(src, area.add((at & MASK) as usize), first);
+        mem::copy(src.add(first), area, n - first);
     }
     if n > 0 {
         // Pairs with the Acquire in `read`.
@@ -42,8 +43,8 @@ pub unsafe fn read(area: *const u8, tail: &AtomicU64, head: &AtomicU64, dst: *mu
     let first = n.min((STREAM - (at & MASK)) as usize);
     // SAFETY: both pieces lie within the area by the mask and the minimum, and within the first n <= len bytes of `dst`.
     unsafe {
-        std::ptr::copy_nonoverlapping(area.add((at & MASK) as usize), dst, first);
-        std::ptr::copy_nonoverlapping(area, dst.add(first), n - first);
+        mem::copy(area.add((at & MASK) as usize), dst, first);
+        mem::copy(area, dst.add(first), n - first);
     }
     if n > 0 {
         // Pairs with the Acquire in `write`.

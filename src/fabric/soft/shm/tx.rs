@@ -15,6 +15,7 @@ use super::inline::pack;
 use super::layout::{DESC_INLINE, DESCS, Desc, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
 use super::route::{Route, Way};
 use super::{Segment, stream};
+use crate::base::mem;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
@@ -269,13 +270,13 @@ impl Tx {
         if wqe.inline {
             let from = core.sq.inline_bytes(request);
             // SAFETY: `to` is valid for `len` bytes, which is the length of `from`: inline requests are one piece.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len().min(len as usize)) };
+            unsafe { mem::copy(from.as_ptr(), to, from.len().min(len as usize)) };
         } else {
             // The whole rest is checked, so that a request that cannot be completed moves nothing.
             let left = (wqe.len - self.at) as usize;
             let pin = core.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left, Access::empty()).map_err(local_fault)?;
-            // SAFETY: the pin vouches for `left >= len` bytes and `to` is valid for `len`; user memory and ring are different mappings.
-            unsafe { std::ptr::copy_nonoverlapping(pin.as_ptr(), to, len as usize) };
+            // SAFETY: the pin vouches for `left >= len` bytes and `to` is valid for `len`.
+            unsafe { mem::copy(pin.as_ptr(), to, len as usize) };
         }
         self.bounce_tail = position + round(u64::from(len));
         core.stats.add(RailCounter::TxBounce, u64::from(len));

@@ -6,6 +6,7 @@
 
 use std::os::fd::RawFd;
 
+use crate::base::mem;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
@@ -342,8 +343,10 @@ impl Sender {
         if wqe.len > 0 && !wqe.inline {
             let refused = match core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, need) {
                 Ok(pin) if wqe.opcode != Opcode::Read && wqe.len as usize <= MAX_INLINE => {
-                    // SAFETY: the pin covers `len` bytes; the user leaves them alone until the request completes.
-                    frame.copy(unsafe { std::slice::from_raw_parts(pin.as_ptr(), wqe.len as usize) });
+                    let mut bytes = [0; MAX_INLINE];
+                    // SAFETY: the pin covers `len` bytes, which the guard keeps within `bytes`.
+                    unsafe { mem::copy(pin.as_ptr(), bytes.as_mut_ptr(), wqe.len as usize) };
+                    frame.copy(&bytes[..wqe.len as usize]);
                     None
                 }
                 Ok(_) => None,

@@ -1,7 +1,6 @@
 //! The part of the receiving half that touches memory: where payload goes, and what is done when all of it is there.
 
-use std::ptr;
-
+use crate::base::mem;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
@@ -27,7 +26,7 @@ impl Receiver {
                 Some(pin) => {
                     // SAFETY: the pin covers the rest of the request or READ, to which the headers' checks have bound the payload; `bytes` is
                     // the wire's own buffer, never registered memory.
-                    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pin.as_ptr(), bytes.len().min(pin.len())) };
+                    unsafe { mem::copy(bytes.as_ptr(), pin.as_ptr(), bytes.len().min(pin.len())) };
                     drop(pin);
                     return self.placed(core, bytes.len());
                 }
