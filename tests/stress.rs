@@ -19,6 +19,7 @@ mod stress {
     pub mod registrations;
 }
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
@@ -54,27 +55,29 @@ fn random_episodes() {
     let cable = usable().then(Cable::new);
     println!("stress: episodes from seed {first} on, for {length:?}");
     let begin = Instant::now();
-    let mut played = 0;
+    let (mut played, mut messages, mut bytes) = (0, 0, 0);
+    let mut faults = BTreeMap::new();
     for seed in first.. {
         let episode = Episode::new(seed, cable.is_some());
         for round in 0..rounds {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(&episode, cable.as_ref()))) {
-                eprintln!(
-                    "stress: RHT_SEED={seed} failed in round {round} of {rounds}, {:.1?} after the start: {episode:?}",
-                    begin.elapsed()
-                );
-                resume_unwind(panic);
-            }
+            let [m, b] = catch_unwind(AssertUnwindSafe(|| play(&episode, cable.as_ref()))).unwrap_or_else(|panic| {
+                let after = begin.elapsed();
+                eprintln!("stress: RHT_SEED={seed} failed in round {round} of {rounds}, {after:.1?} after the start: {episode:?}");
+                resume_unwind(panic)
+            });
+            (messages, bytes) = (messages + m, bytes + b);
         }
         played += 1;
+        *faults.entry(episode.fault.name()).or_insert(0) += 1;
         if begin.elapsed() >= length {
             break;
         }
     }
-    println!("stress: {played} episodes, seeds {first} to {}, {:.1?}", first + played - 1, begin.elapsed());
+    let (last, took, gib) = (first + played - 1, begin.elapsed(), bytes as f64 / f64::from(1 << 30));
+    println!("stress: {played} episodes, seeds {first} to {last}, {messages} messages, {gib:.1} GiB, {took:.1?}; {faults:?}");
 }
 
-fn play(episode: &Episode, cable: Option<&Cable>) {
+fn play(episode: &Episode, cable: Option<&Cable>) -> [u64; 2] {
     let mut world = World::new("episode", episode.ranks).env("RHT_SEED", &episode.seed.to_string());
     world = world.env("RHT_CABLE", if cable.is_some() { "1" } else { "0" });
     for (name, value) in episode.env() {
@@ -97,7 +100,8 @@ fn play(episode: &Episode, cable: Option<&Cable>) {
             ranks.expect(rank, "moving");
             for _ in 0..=random.below(3) {
                 ranks.ranks[rank].signal(libc::SIGSTOP);
-                pass(random.below(150_000));
+                // A long one outlasts all patience but the peer time-out.
+                pass(random.below(if random.0.is_multiple_of(8) { 4_000_000 } else { 150_000 }));
                 ranks.ranks[rank].signal(libc::SIGCONT);
                 pass(random.below(50_000));
             }
@@ -116,7 +120,7 @@ fn play(episode: &Episode, cable: Option<&Cable>) {
             ranks.ranks[rank].signal(libc::SIGCONT);
         }
     }
-    finish(ranks, None);
+    finish(ranks, None)
 }
 
 /// Lets time pass in which the ranks run or one does not: what it is for is the chance of where that hits them.
@@ -124,10 +128,16 @@ fn pass(microseconds: u64) {
     std::thread::sleep(Duration::from_micros(microseconds));
 }
 
-/// Waits until all but the killed one have ended well.
-fn finish(mut ranks: Ranks, killed: Option<usize>) {
-    for (rank, process) in ranks.ranks.iter_mut().enumerate().filter(|(rank, _)| Some(*rank) != killed) {
-        let status = process.wait();
+/// Waits until all but the killed one have ended well. Returns how many messages and bytes they received.
+fn finish(mut ranks: Ranks, killed: Option<usize>) -> [u64; 2] {
+    let mut received = [0, 0];
+    for rank in (0..ranks.ranks.len()).filter(|rank| Some(*rank) != killed) {
+        let said = ranks.hear(rank);
+        for (sum, word) in received.iter_mut().zip(said.split(' ')) {
+            *sum += word.parse::<u64>().unwrap_or_else(|_| panic!("rank {rank} says {said}"));
+        }
+        let status = ranks.ranks[rank].wait();
         assert!(status.success(), "rank {rank}: {status}");
     }
+    received
 }

@@ -67,8 +67,22 @@ pub enum Fault {
     },
     /// One side of a comm closes it in the middle.
     Close,
-    /// The receiver of a comm deregisters memory of an outstanding receive.
+    /// One side of a comm deregisters memory of an outstanding request.
     Deregister,
+}
+
+impl Fault {
+    /// For the tally.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::None => "none",
+            Fault::Pause { .. } => "pause",
+            Fault::Kill { .. } => "kill",
+            Fault::Stop { .. } => "stop",
+            Fault::Close => "close",
+            Fault::Deregister => "deregister",
+        }
+    }
 }
 
 /// A comm.
@@ -136,6 +150,11 @@ impl Episode {
     /// The same numbers for the same use, whoever draws them.
     pub fn random(&self, purpose: u64) -> Random {
         Random(Random(self.seed.rotate_left(32) ^ purpose).next())
+    }
+
+    /// Which rank does what ends a comm.
+    pub fn culprit(&self, spec: &Spec) -> usize {
+        if self.moment.is_multiple_of(2) { spec.from } else { spec.to }
     }
 
     /// All comms.
