@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::os::fd::AsRawFd;
+
 use support::comms::{self, SIZES};
 use support::holdings::{Holdings, dev_shm, shm_files};
 #[cfg(feature = "stages")]
@@ -16,6 +18,7 @@ fn child_entry() {
     support::enter(&[
         ("no_interface", no_interface),
         ("few_descriptors", few_descriptors),
+        ("one_descriptor_more", one_descriptor_more),
         ("settings", settings),
         ("forks", forks),
         ("comes_and_goes", comes_and_goes),
@@ -102,6 +105,74 @@ fn descriptors_run_out() {
     for wire in ["shm", "tcp"] {
         World::new("few_descriptors", 1).env("RAILHEAD_SOFT_WIRE", wire).spawn().finish();
     }
+}
+
+/// A pair of comms with one descriptor to be had, with two, and so on until they are enough: wherever the last one goes, a call says so, once.
+fn one_descriptor_more(_: &Ctx) {
+    let plugin = Plugin::start(12);
+    // Those of the harness are numbered high; the limit is one of numbers.
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    let fill: Vec<_> = std::iter::from_fn(|| null.try_clone().ok()).take_while(|file| file.as_raw_fd() < 220).collect();
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one valid rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    for more in 0..64 {
+        limit.rlim_cur = 220 + more;
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let Ok((mut handle, listen)) = plugin.listen(0) else {
+            assert_eq!(warnings().len(), 1);
+            continue;
+        };
+        let (mut send, mut recv) = (Ok(None), Ok(None));
+        let error = until("comms, or an error", || {
+            if let Ok(None) = send {
+                send = plugin.connect(0, &mut handle);
+            }
+            if send.is_ok() && recv == Ok(None) {
+                recv = plugin.accept(listen);
+            }
+            send.err().or(recv.err()).map(Err).or(send.ok().flatten().zip(recv.ok().flatten()).map(Ok))
+        });
+        let said = warnings();
+        plugin.close_listen(listen).expect("closeListen");
+        let error = match error {
+            Ok((send, recv)) => {
+                assert!(more > 8, "{more} descriptors are enough");
+                comms::exchange_with_itself(&plugin, send, recv, &pattern(1, 5000));
+                plugin.close_send(send).expect("close");
+                plugin.close_recv(recv).expect("close");
+                drop(fill);
+                return;
+            }
+            Err(error) => error,
+        };
+        // Nobody is there any more for the other end.
+        if let Ok(None) = send {
+            send = until("an end of connect", || plugin.connect(0, &mut handle).transpose()).map(Some);
+        }
+        if let Ok(Some(comm)) = send {
+            plugin.close_send(comm).expect("close");
+        }
+        if let Ok(Some(comm)) = recv {
+            plugin.close_recv(comm).expect("close");
+        }
+        assert_eq!(error, SYSTEM_ERROR, "{more} descriptors: {said:?}");
+        let limits: Vec<_> = said.iter().filter(|line| line.contains("RLIMIT_NOFILE is")).collect();
+        assert_eq!(limits.len(), 1, "{more} descriptors: {said:?}");
+    }
+    panic!("64 descriptors are not enough");
+}
+
+#[test]
+fn whoever_lacks_one_descriptor_hears_of_it() {
+    // At once, as each waits most of its time for ends of comms whose peers are gone.
+    let settings = [("poll", "shm"), ("poll", "tcp"), ("thread", "shm"), ("thread", "tcp")];
+    let worlds = settings.map(|(mode, wire)| {
+        let world = World::new("one_descriptor_more", 1).env("RAILHEAD_PROGRESS", mode).env("RAILHEAD_SOFT_WIRE", wire);
+        world.env("RAILHEAD_TCP_STREAMS", "2").spawn()
+    });
+    worlds.into_iter().for_each(support::Ranks::finish);
 }
 
 /// Every setting out of range at once: each is reported with its accepted range, and the defaults do the work.

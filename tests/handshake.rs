@@ -48,7 +48,10 @@ fn peers(ctx: &Ctx) {
     ctx.parent.send(&handle).expect("the test");
     loop {
         match plugin.accept(listen) {
-            Ok(None) => {}
+            Ok(None) => {
+                let refused = take_log().into_iter().filter(|(level, text)| *level == 2 && text.contains("refused"));
+                refused.for_each(|(_, text)| ctx.say(&text));
+            }
             Ok(Some(comm)) => {
                 let word = match comms::recv(&plugin, comm, LEN) {
                     Ok(bytes) if bytes == pattern(1, LEN) => "served".into(),
@@ -58,7 +61,7 @@ fn peers(ctx: &Ctx) {
                 plugin.close_recv(comm).expect("close");
                 ctx.say(&word);
             }
-            Err(e) => ctx.say(&format!("refused {e}: {}", take_log().into_iter().map(|l| l.1).collect::<Vec<_>>().join(" | "))),
+            Err(e) => ctx.say(&format!("accept: {e}: {}", take_log().into_iter().map(|l| l.1).collect::<Vec<_>>().join(" | "))),
         }
         if ctx.parent.ready() {
             match ctx.parent.text().as_str() {
@@ -416,13 +419,18 @@ fn wrong_versions_other_fabrics_and_parameters_that_make_no_sense() {
             body[..8].copy_from_slice(&(i as u64 + 1).to_le_bytes());
         }
         let mut stream = scene.dial();
-        say(&mut stream, &seal(scene.secret(), version, 1, &body));
+        let frame = seal(scene.secret(), version, 1, &body);
+        say(&mut stream, &frame);
         // Whoever knows the secret is told why.
         let answer = read_frame(&mut stream).unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!(answer[6], 4, "{what}: a refusal");
         let reason = String::from_utf8_lossy(&answer[HEADER..answer.len() - MAC]).into_owned();
         let heard = scene.ranks.hear(0);
-        assert!(heard.starts_with("refused 5"), "{what}: {heard}");
+        assert!(heard.contains("refused 127.0.0.1"), "{what}: {heard}");
+        // Who only repeats it is told nothing, and nobody is told of him.
+        let mut replay = scene.dial();
+        say(&mut replay, &frame);
+        hung_up(replay, "a replayed H1 that was refused");
         for word in words {
             assert!(reason.contains(word) && heard.contains(word), "{what}: neither {reason:?} nor {heard:?} says {word}");
         }

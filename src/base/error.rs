@@ -46,6 +46,17 @@ impl Error {
         Self::system(what, io::Error::last_os_error())
     }
 
+    /// The same error with the operation around it.
+    pub fn within(self, operation: &str) -> Self {
+        let said = |text| format!("{operation}: {text}");
+        match self {
+            Error::System { what, word } => Error::System { what: said(what), word },
+            Error::Internal(text) => Error::Internal(said(text)),
+            Error::Usage(text) => Error::Usage(said(text)),
+            Error::Remote(text) => Error::Remote(said(text)),
+        }
+    }
+
     /// A broken contract.
     pub fn internal(what: impl Into<String>) -> Self {
         Error::Internal(what.into())

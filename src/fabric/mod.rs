@@ -333,6 +333,14 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether the queue pair failed because this process has no descriptor left.
+    pub fn lacks_descriptor(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.lacks_descriptor(),
+            QueuePair::Verbs(_) => false,
+        }
+    }
+
     /// Whether work that is posted before the peer has connected waits for that. A NIC sends it in vain, again after its timeout, and gives up
     /// after some retries.
     pub fn keeps_early_work(&self) -> bool {

@@ -25,12 +25,12 @@ use super::handle::SECRET_SIZE;
 use super::handshake::{ConfirmError, Established, LateConfirm, Setup, tune};
 use super::liveness::{Liveness, Peer};
 use super::rails::{Rails, Side};
-use super::wire::{self, FrameReader, FrameWriter, Header, Kind, Params, Progress, WIRE_VERSION, WireError};
+use super::wire::{self, FrameReader, FrameWriter, Header, Kind, MAC_SIZE, Params, Progress, WIRE_VERSION, WireError};
 
 /// Nanoseconds for which a rank that hung up is watched.
 const SUSPICION_NS: u64 = 2_000_000_000;
-/// H1 nonces remembered per listener, against replays.
-const NONCES: usize = 4096;
+/// Authentic H1s remembered per listener, against replays.
+const HEARD: usize = 4096;
 
 /// What the half-open connections of a listener have in common.
 pub struct Acceptor {
@@ -40,7 +40,8 @@ pub struct Acceptor {
     half_open: VecDeque<HalfOpen>,
     /// Ranks whose handshake is done and whose queue pairs are meeting ours.
     meeting: VecDeque<Box<Established<Records>>>,
-    nonces: VecDeque<[u8; 16]>,
+    /// The MACs of authentic H1s, whatever was answered: heard again, each is a replay.
+    heard: VecDeque<[u8; MAC_SIZE]>,
     /// Ranks of this host whose connection ended before the handshake was complete.
     suspects: Vec<Suspect>,
     /// Connections that came to nothing.
@@ -52,6 +53,8 @@ struct HalfOpen {
     from: SocketAddr,
     /// When its first byte was seen; 0 before.
     first_byte: u64,
+    /// Its H1 is whole.
+    whole: bool,
     step: Step,
 }
 
@@ -59,7 +62,15 @@ enum Step {
     AwaitH1 { reader: FrameReader },
     SendH2 { writer: FrameWriter, made: Box<Made> },
     AwaitH3 { made: Box<Made> },
-    SendRefusal { writer: FrameWriter, why: String },
+    SendRefusal { writer: FrameWriter, why: String, ours: Option<Error> },
+}
+
+/// How much a stranger has said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Nothing,
+    Part,
+    Enough,
 }
 
 /// What was made for a connector that knows the secret.
@@ -86,9 +97,11 @@ struct Suspect {
 enum No {
     /// It was heard before: silence.
     Replay,
-    /// Its sender should know.
-    Refuse(String),
+    /// Its sender should know. And the caller, if it is this side that cannot.
+    Refuse(String, Option<Error>),
 }
+
+const REPLAY: WireError = WireError::Field("MAC or instance: a replay");
 
 /// Where a half-open connection got to.
 enum Outcome {
@@ -96,8 +109,8 @@ enum Outcome {
     Waiting(HalfOpen),
     /// Gone; why, for the log.
     Dropped(String),
-    /// Refused, and the caller should hear of it: a rank of ours that cannot be talked to.
-    Refused(String),
+    /// Refused: a rank of ours that cannot be talked to. An error if that is because of this side.
+    Refused(String, Option<Error>),
     /// Done.
     Ready(Box<Established<Records>>),
 }
@@ -111,30 +124,53 @@ impl Acceptor {
             instance,
             half_open: VecDeque::new(),
             meeting: VecDeque::new(),
-            nonces: VecDeque::new(),
+            heard: VecDeque::new(),
             suspects: Vec::new(),
             drops: 0,
         }
     }
 
-    /// Takes on a connection that the listener accepted.
-    pub fn admit(&mut self, stream: TcpStream, from: SocketAddr) -> Result<()> {
-        tune(&stream, &self.setup.config)?;
+    /// Takes on a connection that the listener accepted, and hears what it says: its H1 has come along as a rule.
+    pub fn admit(&mut self, stream: TcpStream, from: SocketAddr, now: u64) {
+        if let Err(e) = tune(&stream, &self.setup.config) {
+            return self.note_drop(&format!("{from}: {e}"));
+        }
         stage::reach(Stage::AcceptAccepted);
-        let strangers = self.half_open.iter().filter(|h| h.is_stranger()).count();
-        let oldest = self.half_open.iter().position(HalfOpen::is_stranger);
-        if let Some(oldest) = oldest.filter(|_| strangers >= self.setup.config.max_half_open as usize) {
+        let mut newcomer = HalfOpen { stream, from, first_byte: 0, whole: false, step: Step::AwaitH1 { reader: FrameReader::default() } };
+        let _ = newcomer.hear(now);
+        self.half_open.push_back(newcomer);
+        for said in [Said::Nothing, Said::Part] {
+            self.crowd_out(said, now);
+        }
+    }
+
+    /// Drops the oldest stranger who has said so much, if they are too many. Who has said nothing never takes the place of one who has.
+    fn crowd_out(&mut self, said: Said, now: u64) {
+        if self.half_open.iter().filter(|half| half.said() == said).count() <= self.setup.config.max_half_open as usize {
+            return;
+        }
+        let Some(oldest) = self.half_open.iter().position(|half| half.said() == said) else { return };
+        // It may have spoken since it was last heard.
+        let spoke = self.half_open.get_mut(oldest).is_some_and(|half| {
+            let _ = half.hear(now);
+            half.said() != said
+        });
+        if !spoke {
             self.half_open.remove(oldest);
             self.note_drop("the oldest of too many unfinished ones");
         }
-        self.half_open.push_back(HalfOpen { stream, from, first_byte: 0, step: Step::AwaitH1 { reader: FrameReader::default() } });
-        Ok(())
+    }
+
+    /// Gives a descriptor back that a stranger has who has said nothing; false if there is none.
+    pub fn spare(&mut self) -> bool {
+        let silent = self.half_open.iter().position(|half| half.said() == Said::Nothing);
+        silent.and_then(|silent| self.half_open.remove(silent)).is_some()
     }
 
     /// Advances every half-open connection; the first that is done.
     ///
-    /// Errors: a rank that knows the secret and cannot be talked to; one whose connection ended because it died. (One that lives may have
-    /// lost only the connection, and dials again.) The listener stays usable.
+    /// Errors: nothing left to make a comm of; a rank whose connection ended because it died. (One that lives may have lost only the connection, and
+    /// dials again.) The listener stays usable. A rank that cannot be talked to is told, and warned of, and the wait goes on for another.
     pub fn drive(&mut self, now: u64, when: Ready) -> Result<Option<Box<Established<Records>>>> {
         if let Some(dead) = self.look_at_suspects(now) {
             return Err(Error::remote(format!("accept: {dead} died before its handshake was complete")));
@@ -144,10 +180,8 @@ impl Acceptor {
             match self.advance(connection, now, when) {
                 Outcome::Waiting(connection) => self.half_open.push_back(connection),
                 Outcome::Dropped(why) => self.note_drop(&why),
-                Outcome::Refused(why) => {
-                    log_warn!(log::NET, "accept: {why}");
-                    return Err(Error::usage(format!("accept: {why}")));
-                }
+                Outcome::Refused(why, None) => log_warn!(log::NET, "accept: {why}"),
+                Outcome::Refused(_, Some(error)) => return Err(error),
                 Outcome::Ready(established) if when == Ready::Eager => return Ok(Some(established)),
                 Outcome::Ready(established) => self.meeting.push_back(established),
             }
@@ -180,7 +214,7 @@ impl Acceptor {
             match established.meet() {
                 Ok(true) => return Ok(Some(established)),
                 Ok(false) => self.meeting.push_back(established),
-                Err(e) => return Err(Error::remote(format!("accept: {e}"))),
+                Err(e) => return Err(e.within("accept")),
             }
         }
         Ok(None)
@@ -188,14 +222,11 @@ impl Acceptor {
 
     fn advance(&mut self, mut connection: HalfOpen, now: u64, when: Ready) -> Outcome {
         loop {
+            let heard = connection.hear(now);
             let stream = &mut connection.stream;
             connection.step = match connection.step {
                 Step::AwaitH1 { mut reader } => {
-                    let progress = reader.pull(stream);
-                    if connection.first_byte == 0 && reader.started() {
-                        connection.first_byte = now.max(1);
-                    }
-                    let step = match progress {
+                    let step = match heard {
                         Ok(Progress::Done) => self.on_h1(reader.take(), connection.from),
                         Ok(Progress::Blocked) => {
                             let limit = u64::from(self.setup.config.handshake_timeout_s) * 1_000_000_000;
@@ -241,12 +272,12 @@ impl Acceptor {
                     Err(ConfirmError::Closed) => return self.lost(&made, now),
                     Err(ConfirmError::Bad) => return Outcome::Dropped(format!("{}: its last message is wrong", connection.from)),
                 },
-                Step::SendRefusal { mut writer, why } => match writer.push(stream) {
+                Step::SendRefusal { mut writer, why, ours } => match writer.push(stream) {
                     Progress::Blocked => {
-                        connection.step = Step::SendRefusal { writer, why };
+                        connection.step = Step::SendRefusal { writer, why, ours };
                         return Outcome::Waiting(connection);
                     }
-                    Progress::Done | Progress::Closed => return Outcome::Refused(why),
+                    Progress::Done | Progress::Closed => return Outcome::Refused(why, ours),
                 },
             }
         }
@@ -258,29 +289,38 @@ impl Acceptor {
         if header.kind != Kind::Hello {
             return Err(WireError::Kind);
         }
+        if let Some(mac) = h1.last_chunk() {
+            if self.heard.contains(mac) {
+                return Err(REPLAY);
+            }
+            if self.heard.len() == HEARD {
+                self.heard.pop_front();
+            }
+            self.heard.push_back(*mac);
+        }
         match self.answer(&header, body, &h1, from) {
             Ok(step) => Ok(step),
-            Err(No::Replay) => Err(WireError::Field("nonce or instance: a replay")),
-            Err(No::Refuse(why)) => {
+            Err(No::Replay) => Err(REPLAY),
+            Err(No::Refuse(why, ours)) => {
                 let refusal = wire::seal(Kind::Refuse, WIRE_VERSION, &self.secret, &[&h1], &wire::encode_reason(&why));
-                Ok(Step::SendRefusal { writer: FrameWriter::new(refusal), why: format!("refused {from}: {why}") })
+                Ok(Step::SendRefusal { writer: FrameWriter::new(refusal), why: format!("refused {from}: {why}"), ours })
             }
         }
     }
 
     fn answer(&mut self, header: &Header, body: &[u8], h1: &[u8], from: SocketAddr) -> std::result::Result<Step, No> {
-        self.setup.check(header.version, None).map_err(No::Refuse)?;
-        let theirs = Params::decode(body).map_err(|e| No::Refuse(format!("parameters that make no sense: {e}")))?;
-        if theirs.instance != self.instance || self.nonces.contains(&theirs.nonce) {
+        let refuse = |why| No::Refuse(why, None);
+        self.setup.check(header.version, None).map_err(refuse)?;
+        let theirs = Params::decode(body).map_err(|e| refuse(format!("parameters that make no sense: {e}")))?;
+        if theirs.instance != self.instance {
             return Err(No::Replay);
         }
-        if self.nonces.len() == NONCES {
-            self.nonces.pop_front();
-        }
-        self.nonces.push_back(theirs.nonce);
-        self.setup.check(header.version, Some(&theirs)).map_err(No::Refuse)?;
+        self.setup.check(header.version, Some(&theirs)).map_err(refuse)?;
         stage::reach(Stage::AcceptH1Received);
-        let (h2, made) = self.make(&theirs, h1, from).map_err(|e| No::Refuse(e.to_string()))?;
+        let (h2, made) = self.make(&theirs, h1, from).map_err(|e| {
+            // What they sent is theirs; all else is lacking here.
+            No::Refuse(e.to_string(), (!matches!(e, Error::Remote(_))).then_some(e))
+        })?;
         Ok(Step::SendH2 { writer: FrameWriter::new(h2), made: Box::new(made) })
     }
 
@@ -361,8 +401,23 @@ impl Acceptor {
 }
 
 impl HalfOpen {
-    /// Whether it has not shown the secret.
-    fn is_stranger(&self) -> bool {
-        matches!(self.step, Step::AwaitH1 { .. })
+    /// Reads more of an H1; `Done` once that is whole.
+    fn hear(&mut self, now: u64) -> std::result::Result<Progress, WireError> {
+        let Step::AwaitH1 { reader } = &mut self.step else { return Ok(Progress::Done) };
+        let progress = reader.pull(&mut self.stream);
+        if self.first_byte == 0 && reader.started() {
+            self.first_byte = now.max(1);
+        }
+        self.whole = matches!(progress, Ok(Progress::Done));
+        progress
+    }
+
+    /// How much it has said, before it has shown the secret.
+    fn said(&self) -> Said {
+        match self.step {
+            Step::AwaitH1 { .. } if self.first_byte == 0 => Said::Nothing,
+            Step::AwaitH1 { .. } if !self.whole => Said::Part,
+            _ => Said::Enough,
+        }
     }
 }

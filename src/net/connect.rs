@@ -119,7 +119,7 @@ impl Connector {
                     Progress::Blocked => (Step::SendH3 { stream, writer, theirs }, false),
                     Progress::Closed => (self.dropped("before the handshake was complete")?, true),
                 },
-                Step::Meet { mut established } => match established.meet().map_err(|e| Error::remote(format!("connect: {e}")))? {
+                Step::Meet { mut established } => match established.meet().map_err(|e| e.within("connect"))? {
                     true => return Ok(Some(*established)),
                     false => (Step::Meet { established }, false),
                 },

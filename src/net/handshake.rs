@@ -125,7 +125,7 @@ impl<M> Established<M> {
     /// Lets the queue pairs meet, so that what is posted later goes out at once; true once they have, or the peer, whose own had, has closed its
     /// comm since: that is for the use of the comm to say, and no failure of the handshake.
     ///
-    /// Errors: they cannot meet, or the peer is gone without having closed.
+    /// Errors: they cannot meet, `System` if this process has no descriptor left for it; the peer is gone without having closed.
     pub fn meet(&mut self) -> Result<bool> {
         let gone = match self.rails.meet() {
             Ok(true) => {
@@ -140,10 +140,9 @@ impl<M> Established<M> {
                     Verdict::Nonsense(why) => format!("it sent {why}"),
                 }
             }
-            Err(why) => match self.liveness.autopsy(clock::now()) {
-                true => return Ok(false),
-                false => why,
-            },
+            Err(ours @ Error::System { .. }) => return Err(ours),
+            Err(_) if self.liveness.autopsy(clock::now()) => return Ok(false),
+            Err(why) => why.to_string(),
         };
         match self.liveness.said_bye() {
             true => Ok(true),

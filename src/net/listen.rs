@@ -99,8 +99,8 @@ impl ListenComm {
     /// Advances the incoming handshakes; a comm once one of them is done. `Ready::Full` never waits and gives `None` for "call again";
     /// `Ready::Eager` waits until a peer came, and gives out the comm as soon as that can know of it.
     ///
-    /// Errors: a rank that was given the handle and cannot be talked to (another fabric or release), or died during its handshake; no
-    /// descriptor left. The listener stays usable after each.
+    /// Errors: a rank that was given the handle died during its handshake; no descriptor left. The listener stays usable after each. A rank that
+    /// cannot be talked to (another fabric or release) is told why and warned of, and is no error here: the call waits on for one that can.
     pub fn accept(&mut self, when: Ready) -> Result<Option<RecvComm>> {
         loop {
             let driven = match &mut self.listening {
@@ -150,8 +150,9 @@ impl Listening {
     }
 
     fn advance(&mut self, when: Ready) -> Result<Option<Box<Established<Records>>>> {
-        self.admit()?;
-        self.acceptor.drive(clock::now(), when)
+        let now = clock::now();
+        self.admit(now)?;
+        self.acceptor.drive(now, when)
     }
 
     /// Whether the thread leaves it to the caller. An error may come again each time: it is told once.
@@ -159,11 +160,12 @@ impl Listening {
         self.outcomes.len() >= MAX_OUTCOMES || self.outcomes.iter().any(Result::is_err)
     }
 
-    fn admit(&mut self) -> Result<()> {
+    fn admit(&mut self, now: u64) -> Result<()> {
         for _ in 0..ADMIT_AT_ONCE {
             match self.listener.accept() {
-                Ok((stream, from)) => self.acceptor.admit(stream, from)?,
+                Ok((stream, from)) => self.acceptor.admit(stream, from, now),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.raw_os_error() == Some(libc::EMFILE) && self.acceptor.spare() => {}
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {
                     return Err(Error::system("accept: the connection waits", e));
                 }

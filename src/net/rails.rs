@@ -451,8 +451,8 @@ impl Rails {
 
     /// Lets the queue pairs meet their counterparts; true once all have.
     ///
-    /// Errors: one that failed, in the fabric's words.
-    pub fn meet(&mut self) -> std::result::Result<bool, String> {
+    /// Errors: one that failed, in the fabric's words: `System` for want of a descriptor.
+    pub fn meet(&mut self) -> Result<bool> {
         let mut all = true;
         for cq in &mut self.queues {
             // No room for completions: what may have arrived already stays for the comm.
@@ -462,7 +462,12 @@ impl Rails {
             let Some(cq) = self.queues.get_mut(usize::from(lane.rail)) else { continue };
             let qp = cq.qp(lane.qp);
             if qp.state() == QpState::Error {
-                return Err(qp.error().unwrap_or("a queue pair failed").to_owned());
+                let why = qp.error().unwrap_or("a queue pair failed").to_owned();
+                return Err(if qp.lacks_descriptor() {
+                    Error::system(why, std::io::Error::from_raw_os_error(libc::EMFILE))
+                } else {
+                    Error::remote(why)
+                });
             }
             all &= qp.met();
         }

@@ -162,6 +162,11 @@ impl Bringup {
         }
     }
 
+    /// Whether what it waits for comes to the hub.
+    pub fn waits_for_streams(&self) -> bool {
+        matches!(self.stage, Step::Listen | Step::Gather(..))
+    }
+
     /// Goes as far as it can without waiting.
     pub fn step(&mut self) -> Result<Option<Met>, Fault> {
         loop {
@@ -207,6 +212,7 @@ impl Bringup {
                 }
                 // The backlog is full: its owner is alive and will get to it.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if is_emfile(&e) => return Err(self.cannot_dial()),
                 Err(_) => self.unix_failed = true,
             }
         }
@@ -226,6 +232,9 @@ impl Bringup {
 
     /// When to dial again what has failed.
     fn again(&mut self, e: io::Error) -> Result<u64, Fault> {
+        if is_emfile(&e) {
+            return Err(self.cannot_dial());
+        }
         let now = clock::now();
         if self.failing_since == 0 {
             self.failing_since = now;
@@ -234,6 +243,10 @@ impl Bringup {
             return Err(unreachable(format!("cannot reach the peer's soft fabric at {}: {e}", self.party.remote.addr)));
         }
         Ok(now + RETRY_PAUSE_NS)
+    }
+
+    fn cannot_dial(&self) -> Fault {
+        no_descriptor("to dial the peer", &self.party.local)
     }
 
     /// As [`Bringup::again`], for a stream that was greeted and closed by the other end. One that was kept for a while was no failure until then.
@@ -266,6 +279,7 @@ impl Bringup {
                     segment = Some(made);
                     offer = how;
                 }
+                Err(Error::System { word, .. }) if is_emfile(&word) => return Err(self.cannot_dial()),
                 Err(e) => log_info!(log::NET, "no shared memory towards {}: {e}", self.party.remote.addr),
             }
         }
@@ -405,7 +419,13 @@ impl Bringup {
             let bytes = reply.encode(&self.party.remote.token, &arrival.raw);
             matches!(send_with_fd(&arrival.socket, &bytes, None), Ok(REPLY_SIZE))
         };
-        let offered = self.open_offered(&arrival).unwrap_or_else(|e| {
+        let offered = self.open_offered(&arrival);
+        if let Err(Error::System { word, .. }) = &offered
+            && is_emfile(word)
+        {
+            return Err(no_descriptor("for the memory that the peer passes", &self.party.local));
+        }
+        let offered = offered.unwrap_or_else(|e| {
             // The peer hears no more than that it was refused.
             let peer = self.party.remote.addr;
             match self.tcp_allowed() {
@@ -515,6 +535,18 @@ impl Bringup {
             let _ = if self.party.remote.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };
         }
     }
+}
+
+fn is_emfile(e: &io::Error) -> bool {
+    e.raw_os_error() == Some(libc::EMFILE)
+}
+
+/// This process has no descriptor left; the need is the queue pair's own.
+#[cold]
+pub fn no_descriptor(what: &str, local: &Address) -> Fault {
+    let need = 1 + u32::from(local.streams);
+    let why = format!("no descriptor left {what}; a queue pair takes 2 on shared memory, {need} over TCP (RAILHEAD_TCP_STREAMS)");
+    Fault::oldest(WcStatus::LocQpOpErr, why)
 }
 
 #[cold]

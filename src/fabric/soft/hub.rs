@@ -119,6 +119,17 @@ pub struct Membership {
     pub addr: SocketAddr,
 }
 
+impl Listeners {
+    /// The next stream that waits; `None`: there is no such listener.
+    fn accept(&self, unix: bool) -> Option<io::Result<OwnedFd>> {
+        match (unix, &self.unix) {
+            (false, _) => Some(self.tcp.accept().map(|(stream, _)| stream.into())),
+            (true, Some(unix)) => Some(unix.accept().map(|(stream, _)| stream.into())),
+            (true, None) => None,
+        }
+    }
+}
+
 impl Hub {
     /// A closed hub.
     pub fn new(config: Arc<Config>, addr: SocketAddr, instance: [u8; 16]) -> Result<Self> {
@@ -189,8 +200,10 @@ impl Hub {
     }
 
     /// Takes in whoever has come. Cheap when somebody else is at it.
-    pub fn serve(&self) {
-        let Ok(mut state) = self.state.try_lock() else { return };
+    ///
+    /// Errors: somebody has come, and there is no descriptor for his stream.
+    pub fn serve(&self) -> io::Result<()> {
+        let Ok(mut state) = self.state.try_lock() else { return Ok(()) };
         let state = &mut *state;
         // First, so that whoever has spoken meanwhile is not among those whom newcomers push out.
         let timeout = u64::from(self.config.handshake_timeout_s) * 1_000_000_000;
@@ -199,17 +212,21 @@ impl Hub {
                 self.hear(state, half);
             }
         }
-        for _ in 0..ADMIT_AT_ONCE {
-            let Some(Ok((stream, _))) = state.open.as_ref().map(|open| open.tcp.accept()) else { break };
-            self.admit(state, stream.into(), false);
-        }
-        for _ in 0..ADMIT_AT_ONCE {
-            let Some(Ok((stream, _))) = state.open.as_ref().and_then(|open| open.unix.as_ref()).map(UnixListener::accept) else { break };
-            self.admit(state, stream.into(), true);
+        for unix in [false, true] {
+            for _ in 0..ADMIT_AT_ONCE {
+                match state.open.as_ref().and_then(|open| open.accept(unix)) {
+                    Some(Ok(stream)) => self.admit(state, stream, unix),
+                    // A stranger's serves as well.
+                    Some(Err(e)) if e.raw_os_error() == Some(libc::EMFILE) && state.silent.pop_front().is_some() => {}
+                    Some(Err(e)) if e.raw_os_error() == Some(libc::EMFILE) => return Err(e),
+                    Some(Err(_)) | None => break,
+                }
+            }
         }
         if !state.linger.is_empty() {
             reap(state);
         }
+        Ok(())
     }
 
     /// Takes a new stream on. Its greeting has come along as a rule, so a burst of ranks does not push one another out.

@@ -152,9 +152,8 @@ impl Shared {
         })
     }
 
-    /// Takes in whoever has come, and lets sleepers wake for whoever comes and for greetings that are still to come.
-    fn serve(&self) -> Result<()> {
-        self.hub.serve();
+    /// Lets sleepers wake for whoever comes to the hub and for greetings that are still to come.
+    fn watch_hub(&self) -> Result<()> {
         if self.sleep.get().is_none() { Ok(()) } else { self.hub.watch(|fd, events| self.watch(fd, events)) }
     }
 
@@ -294,7 +293,9 @@ impl CompletionQueue {
         }
         self.armed = true;
         // The listeners are watched as long as they are open, and whoever comes keeps sleepers awake until taken in.
-        self.shared.serve()?;
+        // For want of a descriptor, who waits for a stream fails at the next poll.
+        let _ = self.shared.hub.serve();
+        self.shared.watch_hub()?;
         self.shared.hub.hush();
         self.qps.iter_mut().flatten().try_for_each(|qp| qp.arm())
     }

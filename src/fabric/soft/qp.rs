@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::connect::{Bringup, Met, Party};
+use super::connect::{self, Bringup, Met, Party};
 use super::endpoint::{Address, MAX_STREAMS, Token};
 use super::hub::LetterBox;
 use super::queue::{Core, Fault};
@@ -132,6 +132,11 @@ impl QueuePair {
         self.core.qp_num
     }
 
+    /// Whether the queue pair is in ERROR because this process has no descriptor left.
+    pub fn lacks_descriptor(&self) -> bool {
+        self.core.status() == Some(WcStatus::LocQpOpErr)
+    }
+
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
         self.core.error()
@@ -222,7 +227,12 @@ impl QueuePair {
             return Ok(false);
         }
         self.patience = 8;
-        self.shared.serve().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
+        match self.shared.hub.serve() {
+            // Whoever dials has his streams.
+            Err(_) if meeting.waits_for_streams() => return Err(connect::no_descriptor("for a stream of the peer's", &self.local)),
+            Err(_) | Ok(()) => {}
+        }
+        self.shared.watch_hub().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
         if let Some(met) = meeting.step()? {
             self.letters.seal();
             self.link = match met {

@@ -260,6 +260,11 @@ impl Core {
         self.fault = Some((at, status, why));
     }
 
+    /// What the request reports that the queue pair's fault is of.
+    pub fn status(&self) -> Option<WcStatus> {
+        self.fault.as_ref().map(|(_, status, _)| *status)
+    }
+
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
         self.fault.as_ref().map(|(_, _, why)| why.as_str())

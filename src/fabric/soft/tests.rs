@@ -319,6 +319,31 @@ fn every_data_stream_is_confirmed_and_a_closed_one_dialed_again() {
 }
 
 #[test]
+fn drops_that_have_nothing_to_do_with_each_other_do_not_end_a_dial() {
+    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, false);
+    let (stand, peer) = Stand::new(&ends[1]);
+    cq.qp(qps[0]).connect(&peer.encode()).unwrap();
+    drop(stand.hear(|| _ = cq.poll(&mut [])));
+    // The second is kept for longer than a dial may fail, and then lost as well.
+    let kept = stand.hear(|| _ = cq.poll(&mut []));
+    let end = std::time::Instant::now() + std::time::Duration::from_millis(5200);
+    while std::time::Instant::now() < end {
+        (0..20).for_each(|_| _ = cq.poll(&mut []));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    drop(kept);
+    let (mut control, hello) = stand.hear(|| {
+        cq.poll(&mut []);
+        assert_eq!(cq.qp(qps[0]).error(), None);
+    });
+    control.write_all(&endpoint::Reply::Tcp(0).encode(&ends[0].token, &hello)).unwrap();
+    eventually("the wire", || {
+        cq.poll(&mut []);
+        cq.qp(qps[0]).met()
+    });
+}
+
+#[test]
 fn data_streams_that_do_not_come_are_not_waited_for_without_end() {
     let config = Config { soft_wire: TCP, tcp_streams: 2, handshake_timeout_s: 1, ..Config::default() };
     let (_domain, mut cq, qps, ends) = strangers(config, false);

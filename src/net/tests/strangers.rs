@@ -148,6 +148,33 @@ fn truncated_and_slow_handshakes_cost_a_place_and_are_dropped() {
 }
 
 #[test]
+fn who_has_spoken_is_not_pushed_out_by_who_has_not() {
+    let net = net(Config { max_half_open: 4, ..config() });
+    let (mut listen, bytes) = net.listen(0).unwrap();
+    let handle = decoded(&bytes);
+    let good = hello(&handle, |p| p.fabric = "verbs".into());
+    // Many are waiting by the time of the next call, the one that has spoken among the first: as many as are taken in at once, and more.
+    let mut whole = TcpStream::connect(handle.addr).unwrap();
+    whole.write_all(&good).unwrap();
+    let mut part = TcpStream::connect(handle.addr).unwrap();
+    part.write_all(&good[..20]).unwrap();
+    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(handle.addr).unwrap()).collect();
+    let mut answer = [0; HEADER_SIZE];
+    whole.set_nonblocking(true).unwrap();
+    part.set_nonblocking(true).unwrap();
+    within("an answer to the first", || {
+        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        whole.read_exact(&mut answer).ok()
+    });
+    within("an end of the silent ones", || {
+        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        (listen.half_open() == 5).then_some(())
+    });
+    assert_eq!(part.read(&mut answer).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was hung up on");
+    drop(silent);
+}
+
+#[test]
 fn a_slow_handshake_is_timed_from_its_first_byte() {
     use super::super::accept::Acceptor;
     let net = net(Config { handshake_timeout_s: 10, ..config() });
@@ -156,7 +183,7 @@ fn a_slow_handshake_is_timed_from_its_first_byte() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, from) = listener.accept().unwrap();
-    acceptor.admit(stream, from).unwrap();
+    acceptor.admit(stream, from, 1);
     let second = 1_000_000_000u64;
     // Silent: for ever.
     for now in [1, 1000 * second, 100_000 * second] {
@@ -256,8 +283,10 @@ fn peers_that_cannot_be_talked_to_are_told_so() {
         assert_eq!(header.kind, Kind::Refuse);
         let reason = wire::decode_reason(body);
         assert!(reason.contains(expect), "{reason}");
-        let refusal = refusal.unwrap();
-        assert!(matches!(refusal, Error::Usage(_)) && refusal.to_string().contains(&reason), "{refusal}");
+        assert!(refusal.is_none(), "{refusal:?}");
+        // Heard again it gets no answer.
+        let (answer, refusal) = hung_up_on(&mut listen, &handle, &h1);
+        assert!(answer.is_empty() && refusal.is_none(), "{answer:?} {refusal:?}");
     }
     still_usable(&net, &mut listen, &bytes);
 }
