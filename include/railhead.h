@@ -73,7 +73,7 @@ typedef struct railhead_proxy_t railhead_proxy_t;
 // ended by railhead_store_close.
 //
 // Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
-// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
+// the parent's handles are refused, and what they hold open is closed: no child keeps a connection or a port of its parent's. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
 // spaces and groups that were made of it: a thread that is to wait for long takes a handle of its own (railhead_store_clone).
 //
 // Time: no operation on a server returns later than 100 ms after its timeout, also if the server is stopped or does not answer, or another thread has the
@@ -122,7 +122,7 @@ typedef struct {
     size_t data_bytes;
     // Bytes from the control words to the end of the mapping: what railhead_ring_open takes. 0 for supplied memory, which railhead_ring_join takes.
     size_t mapped_bytes;
-    // Descriptor of the mapping, which stays the connector's; -1 if the ring is not shared.
+    // Descriptor of the mapping, which stays the connector's and which a forked child keeps; -1 if the ring is not shared.
     int fd;
     // Zero.
     uint32_t reserved;

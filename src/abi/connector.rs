@@ -88,7 +88,7 @@ pub struct railhead_ring_place_t {
     pub data_bytes: usize,
     /// Bytes from the control words to the end of the mapping: what railhead_ring_open takes. 0 for supplied memory, which railhead_ring_join takes.
     pub mapped_bytes: usize,
-    /// Descriptor of the mapping, which stays the connector's; -1 if the ring is not shared.
+    /// Descriptor of the mapping, which stays the connector's and which a forked child keeps; -1 if the ring is not shared.
     pub fd: c_int,
     /// Zero.
     pub reserved: u32,

@@ -4,8 +4,8 @@
 //! The `Net` lives from the first `init` until the last context is finalized and the last comm is closed. ABI versions before 11 have no
 //! finalize: theirs lives on, and an `init` that finds nothing open replaces it by one with the environment's present settings.
 //!
-//! A forked child starts from nothing: the parent's state is set aside untouched, for its locks may be held and its memory is not all
-//! here, and the child's `init` makes new state.
+//! A forked child starts from nothing: the parent's descriptors are closed (see `base::fd`), its state is set aside untouched, for its locks
+//! may be held and its memory is not all here, and the child's `init` makes new state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};

@@ -23,7 +23,7 @@ use convert::{answer, array, bytes, give, text, texts, timeout};
 /// ended by railhead_store_close.
 ///
 /// Threads: any, several at a time, a handle may be closed while another thread uses it: that call goes on. Not from a signal handler. In a forked child
-/// the parent's handles are refused. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
+/// the parent's handles are refused, and what they hold open is closed: no child keeps a connection or a port of its parent's. A blocked operation on a connection to a server keeps other operations on the same handle waiting, and on the name
 /// spaces and groups that were made of it: a thread that is to wait for long takes a handle of its own (railhead_store_clone).
 ///
 /// Time: no operation on a server returns later than 100 ms after its timeout, also if the server is stopped or does not answer, or another thread has the

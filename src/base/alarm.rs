@@ -1,10 +1,11 @@
 //! How a thread sleeps on descriptors and is woken by other threads of the process: an eventfd beside what else it watches. Any thread rings; one
 //! thread waits.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::time::Duration;
 
 use super::error::{Error, Result};
+use super::fd::OwnedFd;
 
 /// What ended a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! TCP listeners, within the ports that a firewall lets through. At set-up, on any thread.
 
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Type};
 
 use super::config::parse_ports;
 use super::error::{Error, Result};
+use super::fd::{Socket, TcpListener};
 use super::rand;
 
 /// Connections that the kernel keeps for a listener that is not polled (it may cut this to net.core.somaxconn): v4 ranks all connect
@@ -36,7 +37,7 @@ pub fn tcp(addr: SocketAddr, range: &str) -> Result<TcpListener> {
 
 fn bind(mut addr: SocketAddr, port: u16) -> io::Result<TcpListener> {
     addr.set_port(port);
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+    let socket = Socket::new(socket2::Socket::new(Domain::for_address(addr), Type::STREAM, None)?);
     // A port of the range that served a closed connection a minute ago is free.
     socket.set_reuse_address(true)?;
     if addr.is_ipv6() {
@@ -45,5 +46,5 @@ fn bind(mut addr: SocketAddr, port: u16) -> io::Result<TcpListener> {
     socket.bind(&addr.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    Ok(socket.into())
+    Ok(socket.convert())
 }

@@ -7,6 +7,7 @@ pub mod alarm;
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod fd;
 pub mod fork;
 pub mod host;
 pub mod listen;

@@ -8,9 +8,10 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Arc, Weak};
 
+use super::fd::OwnedFd;
 use super::fork::PerProcess;
 
 /// A process.

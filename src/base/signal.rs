@@ -10,6 +10,8 @@ use std::os::fd::RawFd;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use super::fd;
+
 /// Signals of Linux are 1 to this (asm-generic/signal.h: _NSIG).
 const MOST: usize = 64;
 
@@ -66,7 +68,10 @@ fn reader() -> io::Result<Notice> {
         }
         let mine = pid << 32 | fd as u64;
         match READER.compare_exchange(seen, mine, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => mine,
+            Ok(_) => {
+                fd::enter(fd);
+                mine
+            }
             Err(other) => {
                 // SAFETY: just made, and published nowhere.
                 unsafe { libc::close(fd) };

@@ -6,11 +6,12 @@
 //! may be slow or stopped, and is waited for.
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
+use crate::base::fd::TcpStream;
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::process::{Life, Process};
 use crate::base::stage::{self, Stage};

@@ -2,12 +2,13 @@
 //! where the comm was handed out early (v4), `isend` and `test`. And the table of connects in progress, which `connect` finds its way
 //! back to through the handle's cursor.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
+use crate::base::fd::{Socket, TcpStream};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats, WaitCause};
@@ -148,7 +149,7 @@ impl Connector {
         let addr = self.handle.addr;
         let failed = |e| Error::system(format!("connect to {addr}"), e);
         let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None).map_err(failed)?;
-        let stream = TcpStream::from(socket);
+        let stream: TcpStream = Socket::new(socket).convert();
         tune(&stream, &self.setup.config)?;
         match socket2::SockRef::from(&stream).connect(&addr.into()) {
             Ok(()) => {}

@@ -3,12 +3,13 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::{Error, Result};
+use crate::base::fd::{TcpListener, TcpStream};
 use crate::base::log::{self, log_info};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommCounter, CommKind, CommStats, WaitCause};
@@ -163,7 +164,7 @@ impl Listening {
     fn admit(&mut self, now: u64) -> Result<()> {
         for _ in 0..ADMIT_AT_ONCE {
             match self.listener.accept() {
-                Ok((stream, from)) => self.acceptor.admit(stream, from, now),
+                Ok((stream, from)) => self.acceptor.admit(TcpStream::new(stream), from, now),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.raw_os_error() == Some(libc::EMFILE) && self.acceptor.spare() => {}
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {

@@ -5,12 +5,12 @@
 //! says otherwise.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::fd::TcpStream;
 use crate::base::fork;
 use crate::base::process::{Life, Process};
 use crate::base::stats::WaitCause;

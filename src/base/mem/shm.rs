@@ -7,9 +7,9 @@
 //! even where process ids mean nothing (another pid namespace).
 
 use std::ffi::{CStr, CString};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::{View, page_round};
 use crate::base::error::{Error, Result};
+use crate::base::fd::{File, OwnedFd};
 use crate::base::{fork, rand};
 
 /// How the names of our files in /dev/shm begin.
@@ -65,7 +66,7 @@ impl Shm {
     /// Errors: anything but a memfd of exactly `len` bytes, in whole pages, that nobody can resize any more.
     pub fn attach(fd: OwnedFd, len: usize) -> Result<Shm> {
         let len = checked_len(len)?;
-        let file = File::from(fd);
+        let file: File = fd.convert();
         // SAFETY: the descriptor is open; the command takes no argument.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & SEALS != SEALS {
@@ -99,6 +100,7 @@ impl Shm {
                 .mode(0o600)
                 .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
                 .open(&path)
+                .map(File::new)
                 .map_err(|e| Error::system(format!("creating {}", path.display()), e))?;
             let name = Name { name, path, linked: AtomicBool::new(true), epoch: fork::epoch() };
             if !lock(&file) || links(&file)? == 0 {
@@ -131,6 +133,7 @@ impl Shm {
             .write(true)
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(&path)
+            .map(File::new)
             .map_err(|e| Error::system(format!("opening {}", path.display()), e))?;
         let meta = file.metadata().map_err(|e| Error::system("fstat of shared memory", e))?;
         if !is_ours(&meta) || meta.len() != len as u64 {
@@ -159,6 +162,11 @@ impl Shm {
     /// The descriptor, to be sent to the peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Leaves the descriptor to forked children: the application is told of it.
+    pub fn share_with_children(&self) {
+        self.file.share_with_children();
     }
 
     /// Bytes: whole pages.
@@ -216,7 +224,11 @@ fn sweep_in(directory: &Path) -> usize {
                 return false;
             }
             let path = entry.path();
-            let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path)
+            let Ok(file) = OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
+                .open(&path)
+                .map(File::new)
             else {
                 return false;
             };
@@ -242,7 +254,7 @@ fn create(name: &CStr, flags: libc::c_uint) -> io::Result<File> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call just returned this descriptor, so nobody else owns it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 fn checked_len(len: usize) -> Result<usize> {
@@ -307,7 +319,7 @@ mod tests {
     const PAGE: usize = 4096;
 
     fn dup(shm: &Shm) -> OwnedFd {
-        shm.fd().try_clone_to_owned().unwrap()
+        OwnedFd::new(shm.fd().try_clone_to_owned().unwrap())
     }
 
     fn files(directory: &Path) -> Vec<String> {
@@ -336,16 +348,16 @@ mod tests {
         // SAFETY: a terminated name.
         let bare = unsafe { libc::memfd_create(c"bare".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         // SAFETY: the call just returned it.
-        let bare = File::from(unsafe { OwnedFd::from_raw_fd(bare) });
+        let bare = unsafe { File::from_raw_fd(bare) };
         bare.set_len(PAGE as u64).unwrap();
-        assert!(Shm::attach(bare.try_clone().unwrap().into(), PAGE).is_err(), "not sealed");
+        assert!(Shm::attach(OwnedFd::new(bare.try_clone().unwrap()), PAGE).is_err(), "not sealed");
         // SAFETY: an open descriptor and an integer.
         assert_eq!(unsafe { libc::fcntl(bare.as_raw_fd(), libc::F_ADD_SEALS, SEALS & !libc::F_SEAL_SHRINK) }, 0);
-        assert!(Shm::attach(bare.into(), PAGE).is_err(), "may shrink");
+        assert!(Shm::attach(bare.convert(), PAGE).is_err(), "may shrink");
         let file = tempfile::tempfile().unwrap();
         file.set_len(PAGE as u64).unwrap();
-        assert!(Shm::attach(file.into(), PAGE).is_err(), "a file");
-        assert!(Shm::attach(File::open("/dev/null").unwrap().into(), PAGE).is_err(), "a device");
+        assert!(Shm::attach(OwnedFd::new(file), PAGE).is_err(), "a file");
+        assert!(Shm::attach(OwnedFd::new(std::fs::File::open("/dev/null").unwrap()), PAGE).is_err(), "a device");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Where records come from: the process's page, made for the first comm and gone with the last handle. At set-up, on any thread.
 
-use std::fs::File;
 use std::io::Error as IoError;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
@@ -13,6 +12,7 @@ use super::CommKind;
 use super::page::{CommRecord, Layout, MAGIC, MEMFD_NAME, RailRecord, VERSION};
 use crate::base::clock;
 use crate::base::error::{Error, Result};
+use crate::base::fd::File;
 use crate::base::fork::{self, PerProcess};
 use crate::base::log::{self, log_warn};
 use crate::base::mem;

@@ -6,10 +6,10 @@
 //! segment by a name in /dev/shm; what the acceptor can open, both use. What neither can share goes over TCP.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use socket2::{Socket, TcpKeepalive};
+use socket2::TcpKeepalive;
 
 use super::dial::{self, Probe};
 use super::endpoint::{Address, HELLO_SIZE, Offer, REPLY_SIZE, Reply};
@@ -19,6 +19,7 @@ use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
 use super::tcp::TcpWire;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::Error;
+use crate::base::fd::{OwnedFd, Socket};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::mem::Shm;
 use crate::base::stage::{self, Stage};
@@ -262,7 +263,7 @@ impl Bringup {
             Ok(false) => self.stage = Step::Connecting(socket),
             Ok(true) => {
                 stage::reach(Stage::WireDialed);
-                return self.ask(socket.into(), false);
+                return self.ask(socket.convert(), false);
             }
             Err(e) => self.failed(e)?,
         }
@@ -381,7 +382,7 @@ impl Bringup {
                 Opening::Connecting(socket) => match dial::connected(&socket) {
                     Ok(false) => return Ok(Opening::Connecting(socket)),
                     Ok(true) => {
-                        let socket = OwnedFd::from(socket);
+                        let socket: OwnedFd = socket.convert();
                         match dial::greet(&socket, &self.party.local, &self.party.remote, Offer::Data(number), None) {
                             Ok(hello) => Opening::Asked(Box::new(Asked::new(socket, false, hello, None))),
                             Err(e) => return self.again(e).map(Opening::Closed),
@@ -465,7 +466,7 @@ impl Bringup {
                 // The kernel leaves out a descriptor that there is no room for.
                 let none = || Error::system("no descriptor came with the greeting", io::Error::from_raw_os_error(libc::EMFILE));
                 let memory = arrival.memory.as_ref().ok_or_else(none)?;
-                let memory = memory.try_clone().map_err(|e| Error::system("dup", e))?;
+                let memory = OwnedFd::new(memory.try_clone().map_err(|e| Error::system("dup", e))?);
                 Shm::attach(memory, usize::try_from(*len).map_err(|_| too_long())?)?
             }
             Offer::Named(len, name) => Shm::open_file(name, usize::try_from(*len).map_err(|_| too_long())?)?,

@@ -2,14 +2,15 @@
 //! still exists.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Type};
 
 use super::endpoint::{Address, HELLO_SIZE, Hello, Offer};
 use super::hub::{peer_of, unix_name};
 use super::shm::{recv_with_fd, send_with_fd};
 use crate::base::error::Result;
+use crate::base::fd::{OwnedFd, Socket};
 use crate::base::{clock, rand};
 
 /// Connects to the abstract unix socket of a hub; refused where it is not in this network namespace, or not this user's.
@@ -42,7 +43,7 @@ pub fn unix(instance: &[u8; 16]) -> io::Result<OwnedFd> {
 /// Begins to connect to the peer's listener, from this rail's own address.
 pub fn tcp(from: &Address, to: &Address) -> io::Result<Socket> {
     let (mut local, mut remote) = (from.addr, to.addr);
-    let socket = Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(socket2::Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking(), Some(Protocol::TCP))?);
     if local.is_ipv4() == remote.is_ipv4() && local.ip().is_loopback() == remote.ip().is_loopback() {
         local.set_port(0);
         socket.bind(&SockAddr::from(local))?;
@@ -134,7 +135,7 @@ impl Probe {
                     self.stream = Some(Stream::Connecting(socket));
                     Ok(())
                 }
-                Ok(true) => self.greet(socket.into(), local, remote),
+                Ok(true) => self.greet(socket.convert(), local, remote),
                 Err(e) => Err(e),
             },
             Some(Stream::Greeted(socket)) => match recv_with_fd(&socket, &mut [0; 1]) {

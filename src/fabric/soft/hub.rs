@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
 use super::shm::recv_with_fd;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::fd::{Owned, OwnedFd, TcpListener};
 use crate::base::{clock, listen};
 
 /// Closed TCP streams that wait for the peer's end, so that a reset cannot overtake our last acknowledgements.
@@ -94,7 +95,7 @@ struct State {
 
 struct Listeners {
     tcp: TcpListener,
-    unix: Option<UnixListener>,
+    unix: Option<Owned<UnixListener>>,
     port: u16,
 }
 
@@ -123,8 +124,8 @@ impl Listeners {
     /// The next stream that waits; `None`: there is no such listener.
     fn accept(&self, unix: bool) -> Option<io::Result<OwnedFd>> {
         match (unix, &self.unix) {
-            (false, _) => Some(self.tcp.accept().map(|(stream, _)| stream.into())),
-            (true, Some(unix)) => Some(unix.accept().map(|(stream, _)| stream.into())),
+            (false, _) => Some(self.tcp.accept().map(|(stream, _)| OwnedFd::new(stream))),
+            (true, Some(unix)) => Some(unix.accept().map(|(stream, _)| OwnedFd::new(stream))),
             (true, None) => None,
         }
     }
@@ -194,7 +195,7 @@ impl Hub {
         // Without it the peers on this host use what they use across network namespaces.
         let unix = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&self.instance))
             .and_then(|name| UnixListener::bind_addr(&name))
-            .and_then(|unix| unix.set_nonblocking(true).map(|()| unix))
+            .and_then(|unix| unix.set_nonblocking(true).map(|()| Owned::new(unix)))
             .ok();
         Ok(Listeners { tcp, unix, port })
     }

@@ -20,13 +20,14 @@ pub mod tcp;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
 
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::fd::OwnedFd;
 use crate::base::log::{self, log_warn};
 use crate::base::stats::RailStats;
 use crate::base::{mac, mem, rand};

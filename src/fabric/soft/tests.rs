@@ -188,7 +188,7 @@ fn dialed(from: &Address, to: &Address) -> OwnedFd {
     while !dial::connected(&socket).unwrap() {
         std::thread::yield_now();
     }
-    socket.into()
+    socket.convert()
 }
 
 #[track_caller]
@@ -362,7 +362,7 @@ fn who_has_spoken_is_not_pushed_out_by_who_has_not() {
     let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, max_half_open: 4, ..Config::default() }, false);
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     let hello = endpoint::Hello { to: ends[1].qpn, from: ends[0].qpn, nonce: [1; 16], offer: endpoint::Offer::Tcp }.encode(&ends[1].token);
-    let mut slow = std::net::TcpStream::from(dialed(&ends[0], &ends[1]));
+    let mut slow: crate::base::fd::TcpStream = dialed(&ends[0], &ends[1]).convert();
     slow.write_all(&hello[..50]).unwrap();
     let mut silent = Vec::new();
     for _ in 0..20 {

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +14,7 @@ use ibverbs_sys::*;
 
 use super::library::{Library, made};
 use crate::base::error::{Error, Result};
+use crate::base::fd::OwnedFd;
 
 /// A completion channel and what became of its events.
 pub struct Channel {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -16,6 +16,7 @@ use super::channel::nonblocking;
 use super::gid::Gid;
 use super::library::{Library, check};
 use crate::base::error::{Error, Result};
+use crate::base::fd::OwnedFd;
 use crate::base::fork;
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::thread::{self, Cpus};

@@ -183,7 +183,7 @@ fn a_slow_handshake_is_timed_from_its_first_byte() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, from) = listener.accept().unwrap();
-    acceptor.admit(stream, from, 1);
+    acceptor.admit(crate::base::fd::TcpStream::new(stream), from, 1);
     let second = 1_000_000_000u64;
     // Silent: for ever.
     for now in [1, 1000 * second, 100_000 * second] {

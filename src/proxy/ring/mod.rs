@@ -83,6 +83,8 @@ impl Ring {
     }
 
     fn shared(shm: Shm, geometry: Geometry, start: u64) -> Result<Ring> {
+        // What maps it may be a forked child.
+        shm.share_with_children();
         let memory = shm.ptr(0, shm.len());
         // SAFETY: a fresh, zeroed, page-aligned mapping of that length that lives in `home`, and that nobody else knows yet.
         unsafe { Ring::in_one(memory, geometry, Home::Shared(shm), start) }

@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 
 use super::*;
+use crate::base::fd::OwnedFd;
 
 const LIMITS: [u64; 4] = [0, 5, u32::MAX as u64 - 5, u64::MAX - 5];
 
@@ -70,7 +71,7 @@ fn streams_in_every_home_and_over_the_wrap_of_the_counters() {
 fn a_shared_ring_says_what_it_is_to_whoever_maps_it() {
     let ring = Ring::memfd(geometry(), 7).unwrap();
     let bytes = ring.mapped_bytes().unwrap();
-    let copy = ring.fd().unwrap().try_clone_to_owned().unwrap();
+    let copy = OwnedFd::new(ring.fd().unwrap().try_clone_to_owned().unwrap());
     let mapped = Shm::attach(copy, bytes).unwrap();
     assert_eq!(mapped.load_u64(0, Relaxed), layout::MAGIC);
     assert_eq!((mapped.load_u32(8, Relaxed), mapped.load_u32(12, Relaxed)), (1, 8));

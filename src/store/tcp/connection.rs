@@ -4,15 +4,17 @@
 //! Nothing here blocks beyond the deadline of the operation under way, except that the system resolves a name in its own time.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use socket2::{Domain, Type};
 
 use super::secret::{self, End, NONCE, SECRET_WANTED};
 use super::wire::{self, Event, MAGIC, Part, Query};
 use crate::base::config::Secret;
+use crate::base::fd::{Socket, TcpStream};
 use crate::base::mac::MAC_SIZE;
 use crate::base::{clock, rand};
 use crate::store::deadline::Deadline;
@@ -132,7 +134,7 @@ impl Connection {
     /// Says what it speaks and sees that the other side does, too. In one write: torch's libuv server hangs up on half a VALIDATE.
     fn reach(address: SocketAddr, secret: &Secret, deadline: Deadline) -> std::result::Result<Self, Failure> {
         let limit = deadline.grace().left().map_or(ATTEMPT, |left| left.max(Duration::from_millis(1)));
-        let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| Error::system(format!("connect to {address}"), e))?;
+        let stream = connect(address, limit).map_err(|e| Error::system(format!("connect to {address}"), e))?;
         let set_up = || stream.set_nodelay(true).and_then(|()| socket2::SockRef::from(&stream).set_keepalive(true));
         set_up().map_err(|e| Error::system("set up a connection", e))?;
         let mut connection = Connection {
@@ -225,7 +227,7 @@ impl Connection {
 
     /// What ends the connection while another thread reads from it.
     pub fn stopper(&self) -> Result<TcpStream> {
-        self.stream.try_clone().map_err(|e| Error::system("dup", e))
+        self.stream.try_clone().map(TcpStream::new).map_err(|e| Error::system("dup", e))
     }
 
     /// Sends a request.
@@ -427,6 +429,13 @@ impl Connection {
         self.broken = Some(reason.clone());
         reason
     }
+}
+
+/// Blocking; known as ours from the first, since connecting may take long.
+fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+    let socket = Socket::new(socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?);
+    socket.connect_timeout(&address.into(), limit)?;
+    Ok(socket.convert())
 }
 
 /// Torch's words, which users search for.

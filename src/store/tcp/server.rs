@@ -13,7 +13,7 @@ mod watches;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,10 +21,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mio::Waker;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Type};
 
 use super::wire::Limits;
 use crate::base::config::Secret;
+use crate::base::fd::Socket;
 use crate::base::fork::{self, PerProcess};
 use crate::base::thread::{self, Cpus};
 use crate::store::{Error, Result};
@@ -82,12 +83,13 @@ impl Server {
     /// Errors: a port that is in use, an address that is not this machine's; no descriptors or threads left.
     pub fn start(options: ServerOptions) -> Result<Server> {
         let listener = match options.socket {
-            Some(ref socket) => socket.try_clone().and_then(adopt).map_err(|e| cannot_listen(0, &e))?,
+            Some(ref socket) => socket.try_clone().and_then(|socket| adopt(Socket::new(socket))).map_err(|e| cannot_listen(0, &e))?,
             None => listen(options.bind, options.port).map_err(|e| cannot_listen(options.port, &e))?,
         };
         let address = listener.local_addr().map_err(|e| Error::system("getsockname", e))?;
+        let address = address.as_socket().ok_or_else(|| Error::Network("the store's socket is none of IP".into()))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (daemon, waker) = Daemon::new(listener, &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
+        let (daemon, waker) = Daemon::new(listener.convert(), &options, Arc::clone(&stop)).map_err(|e| Error::system("epoll", e))?;
         let thread = thread::spawn("railhead-store", &Cpus::default(), move || daemon.run());
         let thread = Mutex::new(Some(thread.map_err(|e| Error::system("start the store's thread", e))?));
         Ok(Server { address, bind: options.bind, secret: options.secret, stop, waker, thread, epoch: fork::epoch() })
@@ -152,27 +154,26 @@ fn cannot_listen(port: u16, error: &io::Error) -> Error {
     ))
 }
 
-fn listen(bind: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+fn listen(bind: Option<IpAddr>, port: u16) -> io::Result<Socket> {
     let Some(addr) = bind else {
         return open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).or_else(|_| open(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))));
     };
     open(SocketAddr::new(addr, port))
 }
 
-fn open(addr: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+fn open(addr: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(socket2::Socket::new(Domain::for_address(addr), Type::STREAM, None)?);
     socket.set_reuse_address(true)?;
     if addr.is_ipv6() {
         socket.set_only_v6(!addr.ip().is_unspecified())?;
     }
     socket.bind(&addr.into())?;
-    adopt(socket.into())
+    adopt(socket)
 }
 
-fn adopt(socket: OwnedFd) -> io::Result<TcpListener> {
-    let socket = Socket::from(socket);
+fn adopt(socket: Socket) -> io::Result<Socket> {
     // As long as net.core.somaxconn allows: a whole job connects at once.
     socket.listen(i32::MAX)?;
     socket.set_nonblocking(true)?;
-    Ok(socket.into())
+    Ok(socket)
 }

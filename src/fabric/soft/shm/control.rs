@@ -2,9 +2,10 @@
 //! closing, the news that the peer is gone. Driven by the thread that drives the queue pair.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 
 use crate::base::error::Error;
+use crate::base::fd::OwnedFd;
 
 /// Bytes of a record: kind u32, id u32, len u64.
 const RECORD: usize = 16;

@@ -18,11 +18,12 @@ mod stream;
 mod tests;
 mod tx;
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::queue::{Core, Fault};
+use crate::base::fd::OwnedFd;
 use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::stats::{RailCounter, RailStats};

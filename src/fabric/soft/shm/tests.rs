@@ -134,7 +134,7 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
         let bounce = (64 * 1024) << rng.below(3);
         let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(bounce).unwrap()).unwrap(), bounce).unwrap();
         let fd = dialer.shm.fd().try_clone_to_owned().unwrap();
-        let mut acceptor = Segment::attach(Shm::attach(fd, dialer.shm.len()).unwrap()).unwrap();
+        let mut acceptor = Segment::attach(Shm::attach(OwnedFd::new(fd), dialer.shm.len()).unwrap()).unwrap();
         dialer.introduce(true);
         acceptor.introduce(true);
         let cma = [CrossMemory::Always, CrossMemory::Never][rng.below(2) as usize];
@@ -145,7 +145,7 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
         let caps = QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() };
         let mut core = Core::new(&caps, RailStats::detached(), 1, 0);
         core.ready(if rng.below(2) == 0 { 7 } else { 0 });
-        let mut wire = ShmWire::new(victim, a.into(), true, 16, RailStats::detached());
+        let mut wire = ShmWire::new(victim, OwnedFd::new(a), true, 16, RailStats::detached());
         let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 8];
         for _ in 0..400 {
             steps += 1;
@@ -190,7 +190,8 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
 #[test]
 fn nothing_is_written_for_a_peer_of_which_another_process_has_the_number() {
     let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(64 * 1024).unwrap()).unwrap(), 64 * 1024).unwrap();
-    let acceptor = Segment::attach(Shm::attach(dialer.shm.fd().try_clone_to_owned().unwrap(), dialer.shm.len()).unwrap()).unwrap();
+    let acceptor =
+        Segment::attach(Shm::attach(OwnedFd::new(dialer.shm.fd().try_clone_to_owned().unwrap()), dialer.shm.len()).unwrap()).unwrap();
     // Before the fork: a copy of this process has its cookie where this one has it.
     acceptor.introduce(false);
     // SAFETY: the child makes one system call, again and again.

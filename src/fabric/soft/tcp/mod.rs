@@ -19,11 +19,12 @@ mod tests;
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use memmap2::MmapMut;
 
 use crate::base::clock;
+use crate::base::fd::OwnedFd;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 

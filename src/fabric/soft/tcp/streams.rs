@@ -4,8 +4,9 @@
 //! The receiving half reads a stream only while its next segment belongs to the request at the head of the control stream, so that
 //! requests are placed strictly in order. That cannot lock up: each stream carries its segments in the order of the requests.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
+use crate::base::fd::OwnedFd;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 

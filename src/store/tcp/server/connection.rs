@@ -3,6 +3,7 @@
 use mio::net::TcpStream;
 
 use super::output::Output;
+use crate::base::fd::Owned;
 use crate::store::tcp::secret::NONCE;
 use crate::store::tcp::wire::Decoder;
 
@@ -19,7 +20,7 @@ pub struct Standing {
 
 /// A connection and what it holds.
 pub struct Connection {
-    pub stream: TcpStream,
+    pub stream: Owned<TcpStream>,
     /// When it came.
     pub came: u64,
     pub decoder: Decoder,
@@ -38,7 +39,7 @@ pub struct Connection {
 
 impl Connection {
     /// A client that has just come.
-    pub fn new(stream: TcpStream, came: u64) -> Self {
+    pub fn new(stream: Owned<TcpStream>, came: u64) -> Self {
         Connection {
             stream,
             came,

@@ -5,12 +5,11 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::TcpListener as StdListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mio::net::TcpListener;
+use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags};
@@ -21,6 +20,7 @@ use super::connection::Connection;
 use super::core::{Core, Refusal};
 use crate::base::clock;
 use crate::base::error;
+use crate::base::fd::{Owned, OwnedFd};
 use crate::base::log::{self, log_warn};
 use crate::store::deadline::Deadline;
 use crate::store::tcp::wire::{Limits, STOP_WAITING};
@@ -51,8 +51,8 @@ const SILENCE: Duration = Duration::from_millis(10);
 
 /// Everything that the thread owns.
 pub struct Daemon {
-    poll: Poll,
-    listener: TcpListener,
+    poll: Owned<Poll>,
+    listener: Owned<TcpListener>,
     stop: Arc<AtomicBool>,
     limits: Limits,
     memory: usize,
@@ -75,11 +75,11 @@ pub struct Daemon {
 
 impl Daemon {
     /// For a listening, nonblocking socket.
-    pub fn new(listener: StdListener, options: &ServerOptions, stop: Arc<AtomicBool>) -> io::Result<(Self, Waker)> {
-        let poll = Poll::new()?;
+    pub fn new(listener: OwnedFd, options: &ServerOptions, stop: Arc<AtomicBool>) -> io::Result<(Self, Waker)> {
+        let poll = Owned::<Poll>::new(Poll::new()?);
         let waker = Waker::new(poll.registry(), WAKER)?;
-        let mut listener = TcpListener::from_std(listener);
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let mut listener: Owned<TcpListener> = listener.convert();
+        poll.registry().register(&mut *listener, LISTENER, Interest::READABLE)?;
         let daemon = Daemon {
             poll,
             listener,
@@ -171,14 +171,15 @@ impl Daemon {
     fn accept(&mut self) {
         loop {
             match self.listener.accept() {
-                Ok((mut stream, _)) => {
+                Ok((stream, _)) => {
+                    let mut stream = Owned::<TcpStream>::new(stream);
                     let _ = stream.set_nodelay(true);
                     let index = self.free.pop().unwrap_or_else(|| {
                         self.clients.push(None);
                         self.clients.len() - 1
                     });
                     let registered =
-                        self.poll.registry().register(&mut stream, Token(CLIENTS + index), Interest::READABLE | Interest::WRITABLE);
+                        self.poll.registry().register(&mut *stream, Token(CLIENTS + index), Interest::READABLE | Interest::WRITABLE);
                     match (registered, self.clients.get_mut(index)) {
                         (Ok(()), Some(place)) => {
                             let client = place.insert(Connection::new(stream, clock::now()));

@@ -4,7 +4,6 @@ mod faults;
 mod model;
 mod moves;
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use super::super::mr;
@@ -90,7 +89,7 @@ pub fn streams(buffer: Option<usize>) -> (OwnedFd, OwnedFd) {
             socket2::SockRef::from(end).set_send_buffer_size(size).unwrap();
         }
     }
-    (a.into(), b.into())
+    (OwnedFd::new(a), OwnedFd::new(b))
 }
 
 pub fn side(setup: &Setup, control: OwnedFd, data: Vec<OwnedFd>) -> Side {
