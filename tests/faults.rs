@@ -129,10 +129,16 @@ fn one_descriptor_more(_: &Ctx) {
             if let Ok(None) = send {
                 send = plugin.connect(0, &mut handle);
             }
-            if send.is_ok() && recv == Ok(None) {
+            if recv == Ok(None) && send != Err(SYSTEM_ERROR) {
                 recv = plugin.accept(listen);
             }
-            send.err().or(recv.err()).map(Err).or(send.ok().flatten().zip(recv.ok().flatten()).map(Ok))
+            match (send, recv) {
+                (Err(SYSTEM_ERROR), _) | (_, Err(SYSTEM_ERROR)) => Some(Err(SYSTEM_ERROR)),
+                // A device's thread may let the other end know first.
+                (Ok(None), _) | (_, Ok(None)) => None,
+                (Ok(Some(send)), Ok(Some(recv))) => Some(Ok((send, recv))),
+                (Err(other), _) | (_, Err(other)) => Some(Err(other)),
+            }
         });
         let said = warnings();
         plugin.close_listen(listen).expect("closeListen");
@@ -147,7 +153,7 @@ fn one_descriptor_more(_: &Ctx) {
             }
             Err(error) => error,
         };
-        // Nobody is there any more for the other end.
+        // Nobody is there any more for the other end, which may say so in any words.
         if let Ok(None) = send {
             send = until("an end of connect", || plugin.connect(0, &mut handle).transpose()).map(Some);
         }
@@ -157,9 +163,11 @@ fn one_descriptor_more(_: &Ctx) {
         if let Ok(Some(comm)) = recv {
             plugin.close_recv(comm).expect("close");
         }
+        take_log();
         assert_eq!(error, SYSTEM_ERROR, "{more} descriptors: {said:?}");
         let limits: Vec<_> = said.iter().filter(|line| line.contains("RLIMIT_NOFILE is")).collect();
-        assert_eq!(limits.len(), 1, "{more} descriptors: {said:?}");
+        // Both ends may have lacked one.
+        assert!((1..=2).contains(&limits.len()), "{more} descriptors: {said:?}");
     }
     panic!("64 descriptors are not enough");
 }

@@ -296,7 +296,7 @@ table! {
     ib_fifo_tc: i32, "RAILHEAD_IB_FIFO_TC" or "NCCL_IB_FIFO_TC", -1, -1..=255,
         "Traffic class of a receiver's announcements. -1: as the data.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,
-        "Unfinished handshakes that one listener keeps; the oldest is dropped for a newer one.";
+        "Unfinished handshakes that one listener keeps, of those that have said nothing and of those that have begun; the oldest is dropped for a newer one of its kind.";
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,
         "Seconds that an incoming handshake may take after its first byte.";
     peer_timeout_s: u32, "RAILHEAD_PEER_TIMEOUT_S", 0, 0..=86400,
