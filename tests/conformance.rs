@@ -59,7 +59,7 @@ macro_rules! conforms {
                 send_longer_than_receive, send_with_immediate, rnr_waits_for_ever, a_long_wait_one_way_leaves_the_other_alone, rnr_limit, write_with_imm_waits_for_receive,
                 receive_scatter_is_exact, write_consumes_no_receive, receives_posted_before_connect,
             }
-            keys { bad_remote_key, stale_remote_key, bad_remote_bounds, bad_remote_access, bad_local_key, bad_receive_key, foreign_qp_keeps_working }
+            keys { bad_remote_key, stale_remote_key, guessed_remote_key, bad_remote_bounds, bad_remote_access, bad_local_key, bad_receive_key, foreign_qp_keeps_working }
             error {
                 flush_reports_all_in_order, set_error_is_learnt_by_peer, posting_in_wrong_state, connecting_twice_or_to_nonsense,
                 peer_destroyed, peer_queue_dropped, peer_destroyed_before_connect, peer_destroyed_with_nothing_outstanding,

@@ -108,6 +108,24 @@ pub fn stale_remote_key(bed: &Bed) {
     });
 }
 
+/// A peer that was told of one region guesses at the keys of those registered beside it, of which it knows the addresses.
+pub fn guessed_remote_key(bed: &Bed) {
+    if bed.wire == Wire::Nic {
+        // Its keys are the NIC's.
+        return;
+    }
+    for kind in [Kind::Write, Kind::Read] {
+        for guess in [1, -1, 2, -2, 1 << 20, -1 << 20, (1 << 20) + 1, (1 << 20) - 1] {
+            refused(bed, "guessed key", kind, 64, |p, _| {
+                let told = p.b.open_memory(64);
+                let (key, beside) = (told.rkey(), p.b.open_memory(64));
+                std::mem::forget(told);
+                (beside.addr(0), key.wrapping_add_signed(guess), Some(beside))
+            });
+        }
+    }
+}
+
 /// One byte below, one byte above, far away, and around the end of the address space.
 pub fn bad_remote_bounds(bed: &Bed) {
     each(bed, "one byte below", |_, v| (v.addr(0) - 1, v.rkey(), None));
