@@ -15,10 +15,11 @@ use crate::base::fork;
 use crate::base::process::{Life, Process};
 use crate::base::stats::WaitCause;
 
-use super::control::{CONTROL_SIZE, Control};
 use super::handshake::LateConfirm;
 use super::wire::Params;
 
+/// What a side writes on the control connection before it closes its comm on purpose: all that is ever said there.
+const BYE: [u8; 16] = [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 /// Idle polls per look at the clock.
 const CLOCK_EVERY: u32 = 64;
 /// Nanoseconds between two looks at the control connection and the peer's process.
@@ -63,7 +64,7 @@ pub struct Liveness {
     stream: TcpStream,
     /// H3, where the comm was handed out before it came.
     late_confirm: Option<LateConfirm>,
-    frame: [u8; CONTROL_SIZE],
+    frame: [u8; BYE.len()],
     frame_len: usize,
     /// The peer's process, if this one can see it.
     process: Option<Arc<Process>>,
@@ -89,7 +90,7 @@ impl Liveness {
         Liveness {
             stream,
             late_confirm,
-            frame: [0; CONTROL_SIZE],
+            frame: [0; BYE.len()],
             frame_len: 0,
             process: peer.pid.and_then(Process::find),
             polls: 0,
@@ -238,14 +239,12 @@ impl Liveness {
                 }
                 Err(_) => return Ok(Some("the control connection was reset: its process died or its host is unreachable")),
             }
-            if self.frame_len == CONTROL_SIZE {
+            if self.frame_len == BYE.len() {
                 self.frame_len = 0;
-                match Control::decode(&self.frame) {
-                    Some(Control::Bye) => self.bye = true,
-                    // Nobody sends these before replay exists.
-                    Some(other) => return Err(format!("unexpected control message {other:?}")),
-                    None => return Err("a control message that makes no sense".into()),
+                if self.frame != BYE {
+                    return Err("a control message that makes no sense".into());
                 }
+                self.bye = true;
             }
         }
     }
@@ -254,7 +253,7 @@ impl Liveness {
     pub fn say_bye(&mut self) {
         if self.epoch == fork::epoch() {
             // Best effort: it only makes the peer's message better.
-            let _ = self.stream.write(&Control::Bye.encode());
+            let _ = self.stream.write(&BYE);
         }
     }
 }

@@ -16,7 +16,6 @@ mod accept;
 mod background;
 mod comm;
 mod connect;
-mod control;
 mod cts_fifo;
 mod device;
 mod flush;

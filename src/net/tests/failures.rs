@@ -5,7 +5,6 @@ use crate::base::config::SoftWire;
 use crate::fabric::{Opcode, Payload, SendRequest};
 use std::sync::atomic::Ordering;
 
-use super::super::control::Control;
 use super::super::cts_fifo::{Imm, RECORD_SIZE, Record, SLOT_SIZE, Slot, epoch};
 use super::super::wr_id::WrKind;
 
@@ -241,7 +240,7 @@ fn nonsense_in_immediates_and_records_fails_the_receiver() {
 
 #[test]
 fn nonsense_on_the_control_connection_fails_the_comm() {
-    for bytes in [[0xffu8; 16], Control::RailDown { rail: 0, epoch: 1 }.encode()] {
+    for bytes in [[0xffu8; 16], [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]] {
         let mut pair = Pair::new(&net(config()), 0);
         let buffer = pair.buffer(64);
         let request = pair.irecv(&[buffer.recv(0, 64, 0)]);
