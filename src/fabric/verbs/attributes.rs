@@ -7,9 +7,9 @@ use std::path::Path;
 
 use ibverbs_sys::*;
 
+use super::context::Context;
 use super::filter::Place;
 use super::library::check;
-use super::port::Context;
 use crate::base::config::Config;
 use crate::fabric::types::DeviceInfo;
 

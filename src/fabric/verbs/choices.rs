@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::attributes;
+use super::context::takes_dma_buf;
 use super::endpoint::{Address, Ece};
 use super::library::made;
-use super::port::{self, Port};
+use super::port::Port;
 use super::{CompletionQueue, MemoryRegion, Shared};
 use crate::base::error::Result;
 use crate::base::mem::Pages;
@@ -45,7 +46,7 @@ pub fn choices(port: &Arc<Port>) -> Choices {
             (_, None) => "no: libibverbs has no ibv_query_ece (rdma-core 31 has)".into(),
             _ => with_domain(ece),
         },
-        dma_buf: match port::takes_dma_buf(context.library, context.raw) {
+        dma_buf: match takes_dma_buf(context.library, context.raw) {
             Ok(()) => "yes: the driver takes them".into(),
             Err(why) => format!("no: {why}"),
         },

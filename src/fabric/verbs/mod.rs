@@ -11,6 +11,7 @@
 pub mod attributes;
 mod channel;
 mod choices;
+mod context;
 mod cq;
 mod endpoint;
 mod events;
