@@ -1,8 +1,9 @@
 //! `railhead check`: whether a plugin keeps the rules of NCCL's interface. For each rule and version, [`supervisor`] starts fresh processes
-//! of this program, the ranks; [`rank`] is what runs in them, [`rules`] what they do there, [`report`] what the user sees.
+//! of this program, the ranks; [`part`] is what runs in them, [`rules`] what they do there to a [`rank`], [`report`] what the user sees.
 
 mod chan;
 mod memory;
+mod part;
 mod process;
 mod rank;
 mod report;
@@ -10,7 +11,7 @@ mod rules;
 mod supervisor;
 mod verdict;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use anyhow::{Context, bail};
 
 use crate::number::{ABIS, within};
 use crate::plugin::Plugin;
+use rank::Setting;
 use report::{Report, Result as RuleResult};
 use rules::{DEVICES, RULES, Rule};
 use supervisor::Job;
@@ -60,6 +62,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if (0.1..=600.0).contains(&number) { Ok(Duration::from_secs_f64(number)) } else { Err(format!("must be {range}")) }
 }
 
+impl Args {
+    fn job<'a>(&self, plugin: &'a Path, rule: &'static Rule, version: u32) -> Job<'a> {
+        Job { rule, setting: Setting { plugin, version, device: self.device, timeout: self.timeout } }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let rules = chosen(&args.rule)?;
@@ -70,8 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let path = args.plugin.clone().context("--plugin is missing")?;
     if let Some(index) = args.as_rank {
         let (&[rule], Some(version)) = (rules.as_slice(), args.abi) else { bail!("--as-rank is for this program itself") };
-        let job = Job { plugin: &path, rule, version, device: args.device, timeout: args.timeout };
-        rank::main(&job, index)
+        part::play(&args.job(&path, rule, version), index)
     }
     // Loading by a bare name would search the library path; a file is what was asked for.
     let path = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
@@ -87,10 +94,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let gate = given_up.iter().find(|(v, _)| *v == version);
             let result = match gate {
                 Some((_, failed)) => RuleResult::unrun(rule, version, format!("not run, because `{failed}` failed")),
-                None => {
-                    let job = Job { plugin: &path, rule, version, device: args.device, timeout: args.timeout };
-                    RuleResult::new(rule, version, supervisor::run(&job)?)
-                }
+                None => RuleResult::new(rule, version, supervisor::run(&args.job(&path, rule, version))?),
             };
             if rule.gate && matches!(result.outcome, Outcome::Failed(_)) {
                 given_up.push((version, rule.name));
@@ -103,11 +107,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for &version in &versions {
         let mut concerned = rules.iter().filter(|rule| rule.versions.contains(&version)).peekable();
         let failed = given_up.iter().any(|(v, _)| *v == version);
-        if concerned.peek().is_some() && concerned.all(|rule| rule.deviceless) && !failed {
-            let job = Job { plugin: &path, rule: &DEVICES, version, device: args.device, timeout: args.timeout };
-            if let Outcome::Failed(why) = supervisor::run(&job)?.outcome {
-                report.refuse(version, why);
-            }
+        if concerned.peek().is_some()
+            && concerned.all(|rule| rule.deviceless)
+            && !failed
+            && let Outcome::Failed(why) = supervisor::run(&args.job(&path, &DEVICES, version))?.outcome
+        {
+            report.refuse(version, why);
         }
     }
     Ok(if report.finish()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -1,9 +1,9 @@
-//! A rank: the process in which a rule meets the plugin. It runs the rule on its first thread, tells the supervisor what came of it, and ends.
+//! A rank: what a rule has in hand, the plugin, the other rank and the supervisor. Made and used on the first thread of a rank's process.
 
 mod flow;
 mod moves;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,11 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::chan::Chan;
-use super::process;
-use super::rules::Rule;
-use super::supervisor::Job;
 use super::verdict::{Stop, Verdict, ensure};
-use crate::plugin::{self, Plugin};
+use crate::plugin::Plugin;
 
 pub use flow::Flow;
 pub use moves::{Reusable, STAMP, difference, pattern, stamp};
@@ -36,13 +33,23 @@ pub mod word {
     pub const ASIDE: u8 = b'A';
 }
 
-/// ncclDebugLogLevel of a warning.
-const WARN: i32 = 2;
 /// Polls that only yield; after them, each sleeps a moment, so that a rank that hangs leaves the processor to others.
 const EAGER_POLLS: u32 = 5000;
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 /// Longest text of a warning or reason.
 const LONGEST_TEXT: usize = 2000;
+
+/// What the ranks of a rule are given.
+pub struct Setting<'a> {
+    /// The file.
+    pub plugin: &'a Path,
+    /// Of the interface.
+    pub version: u32,
+    /// That the rule uses.
+    pub device: i32,
+    /// That the rule may take.
+    pub timeout: Duration,
+}
 
 /// One of the two processes of a rule.
 pub struct Rank {
@@ -61,34 +68,8 @@ pub struct Rank {
     alone: AtomicBool,
 }
 
-/// Runs a rank's part of a rule and ends the process.
-pub fn main(job: &Job, index: usize) -> ! {
-    process::tie_to_parent();
-    let Ok((to_parent, to_peer)) = process::channels() else { std::process::exit(2) };
-    let parent = Arc::new(Mutex::new(Chan::from_fd(to_parent)));
-    let log = parent.clone();
-    plugin::watch_log(move |line| {
-        if line.level == WARN {
-            tell(&log, word::WARNING, &line.text);
-        }
-    });
-    let peer = (job.rule.ranks > 1).then(|| Chan::from_fd(to_peer));
-    let (how, text) = match Rank::start(job, index, peer, &parent).and_then(|mut rank| rank.play(job.rule)) {
-        Ok(()) => (word::PASSED, String::new()),
-        Err(Stop::Fail(why)) => (word::FAILED, why),
-        Err(Stop::Skip(why)) => (word::SKIPPED, why),
-        Err(Stop::Aside(why)) => (word::ASIDE, why),
-    };
-    tell(&parent, how, &text);
-    if how != word::PASSED {
-        // The supervisor ends this process once it has decided: what happens at an end might look to the other rank like a second failure.
-        // It says nothing, so this returns when it is gone.
-        let _ = parent.lock().unwrap_or_else(PoisonError::into_inner).recv();
-    }
-    std::process::exit(0)
-}
-
-fn tell(parent: &Mutex<Chan>, word: u8, text: &str) {
+/// Tells the supervisor something.
+pub fn tell(parent: &Mutex<Chan>, word: u8, text: &str) {
     let mut message = vec![word];
     message.extend(text.bytes().take(LONGEST_TEXT));
     // A supervisor that is gone has no use for it.
@@ -96,29 +77,29 @@ fn tell(parent: &Mutex<Chan>, word: u8, text: &str) {
 }
 
 impl Rank {
-    fn start(job: &Job, index: usize, peer: Option<Chan>, parent: &Arc<Mutex<Chan>>) -> Verdict<Rank> {
+    /// Loads the plugin and, if the rule wants it `ready`, initialises it.
+    pub fn start(setting: &Setting, ready: bool, index: usize, peer: Option<Chan>, parent: &Arc<Mutex<Chan>>) -> Verdict<Rank> {
         tell(parent, word::NOTE, "dlopen");
-        let plugin = Plugin::load(job.plugin, Some(job.version)).map_err(|e| Stop::Fail(format!("{e:#}")))?;
+        let plugin = Plugin::load(setting.plugin, Some(setting.version)).map_err(|e| Stop::Fail(format!("{e:#}")))?;
         let mut rank = Rank {
             index,
             plugin,
-            dev: job.device,
-            path: job.plugin.to_owned(),
+            dev: setting.device,
+            path: setting.plugin.to_owned(),
             peer,
             parent: parent.clone(),
-            end: Instant::now() + job.timeout,
+            end: Instant::now() + setting.timeout,
             note: Mutex::new("dlopen"),
             alone: AtomicBool::new(false),
         };
-        if job.rule.ready {
+        if ready {
             rank.init()?;
         }
         Ok(rank)
     }
 
-    /// Runs the rule; a rank that is through waits for the other, which may still need it.
-    fn play(&mut self, rule: &Rule) -> Verdict {
-        (rule.run)(self)?;
+    /// The end of the rule: a rank that is through waits for the other, which may still need it.
+    pub fn end(&self) -> Verdict {
         if self.peer.is_none() || self.alone.load(Ordering::Relaxed) { Ok(()) } else { self.meet() }
     }
 

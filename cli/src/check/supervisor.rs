@@ -2,7 +2,6 @@
 //! crashed, or whoever had not answered when time was over. Runs in the user's process, which never calls the plugin.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::chan::Chan;
-use super::rank::word;
+use super::rank::{Setting, word};
 use super::rules::Rule;
 use super::verdict::Outcome;
 
@@ -22,16 +21,10 @@ const AFTERMATH: Duration = Duration::from_millis(60);
 
 /// A rule to be run on a version.
 pub struct Job<'a> {
-    /// The file.
-    pub plugin: &'a Path,
     /// What to check.
     pub rule: &'static Rule,
-    /// Of the interface.
-    pub version: u32,
-    /// That the rule uses.
-    pub device: i32,
-    /// That the rule may take.
-    pub timeout: Duration,
+    /// On what.
+    pub setting: Setting<'a>,
 }
 
 /// What came of a job.
@@ -85,6 +78,7 @@ pub fn run(job: &Job) -> anyhow::Result<Run> {
 }
 
 fn spawn(job: &Job, events: &Sender<Event>) -> anyhow::Result<Vec<Process>> {
+    let Setting { plugin, version, device, timeout } = job.setting;
     let program = std::env::current_exe().context("where is this program?")?;
     let (a, b) = Chan::pair().context("socketpair")?;
     let mut ranks = Vec::new();
@@ -93,9 +87,9 @@ fn spawn(job: &Job, events: &Sender<Event>) -> anyhow::Result<Vec<Process>> {
         let child = Command::new(&program)
             .arg("check")
             .arg("--plugin")
-            .arg(job.plugin)
-            .args(["--rule", job.rule.name, "--abi", &job.version.to_string(), "--device", &job.device.to_string()])
-            .args(["--timeout", &job.timeout.as_secs_f64().to_string(), "--as-rank", &index.to_string()])
+            .arg(plugin)
+            .args(["--rule", job.rule.name, "--abi", &version.to_string(), "--device", &device.to_string()])
+            .args(["--timeout", &timeout.as_secs_f64().to_string(), "--as-rank", &index.to_string()])
             .stdin(Stdio::from(theirs.into_fd()))
             .stdout(Stdio::from(peer.into_fd()))
             .spawn()
@@ -116,7 +110,7 @@ fn spawn(job: &Job, events: &Sender<Event>) -> anyhow::Result<Vec<Process>> {
 }
 
 fn judge(job: &Job, ranks: &mut [Process], events: &Receiver<Event>) -> Outcome {
-    let mut end = Instant::now() + job.timeout + GRACE;
+    let mut end = Instant::now() + job.setting.timeout + GRACE;
     let mut over = false;
     while ranks.iter().any(|rank| rank.done.is_none()) {
         match events.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -156,7 +150,7 @@ fn decide(job: &Job, ranks: &[Process]) -> Outcome {
         Some(Done::Aside(why)) => Some(why.clone()),
         _ => None,
     });
-    let hung = find(&|rank| rank.done.is_none().then(|| format!("did not return from {} within {:?}", rank.note, job.timeout)));
+    let hung = find(&|rank| rank.done.is_none().then(|| format!("did not return from {} within {:?}", rank.note, job.setting.timeout)));
     if ranks.iter().all(|rank| matches!(rank.done, Some(Done::Passed))) {
         Outcome::Passed
     } else if let Some(why) = crashed.or(failed) {

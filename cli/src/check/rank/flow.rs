@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::Rank;
-use super::moves::Request;
 use crate::check::verdict::{Verdict, during};
+use crate::plugin::Opaque;
 
 /// Messages of which none is more than `depth` behind the oldest that is outstanding. Only the oldest is tested: that plugins take tests
 /// in any order is a rule of its own.
@@ -13,14 +13,14 @@ pub struct Flow<'a> {
     total: usize,
     depth: usize,
     next: usize,
-    outstanding: VecDeque<Request>,
-    post: Box<dyn FnMut(usize) -> Verdict<Option<Request>> + 'a>,
+    outstanding: VecDeque<Opaque>,
+    post: Box<dyn FnMut(usize) -> Verdict<Option<Opaque>> + 'a>,
     done: Box<dyn FnMut(usize, [i32; 8]) -> Verdict + 'a>,
 }
 
 impl<'a> Flow<'a> {
     /// `what` names a message; `post` tries to post one.
-    pub fn new(what: &'static str, total: usize, depth: usize, post: impl FnMut(usize) -> Verdict<Option<Request>> + 'a) -> Flow<'a> {
+    pub fn new(what: &'static str, total: usize, depth: usize, post: impl FnMut(usize) -> Verdict<Option<Opaque>> + 'a) -> Flow<'a> {
         Flow { what, total, depth, next: 0, outstanding: VecDeque::new(), post: Box::new(post), done: Box::new(|_, _| Ok(())) }
     }
 

@@ -27,9 +27,6 @@ impl Buffer {
     }
 }
 
-/// A request that the plugin took.
-pub type Request = Opaque;
-
 /// Bytes that depend on `seed`, for messages of up to a length: made once, as all are parts of one sequence.
 #[derive(Debug)]
 pub struct Reusable(Vec<u8>);
@@ -190,34 +187,34 @@ impl Rank {
     }
 
     /// One try of a send. `None`: not now.
-    pub fn try_send(&self, comm: Opaque, from: &Buffer, at: usize, len: usize, tag: i32) -> Verdict<Option<Request>> {
+    pub fn try_send(&self, comm: Opaque, from: &Buffer, at: usize, len: usize, tag: i32) -> Verdict<Option<Opaque>> {
         self.note("isend, irecv or test");
         Ok(self.plugin.isend(comm, from.mem.ptr(at), len, tag, from.mr)?)
     }
 
     /// One try of a receive of one buffer. `None`: not now.
-    pub fn try_recv(&self, comm: Opaque, to: &Buffer, at: usize, len: usize, tag: i32) -> Verdict<Option<Request>> {
+    pub fn try_recv(&self, comm: Opaque, to: &Buffer, at: usize, len: usize, tag: i32) -> Verdict<Option<Opaque>> {
         self.note("isend, irecv or test");
         Ok(self.plugin.irecv(comm, &[to.part(at, len, tag)])?)
     }
 
     /// Posts a send, however often it must be tried.
-    pub fn isend(&self, comm: Opaque, from: &Buffer, at: usize, len: usize) -> Verdict<Request> {
+    pub fn isend(&self, comm: Opaque, from: &Buffer, at: usize, len: usize) -> Verdict<Opaque> {
         self.until("isend to take a message", || self.try_send(comm, from, at, len, TAG))
     }
 
     /// Posts a receive, however often it must be tried.
-    pub fn irecv(&self, comm: Opaque, to: &Buffer, at: usize, len: usize) -> Verdict<Request> {
+    pub fn irecv(&self, comm: Opaque, to: &Buffer, at: usize, len: usize) -> Verdict<Opaque> {
         self.until("irecv to take a receive", || self.try_recv(comm, to, at, len, TAG))
     }
 
     /// One test. The sizes once done.
-    pub fn test(&self, request: Request) -> Verdict<Option<[i32; 8]>> {
+    pub fn test(&self, request: Opaque) -> Verdict<Option<[i32; 8]>> {
         Ok(self.plugin.test(request)?)
     }
 
     /// Waits for a request; its first size, which only the rules of sizes look at.
-    pub fn wait(&self, what: &str, request: Request) -> Verdict<i32> {
+    pub fn wait(&self, what: &str, request: Opaque) -> Verdict<i32> {
         Ok(self.until(what, || during(what, self.test(request)))?[0])
     }
 
