@@ -15,6 +15,7 @@ pub mod mr;
 mod publish;
 mod qp;
 pub mod queue;
+mod region;
 mod shm;
 pub mod tcp;
 #[cfg(test)]
@@ -34,8 +35,8 @@ use crate::base::{mac, mem, rand};
 use crate::fabric::QpId;
 use crate::fabric::types::*;
 use hub::Hub;
-pub use mr::MemoryRegion;
 pub use qp::QueuePair;
+pub use region::MemoryRegion;
 
 /// Bytes that a request may carry inline: a flow-control slot of `net`, exactly.
 pub const MAX_INLINE: usize = 64;
@@ -123,7 +124,7 @@ pub struct Domain {
 impl Domain {
     /// Registers memory.
     pub fn register(&self, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
-        mr::register(memory, access)
+        MemoryRegion::register(memory, access)
     }
 
     /// Makes a completion queue.

@@ -74,8 +74,8 @@ impl Table {
     }
 }
 
-/// A registered region; dropping it deregisters.
-pub struct MemoryRegion {
+/// An entry in use; dropping it frees the key, once nobody has it pinned.
+pub struct Region {
     entry: &'static Entry,
     key: u32,
     memory: UserMemory,
@@ -86,7 +86,7 @@ pub struct MemoryRegion {
 /// Registers `memory`. Any thread.
 ///
 /// Errors: an empty range, one that wraps, or [`MAX_REGIONS`] regions already; a kernel without randomness.
-pub fn register(memory: UserMemory, access: Access) -> Result<MemoryRegion> {
+pub fn register(memory: UserMemory, access: Access) -> Result<Region> {
     if memory.is_empty() || memory.addr() == 0 {
         return Err(Error::usage(format!(
             "cannot register {} bytes at {:#x}: needs at least 1 byte at a non-null address",
@@ -117,17 +117,12 @@ pub fn register(memory: UserMemory, access: Access) -> Result<MemoryRegion> {
     entry.segment_offset.store(offset as u64, Ordering::Relaxed);
     // Pairs with the load in `pin`: who sees the key sees the range.
     entry.key.store(key, Ordering::Release);
-    Ok(MemoryRegion { entry, key, memory, _allocation: allocation.map(|a| a.shm) })
+    Ok(Region { entry, key, memory, _allocation: allocation.map(|a| a.shm) })
 }
 
-impl MemoryRegion {
-    /// Key for local use.
-    pub fn lkey(&self) -> u32 {
-        self.key
-    }
-
-    /// Key for the peer.
-    pub fn rkey(&self) -> u32 {
+impl Region {
+    /// Key, for local use and for the peer.
+    pub fn key(&self) -> u32 {
         self.key
     }
 
@@ -135,20 +130,27 @@ impl MemoryRegion {
     pub fn memory(&self) -> UserMemory {
         self.memory
     }
-}
 
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
+    /// Refuses new pins from now on.
+    pub fn refuse(&self) {
         // Store and load are SeqCst, as are the increment and the re-check in `pin`: of a pin and a deregistration that meet, at
         // least one sees the other.
         self.entry.key.store(0, Ordering::SeqCst);
-        super::shm::revoke(self.key);
+    }
+
+    /// Returns once nobody has it pinned, after [`Region::refuse`].
+    pub fn drain(&self) {
         let backoff = crossbeam_utils::Backoff::new();
         while self.entry.users.load(Ordering::SeqCst) != 0 {
             backoff.snooze();
         }
-        // Leaves are given under a pin: there are no new ones.
-        super::shm::withdraw(self.key);
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.refuse();
+        self.drain();
         TABLE.place(self.key).store(std::ptr::null_mut(), Ordering::Relaxed);
         TABLE.regions.fetch_sub(1, Ordering::Relaxed);
         TABLE.free.with(|free| free.push(self.entry));
@@ -219,7 +221,7 @@ pub fn pin(key: u32, addr: u64, len: usize, need: Access) -> std::result::Result
     let entry = TABLE.entry(key).ok_or(Refused::Key)?;
     entry.users.fetch_add(1, Ordering::SeqCst);
     let pin = Pin { entry, addr: addr as usize, len };
-    // Pairs with the store in `register`; SeqCst for the sake of `MemoryRegion::drop`.
+    // Pairs with the store in `register`; SeqCst for the sake of `Region::refuse`.
     if key == 0 || entry.key.load(Ordering::SeqCst) != key {
         return Err(Refused::Key);
     }
@@ -239,7 +241,7 @@ pub fn pin(key: u32, addr: u64, len: usize, need: Access) -> std::result::Result
 mod tests {
     use super::*;
 
-    fn region(bytes: &mut [u8], access: Access) -> MemoryRegion {
+    fn region(bytes: &mut [u8], access: Access) -> Region {
         // SAFETY: the tests keep `bytes` alive and unaliased longer than the region.
         register(unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) }, access).unwrap()
     }
@@ -249,26 +251,26 @@ mod tests {
         let mut bytes = vec![0u8; 100];
         let mr = region(&mut bytes, Access::REMOTE_WRITE);
         let start = bytes.as_ptr() as u64;
-        let at = |addr, len| pin(mr.rkey(), addr, len, Access::REMOTE_WRITE).map(|p| p.len());
+        let at = |addr, len| pin(mr.key(), addr, len, Access::REMOTE_WRITE).map(|p| p.len());
         assert_eq!(at(start, 100), Ok(100));
         assert_eq!(at(start + 99, 1), Ok(1));
         assert_eq!(at(start + 99, 2), Err(Refused::Bounds));
         assert_eq!(at(start - 1, 2), Err(Refused::Bounds));
         assert_eq!(at(start + 101, 1), Err(Refused::Bounds));
         assert_eq!(at(u64::MAX, usize::MAX), Err(Refused::Bounds));
-        assert_eq!(pin(mr.rkey(), start, 1, Access::REMOTE_READ).map(|p| p.len()), Err(Refused::Access));
+        assert_eq!(pin(mr.key(), start, 1, Access::REMOTE_READ).map(|p| p.len()), Err(Refused::Access));
     }
 
     #[test]
     fn a_key_dies_with_its_region() {
         let mut bytes = vec![0u8; 8];
         let mr = region(&mut bytes, Access::LOCAL_WRITE);
-        let key = mr.lkey();
+        let key = mr.key();
         drop(mr);
         let start = bytes.as_ptr() as u64;
         assert_eq!(pin(key, start, 8, Access::empty()).map(|p| p.len()), Err(Refused::Key));
         let again = region(&mut bytes, Access::LOCAL_WRITE);
-        assert_ne!(again.lkey(), key);
+        assert_ne!(again.key(), key);
         assert_eq!(pin(0, start, 8, Access::empty()).map(|p| p.len()), Err(Refused::Key));
     }
 
@@ -277,14 +279,14 @@ mod tests {
         let mut bytes = [0u8; 64];
         let regions: Vec<_> = bytes.chunks_mut(1).map(|byte| region(byte, Access::all())).collect();
         let hits = |key: u32| regions.iter().filter(|mr| pin(key, mr.memory().addr() as u64, 1, Access::REMOTE_WRITE).is_ok()).count();
-        let told = regions[0].rkey();
+        let told = regions[0].key();
         assert_eq!(hits(told), 1);
         // Neighbours of the whole key, of its lower bits and of its upper bits: 2^10 guesses at 64 of 2^32 keys, so chance is out of the question.
         let near = (1..=256).flat_map(|n| [told.wrapping_add(n), told.wrapping_sub(n)]);
         let beside = (1..=256).flat_map(|n| [told ^ n, told ^ n << 20]);
         let found: Vec<_> = near.chain(beside).filter(|key| hits(*key) > 0).collect();
         assert!(found.is_empty(), "{} keys near {told:#x} are of other regions, as {:#x}", found.len(), found[0]);
-        let mut keys: Vec<_> = regions.iter().map(MemoryRegion::rkey).collect();
+        let mut keys: Vec<_> = regions.iter().map(Region::key).collect();
         keys.sort_unstable();
         let steps: std::collections::HashSet<_> = keys.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(steps.len() > 60, "the steps between keys are alike: {steps:?}");
@@ -294,8 +296,8 @@ mod tests {
     fn deregistration_waits_for_copies_under_way() {
         let mut bytes = vec![0u8; 8];
         let mr = region(&mut bytes, Access::LOCAL_WRITE);
-        let held = pin(mr.lkey(), bytes.as_ptr() as u64, 8, Access::LOCAL_WRITE).unwrap();
-        let key = mr.lkey();
+        let held = pin(mr.key(), bytes.as_ptr() as u64, 8, Access::LOCAL_WRITE).unwrap();
+        let key = mr.key();
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             drop(mr);

@@ -63,7 +63,7 @@ impl Pair {
 fn register(bytes: &mut [u8]) -> MemoryRegion {
     // SAFETY: the tests keep the bytes alive, and look at them only when nothing is in flight.
     let memory = unsafe { UserMemory::new(bytes.as_mut_ptr(), bytes.len()) };
-    mr::register(memory, Access::all()).unwrap()
+    MemoryRegion::register(memory, Access::all()).unwrap()
 }
 
 fn moves_every_size(config: Config, via: &[RailCounter]) {

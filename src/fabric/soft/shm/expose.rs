@@ -39,7 +39,7 @@ impl Exposed {
     }
 
     /// Request `request` exposes memory of `key`. The caller checks the key afterwards: of a check and a deregistration that meet, one
-    /// sees the other (SeqCst here, in `mr::pin` and in `mr::MemoryRegion::drop`).
+    /// sees the other (SeqCst here, in `mr::pin` and in `mr::Region::refuse`).
     pub fn add(&self, request: u64, key: u32) {
         self.count.store(self.count.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
         if let Some(slot) = self.slot(request) {

@@ -7,7 +7,7 @@ use super::*;
 use crate::base::config::CrossMemory;
 use crate::base::process::squatter::Squatter;
 use crate::base::stats::RailStats;
-use crate::fabric::soft::mr;
+use crate::fabric::soft::MemoryRegion;
 use crate::fabric::types::*;
 
 /// xorshift64*.
@@ -126,7 +126,7 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
     let mut bytes = vec![0x5au8; MEMORY + 2 * MARGIN];
     // SAFETY: the buffer outlives the region and is looked at only when nothing is in flight.
     let memory = unsafe { UserMemory::new(bytes.as_mut_ptr().add(MARGIN), MEMORY) };
-    let region = mr::register(memory, Access::all()).unwrap();
+    let region = MemoryRegion::register(memory, Access::all()).unwrap();
     let addr = memory.addr() as u64;
     let (mut steps, mut faults) = (0u64, 0u64);
     for seed in 1..=1500u64 {

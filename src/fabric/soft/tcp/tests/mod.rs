@@ -6,7 +6,7 @@ mod moves;
 
 use std::os::unix::net::UnixStream;
 
-use super::super::mr;
+use super::super::MemoryRegion;
 use super::super::queue::{Core, Fault};
 use super::*;
 use crate::base::stats::RailStats;
@@ -15,7 +15,7 @@ use crate::base::stats::RailStats;
 pub struct Memory {
     words: Box<[u64]>,
     len: usize,
-    pub mr: Option<mr::MemoryRegion>,
+    pub mr: Option<MemoryRegion>,
 }
 
 pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
@@ -24,7 +24,7 @@ impl Memory {
     pub fn new(len: usize, access: Access) -> Memory {
         let mut words = vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice();
         // SAFETY: `words` outlives the region: fields drop in order of declaration only after `drop` below took the region.
-        let mr = mr::register(unsafe { UserMemory::new(words.as_mut_ptr().cast(), len.max(1)) }, access).unwrap();
+        let mr = MemoryRegion::register(unsafe { UserMemory::new(words.as_mut_ptr().cast(), len.max(1)) }, access).unwrap();
         Memory { words, len, mr: Some(mr) }
     }
 
