@@ -6,7 +6,6 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use super::core::{Core, Slot};
-use super::notice::Watched;
 use super::{ConnectorId, Engine, Posted, Refusal, Shared, State, Visit, Work};
 use crate::base::clock;
 
@@ -65,14 +64,8 @@ impl<W: Work> Engine<W> {
     }
 }
 
-impl<W: Work> Watched for Shared<W> {
-    fn dump(&self) -> Dump {
-        self.look(true)
-    }
-}
-
 impl<W: Work> Shared<W> {
-    fn look(&self, threaded: bool) -> Dump {
+    pub(super) fn look(&self, threaded: bool) -> Dump {
         let name = self.options.name.clone();
         let _visit = Visit::new(&self.door);
         let Some(core) = self.patiently() else {

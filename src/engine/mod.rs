@@ -103,6 +103,12 @@ struct Shared<W: Work> {
     options: Options,
 }
 
+impl<W: Work> notice::Watched for Shared<W> {
+    fn dump(&self) -> Dump {
+        self.look(true)
+    }
+}
+
 /// An engine. Any thread may call any of its functions, which wait at most for the step that is being made, unless they say otherwise. Dropping it
 /// aborts it, and drops its operations.
 ///
