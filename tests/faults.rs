@@ -19,6 +19,7 @@ fn child_entry() {
         ("no_interface", no_interface),
         ("few_descriptors", few_descriptors),
         ("one_descriptor_more", one_descriptor_more),
+        ("no_descriptor_needed", no_descriptor_needed),
         ("settings", settings),
         ("forks", forks),
         ("comes_and_goes", comes_and_goes),
@@ -181,6 +182,56 @@ fn whoever_lacks_one_descriptor_hears_of_it() {
         world.env("RAILHEAD_TCP_STREAMS", "2").spawn()
     });
     worlds.into_iter().for_each(support::Ranks::finish);
+}
+
+/// Has no descriptor left while it waits for somebody who does not come: neither a listener nor a queue pair needs one for that.
+fn no_descriptor_needed(_: &Ctx) {
+    let plugin = Plugin::start(12);
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one valid rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let without = |calls: &mut dyn FnMut()| {
+        let lowest = std::fs::File::open("/dev/null").expect("/dev/null").as_raw_fd();
+        let none = libc::rlimit { rlim_cur: lowest as u64, ..limit };
+        // SAFETY: one valid rlimit, twice.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+        calls();
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    };
+    // Whose queue pair dials is a matter of chance, and that one does need a descriptor.
+    until("a connect that waits for the other end to dial", || {
+        let (mut handle, listen) = plugin.listen(0).expect("listen");
+        without(&mut || (0..100).for_each(|_| assert_eq!(plugin.accept(listen), Ok(None), "{:?}", warnings())));
+        // H1 and H2.
+        assert_eq!(plugin.connect(0, &mut handle), Ok(None));
+        assert_eq!(plugin.accept(listen), Ok(None));
+        let mut waits = Ok(None);
+        without(&mut || (0..100).for_each(|_| waits = waits.and_then(|_| plugin.connect(0, &mut handle))));
+        let said = warnings();
+        let dials = said.iter().any(|line| line.contains("to dial the peer"));
+        assert!(dials || waits == Ok(None), "{waits:?}: {said:?}");
+        let done = (!dials).then(|| {
+            let (mut send, mut recv) = (None, None);
+            until("comms", || {
+                send = send.or_else(|| plugin.connect(0, &mut handle).expect("connect"));
+                recv = recv.or_else(|| plugin.accept(listen).expect("accept"));
+                send.zip(recv)
+            })
+        });
+        plugin.close_listen(listen).expect("closeListen");
+        let (send, recv) = done?;
+        comms::exchange_with_itself(&plugin, send, recv, &pattern(1, 5000));
+        plugin.close_send(send).expect("close");
+        plugin.close_recv(recv).ok()
+    });
+}
+
+#[test]
+fn nobody_lacks_a_descriptor_for_somebody_who_does_not_come() {
+    for wire in ["shm", "tcp"] {
+        World::new("no_descriptor_needed", 1).env("RAILHEAD_PROGRESS", "poll").env("RAILHEAD_SOFT_WIRE", wire).spawn().finish();
+    }
 }
 
 /// Every setting out of range at once: each is reported with its accepted range, and the defaults do the work.

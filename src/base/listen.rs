@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 
 use socket2::{Domain, Type};
 
@@ -33,6 +34,14 @@ pub fn tcp(addr: SocketAddr, range: &str) -> Result<TcpListener> {
         }
     }
     Err(Error::usage(format!("listen: every port of RAILHEAD_PORT_RANGE={range} is in use on {}", addr.ip())))
+}
+
+/// What the failure of an accept(2) means. Without a descriptor left that fails before it looks whether anybody waits: if nobody does, it would block.
+pub fn refusal(listener: &impl AsRawFd, e: io::Error) -> io::Error {
+    let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let lacks = matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    // SAFETY: one live pollfd.
+    if lacks && unsafe { libc::poll(&mut poll, 1, 0) } == 0 { ErrorKind::WouldBlock.into() } else { e }
 }
 
 fn bind(mut addr: SocketAddr, port: u16) -> io::Result<TcpListener> {

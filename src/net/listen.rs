@@ -163,7 +163,7 @@ impl Listening {
 
     fn admit(&mut self, now: u64) -> Result<()> {
         for _ in 0..ADMIT_AT_ONCE {
-            match self.listener.accept() {
+            match self.listener.accept().map_err(|e| listen::refusal(&self.listener, e)) {
                 Ok((stream, from)) => self.acceptor.admit(TcpStream::new(stream), from, now),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.raw_os_error() == Some(libc::EMFILE) && self.acceptor.spare() => {}

@@ -124,8 +124,8 @@ impl Listeners {
     /// The next stream that waits; `None`: there is no such listener.
     fn accept(&self, unix: bool) -> Option<io::Result<OwnedFd>> {
         match (unix, &self.unix) {
-            (false, _) => Some(self.tcp.accept().map(|(stream, _)| OwnedFd::new(stream))),
-            (true, Some(unix)) => Some(unix.accept().map(|(stream, _)| OwnedFd::new(stream))),
+            (false, _) => Some(self.tcp.accept().map(|(stream, _)| OwnedFd::new(stream)).map_err(|e| listen::refusal(&self.tcp, e))),
+            (true, Some(unix)) => Some(unix.accept().map(|(stream, _)| OwnedFd::new(stream)).map_err(|e| listen::refusal(unix, e))),
             (true, None) => None,
         }
     }
