@@ -9,6 +9,7 @@ mod stats;
 mod store;
 mod top;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -43,8 +44,13 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("railhead: {error:#}");
+            say(format_args!("railhead: {error:#}"));
             ExitCode::from(2)
         }
     }
+}
+
+/// Says a line on standard error, which may be a pipe that nobody reads any more: that is no reason to end otherwise.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -63,9 +63,11 @@ enum Command {
         place: Place,
         /// The key
         key: String,
-        /// The value that it has to have; empty: that, or none
+        /// The value that it has to have; empty: that, or none. It is printed, too, if there is no value
+        #[arg(allow_negative_numbers = true)]
         expected: String,
         /// The value to store
+        #[arg(allow_negative_numbers = true)]
         desired: String,
         /// The bytes as they are, without a newline behind them
         #[arg(long)]
@@ -112,6 +114,7 @@ struct Change {
     /// The key
     key: String,
     /// The value, or `-` for what comes on standard input
+    #[arg(allow_negative_numbers = true)]
     value: String,
 }
 
@@ -131,7 +134,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Ok(true) => Ok(ExitCode::SUCCESS),
         Ok(false) => Ok(ExitCode::FAILURE),
         Err(error) if matches!(error.downcast_ref(), Some(Error::Timeout(_) | Error::QueueEmpty)) => {
-            eprintln!("railhead: {error:#}");
+            crate::say(format_args!("railhead: {error:#}"));
             Ok(ExitCode::FAILURE)
         }
         Err(error) => Err(error),
@@ -163,15 +166,21 @@ fn carry_out(command: &Command) -> anyhow::Result<bool> {
         }
         Command::Add { place, key, number } => print_number(place.open()?.0.add(key, *number)?)?,
         Command::Cas { place, key, expected, desired, raw } => {
+            if expected == "-" && desired == "-" {
+                bail!("only one of EXPECTED and DESIRED can be standard input");
+            }
             let (expected, desired) = (given(expected)?, given(desired)?);
-            let value = place.open()?.0.compare_set(key, &expected, &desired)?;
-            let stored = value == desired;
+            let (store, _) = place.open()?;
+            let value = store.compare_set(key, &expected, &desired)?;
+            // A key that does not exist gives back what was expected.
+            let stored = value == desired && (expected != desired || store.check(&[key])?);
             print_value(value, *raw)?;
             return Ok(stored);
         }
         Command::Delete(Keys { place, keys }) => {
             let (store, _) = place.open()?;
-            return keys.iter().try_fold(true, |all, key| Ok(store.delete_key(key)? && all));
+            // A store in a file does not say whether the key was there.
+            return keys.iter().try_fold(true, |all, key| Ok(store.check(&[key])? && store.delete_key(key)? && all));
         }
         Command::Wait(Keys { place, keys }) => {
             let (store, left) = place.open()?;
@@ -224,10 +233,14 @@ fn shown(text: &str) -> String {
 }
 
 fn print(bytes: &[u8]) -> anyhow::Result<()> {
+    print_on(bytes).map(drop)
+}
+
+/// Whether anybody reads on: whoever does not has seen enough.
+fn print_on(bytes: &[u8]) -> anyhow::Result<bool> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        // Whoever reads has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("writing to stdout"),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true).context("writing to stdout"),
     }
 }

@@ -23,7 +23,7 @@ pub struct Place {
     #[arg(long)]
     prefix: Option<String>,
     /// How long to wait for the server or the file's lock, and for keys: seconds, or a number with ms, s, m or h. 0 looks once; a server has 1s to let this in
-    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = time, allow_hyphen_values = true)]
     timeout: Duration,
 }
 

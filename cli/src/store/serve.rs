@@ -49,16 +49,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let memory = (args.memory as usize) << 20;
         Server::start(ServerOptions { port: args.port, bind: *bind, secret: secret.clone(), limits, memory, ..ServerOptions::default() })
     };
-    let mut started = binds.iter().map(start);
-    let first = started.next().context("--bind: it has no address")?;
-    let server = started.fold(first, |server, next| server.or(next))?;
+    let (first, others) = binds.split_first().context("--bind: it has no address")?;
+    let server = others.iter().fold(start(first), |server, bind| server.or_else(|_| start(bind)))?;
     let address = server.address();
     if address.ip().is_unspecified() && secret.key().is_none() {
-        eprintln!(
+        crate::say(format_args!(
             "railhead: warning: this listens on all addresses and wants no secret: whoever reaches port {} can read and change the store. --bind gives it \
              an address, RAILHEAD_STORE_SECRET a secret",
             address.port()
-        );
+        ));
     }
     super::print(format!("{address}\n").as_bytes())?;
     let _ = signals.forever().next();

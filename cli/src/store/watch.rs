@@ -30,11 +30,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         };
         watches.push(store.watch_key(key, Box::new(tell))?);
     }
-    eprintln!("watching");
+    crate::say(format_args!("watching"));
     let mut left = args.count;
     while left != Some(0) {
         match lines.recv()? {
-            Ok(line) => super::print(line.as_bytes())?,
+            Ok(line) if super::print_on(line.as_bytes())? => {}
+            Ok(_) => break,
             Err(words) => anyhow::bail!("{words}"),
         }
         left = left.map(|left| left - 1);

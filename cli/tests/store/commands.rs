@@ -30,12 +30,17 @@ fn every_operation_has_a_command() {
     for (name, arguments, expected) in [
         ("append", &["a", "one"][..], said("")),
         ("append", &["a", "-two"], (Some(2), String::new())),
+        ("set", &["negative", "-5"], said("")),
+        ("cas", &["negative", "-5", "-6"], said("-6\n")),
+        ("delete", &["negative"], said("")),
         ("append", &["a", "--", "-two"], said("")),
         ("get", &["a"], said("one-two\n")),
         ("cas", &["c", "", "first"], said("first\n")),
         ("cas", &["c", "first", "second"], said("second\n")),
         ("cas", &["c", "first", "third", "--raw"], (Some(1), "second".into())),
         ("cas", &["missing", "old", "new"], (Some(1), "old\n".into())),
+        ("cas", &["missing", "old", "old"], (Some(1), "old\n".into())),
+        ("cas", &["c", "second", "second"], said("second\n")),
         ("push", &["q", "x"], said("")),
         ("push", &["q", "y"], said("")),
         ("len", &["q"], said("2\n")),
@@ -84,6 +89,11 @@ fn standard_input_is_read_when_asked_for_and_not_otherwise() {
         echo.wait().expect("wait");
         assert!(output.status.success(), "{name}: {output:?}");
     }
+    let output = server.run("cas", &["k", "-", "-"]);
+    assert!(
+        output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("only one of EXPECTED and DESIRED"),
+        "{output:?}"
+    );
     server.prints("get", &["k", "--raw"], "piped\n");
     server.prints("pop", &["k", "--raw"], "piped\n");
 }
@@ -110,6 +120,38 @@ fn the_help_names_timeouts_and_describes_each_argument() {
         }
     }
     assert!(help("serve").contains("30 s"), "the time for a client to say what it speaks");
+}
+
+#[test]
+fn a_timeout_below_zero_is_refused_with_the_range() {
+    for timeout in ["-1", "-1s"] {
+        let output = program().args(["get", "k", "--connect", "127.0.0.1:1", "--timeout", timeout]).output().expect("railhead");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(2) && said.contains(&format!("'{timeout}'")) && said.contains("from 0 to 1000000 seconds"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn the_exit_status_is_the_same_when_nobody_reads_what_is_said() {
+    let server = serve(&[], &[]);
+    for (arguments, status) in [(&["k", "--timeout", "0"][..], 1), (&["k", "--connect", "127.0.0.1:1", "--timeout", "0"], 2)] {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        drop(ours);
+        let mut command = if status == 1 { server.command("get", arguments) } else { program() };
+        if status == 2 {
+            command.arg("get").args(arguments);
+        }
+        let output = command.stderr(std::os::fd::OwnedFd::from(theirs)).output().expect("railhead");
+        assert_eq!(output.status.code(), Some(status), "{output:?}");
+    }
+    let (ours, theirs) = UnixStream::pair().expect("a pair");
+    drop(ours);
+    let mut command = program();
+    let server = started(command.args(["serve", "--port", "0"]).stderr(std::os::fd::OwnedFd::from(theirs)));
+    assert!(server.place.starts_with("[::]:") || server.place.starts_with("0.0.0.0:"), "{}", server.place);
 }
 
 #[test]
@@ -167,4 +209,23 @@ fn a_value_is_deleted_by_its_command_and_the_watch_says_so() {
     watch.stdout.take().expect("piped").read_to_string(&mut text).expect("read");
     assert!(watch.wait().expect("wait").success());
     assert_eq!(text, "k deleted\n");
+}
+
+#[test]
+fn a_watch_ends_when_nobody_reads_it() {
+    let server = serve(&[], &[]);
+    let mut command = server.command("watch", &["k"]);
+    let mut watch = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("railhead");
+    assert_eq!(line(&mut BufReader::new(watch.stderr.take().expect("piped"))), "watching");
+    drop(watch.stdout.take());
+    server.prints("set", &["k", "v"], "");
+    let start = Instant::now();
+    while watch.try_wait().expect("wait").is_none() {
+        if start.elapsed() > Duration::from_secs(20) {
+            watch.kill().and_then(|()| watch.wait()).expect("kill");
+            panic!("it goes on");
+        }
+        std::thread::yield_now();
+    }
+    assert!(watch.wait().expect("wait").success());
 }

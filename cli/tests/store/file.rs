@@ -76,6 +76,9 @@ fn who_looks_into_a_file_is_no_rank_of_the_job() {
     store.prints("add", &["n", "2"], 0, "2\n");
     store.prints("set", &["empty", ""], 0, "");
     store.prints("ls", &[], 0, "empty\nk\nn\n");
+    store.prints("set", &["doomed", "v"], 0, "");
+    store.prints("delete", &["doomed"], 0, "");
+    store.prints("delete", &["doomed"], 1, "");
     // The first may leave before the second comes, and the second is the last.
     drop(store.first.take());
     store.prints("get", &["k"], 0, "v\n");
