@@ -78,7 +78,8 @@ typedef struct railhead_proxy_t railhead_proxy_t;
 //
 // Time: no operation on a server returns later than 100 ms after its timeout, also if the server is stopped or does not answer, or another thread has the
 // connection: then it is RAILHEAD_TIMEOUT. What is given no timeout has that of railhead_store_connect or of the rendezvous; 300 s on a store that
-// railhead_store_serve made. Only the system's resolving of a name may take longer.
+// railhead_store_serve made. Only the system's resolving of a name may take longer. If a server that timed out
+// owes more than the end of a wait, the connection is ended: later calls on the handle are RAILHEAD_NETWORK; a clone of it is as good as new.
 typedef struct railhead_store_t railhead_store_t;
 
 // A watch on a key: an opaque handle, ended by railhead_store_unwatch.
@@ -661,7 +662,7 @@ railhead_status_t railhead_store_queue_pop(railhead_store_t *store,
 // How many values a queue holds.
 railhead_status_t railhead_store_queue_len(railhead_store_t *store, const char *key, int64_t *len);
 
-// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`; not at all if that is less than 1. A key serves once.
+// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`; not at all if `world_size` is less than 1. A key serves once.
 railhead_status_t railhead_store_barrier(railhead_store_t *store,
                                          const char *key,
                                          int64_t world_size,

@@ -28,7 +28,8 @@ use convert::{answer, array, bytes, give, text, texts, timeout};
 ///
 /// Time: no operation on a server returns later than 100 ms after its timeout, also if the server is stopped or does not answer, or another thread has the
 /// connection: then it is RAILHEAD_TIMEOUT. What is given no timeout has that of railhead_store_connect or of the rendezvous; 300 s on a store that
-/// railhead_store_serve made. Only the system's resolving of a name may take longer.
+/// railhead_store_serve made. Only the system's resolving of a name may take longer. If a server that timed out
+/// owes more than the end of a wait, the connection is ended: later calls on the handle are RAILHEAD_NETWORK; a clone of it is as good as new.
 #[allow(non_camel_case_types)]
 pub struct railhead_store_t(());
 
@@ -382,7 +383,7 @@ pub unsafe extern "C" fn railhead_store_queue_len(store: *mut railhead_store_t, 
     call(|| unsafe { answer(len, "len", || found(store)?.queue_len(text(key, "key")?)) })
 }
 
-/// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`; not at all if that is less than 1. A key serves once.
+/// Waits until `world_size` callers have come to the barrier of this key, for at most `timeout_ms`; not at all if `world_size` is less than 1. A key serves once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_barrier(
     store: *mut railhead_store_t,
