@@ -217,7 +217,7 @@ impl Bringup {
                 Err(_) => self.unix_failed = true,
             }
         }
-        match dial::tcp(&self.party.local, &self.party.remote) {
+        match dial::tcp(&self.party.local, &self.party.remote, self.party.config.tcp_buffer_kib) {
             Ok(socket) => self.stage = Step::Connecting(socket),
             Err(e) => self.failed(e)?,
         }
@@ -375,10 +375,12 @@ impl Bringup {
     fn open(&mut self, number: u8, mut stream: Opening) -> Result<Opening, Fault> {
         loop {
             stream = match stream {
-                Opening::Closed(until) if clock::now() >= until => match dial::tcp(&self.party.local, &self.party.remote) {
-                    Ok(socket) => Opening::Connecting(socket),
-                    Err(e) => return self.again(e).map(Opening::Closed),
-                },
+                Opening::Closed(until) if clock::now() >= until => {
+                    match dial::tcp(&self.party.local, &self.party.remote, self.party.config.tcp_buffer_kib) {
+                        Ok(socket) => Opening::Connecting(socket),
+                        Err(e) => return self.again(e).map(Opening::Closed),
+                    }
+                }
                 Opening::Connecting(socket) => match dial::connected(&socket) {
                     Ok(false) => return Ok(Opening::Connecting(socket)),
                     Ok(true) => {
@@ -518,10 +520,6 @@ impl Bringup {
                     log_info!(log::NET, "RAILHEAD_TCP_CONGESTION={name}: {e}; the system's default stays");
                 }
             }
-        }
-        if config.tcp_buffer_kib > 0 {
-            let _ = socket.set_send_buffer_size(config.tcp_buffer_kib as usize * 1024);
-            let _ = socket.set_recv_buffer_size(config.tcp_buffer_kib as usize * 1024);
         }
         if config.tcp_user_timeout_s > 0 {
             // Not TCP_USER_TIMEOUT: since Linux 5.11 that also ends the connection to a peer that acknowledges and does not read, because

@@ -2,7 +2,7 @@
 //! still exists.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 
 use socket2::{Domain, Protocol, SockAddr, Type};
 
@@ -40,10 +40,11 @@ pub fn unix(instance: &[u8; 16]) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Begins to connect to the peer's listener, from this rail's own address.
-pub fn tcp(from: &Address, to: &Address) -> io::Result<Socket> {
+/// Begins to connect to the peer's listener, from this rail's own address; `buffer_kib` as [`buffers`] has it.
+pub fn tcp(from: &Address, to: &Address, buffer_kib: u32) -> io::Result<Socket> {
     let (mut local, mut remote) = (from.addr, to.addr);
     let socket = Socket::new(socket2::Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking(), Some(Protocol::TCP))?);
+    buffers(&socket, buffer_kib);
     if local.is_ipv4() == remote.is_ipv4() && local.ip().is_loopback() == remote.ip().is_loopback() {
         local.set_port(0);
         socket.bind(&SockAddr::from(local))?;
@@ -58,6 +59,17 @@ pub fn tcp(from: &Address, to: &Address) -> io::Result<Socket> {
         Ok(()) => Ok(socket),
         Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
         Err(e) => Err(e),
+    }
+}
+
+/// Sets the buffers of a socket that is not connected, or of a listener, whose streams inherit them; 0 leaves them to the system. A stream that is
+/// connected has announced its window: should that shrink below the peer's segments, each waits for the peer's timer.
+pub fn buffers(socket: &impl AsFd, kib: u32) {
+    if kib > 0 {
+        let socket = socket2::SockRef::from(socket);
+        // Nothing of it is vital.
+        let _ = socket.set_send_buffer_size(kib as usize * 1024);
+        let _ = socket.set_recv_buffer_size(kib as usize * 1024);
     }
 }
 
@@ -158,7 +170,7 @@ impl Probe {
         if let Ok(socket) = unix(&remote.instance) {
             return self.greet(socket, local, remote);
         }
-        self.stream = Some(Stream::Connecting(tcp(local, remote)?));
+        self.stream = Some(Stream::Connecting(tcp(local, remote, 0)?));
         Ok(())
     }
 

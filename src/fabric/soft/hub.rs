@@ -12,6 +12,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::dial;
 use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
 use super::shm::recv_with_fd;
 use crate::base::config::Config;
@@ -191,6 +192,7 @@ impl Hub {
 
     fn open(&self) -> Result<Listeners> {
         let tcp = listen::tcp(self.addr, &self.config.port_range)?;
+        dial::buffers(&tcp, self.config.tcp_buffer_kib);
         let port = tcp.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
         // Without it the peers on this host use what they use across network namespaces.
         let unix = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&self.instance))

@@ -117,6 +117,23 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
     }
 }
 
+/// A buffer smaller than a segment of the loopback makes nothing wait for the timers of the kernel.
+#[test]
+fn small_buffers_hold_up_nothing() {
+    let config = Config { soft_wire: TCP, tcp_streams: 1, tcp_buffer_kib: 16, ..Config::default() };
+    let mut pair = pair(config);
+    let (mut from, mut to) = (vec![1u8; 8 << 20], vec![0u8; 8 << 20]);
+    let (send, recv) = (register(&mut from), register(&mut to));
+    let sge = Sge { addr: from.as_ptr() as u64, len: from.len() as u32, lkey: send.lkey() };
+    let (remote_addr, rkey) = (to.as_ptr() as u64, recv.rkey());
+    let long = SendRequest { wr_id: 1, opcode: Opcode::Write, payload: Payload::Sge(sge), remote_addr, rkey, imm: 0, signaled: true };
+    let (start, qp) = (std::time::Instant::now(), pair.qps[0]);
+    pair.cqs[0].qp(qp).post_send(&[long]).unwrap();
+    assert_eq!(pair.next(0).wr_id, 1);
+    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
+    assert_eq!(to, from);
+}
+
 #[test]
 fn shared_memory_moves_every_size() {
     moves_every_size(
@@ -184,7 +201,7 @@ fn strangers(config: Config, notify: bool) -> (Domain, CompletionQueue, [QpId; 2
 }
 
 fn dialed(from: &Address, to: &Address) -> OwnedFd {
-    let socket = dial::tcp(from, to).unwrap();
+    let socket = dial::tcp(from, to, 0).unwrap();
     while !dial::connected(&socket).unwrap() {
         std::thread::yield_now();
     }
@@ -390,7 +407,7 @@ fn whoever_knows_the_token_gets_in_through_a_flood() {
             while !stop.load(Relaxed) {
                 let due = start.elapsed().as_micros() as u64 / 200;
                 while opened.load(Relaxed) < due && !stop.load(Relaxed) {
-                    let Ok(socket) = dial::tcp(&ends[0], &ends[1]) else { break };
+                    let Ok(socket) = dial::tcp(&ends[0], &ends[1], 0) else { break };
                     // No port stays behind.
                     socket.set_linger(Some(Duration::ZERO)).unwrap();
                     open.push_back(socket);
