@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use railhead::base::config::{Config, Progress};
 use support::comms::{self, Mem};
 use support::plugin::Plugin;
@@ -9,7 +11,13 @@ use support::{Ctx, World, pattern, until};
 
 #[test]
 fn child_entry() {
-    support::enter(&[("quiet_receiver", quiet_receiver), ("quiet_sender", quiet_sender), ("threads", threads), ("sleeper", sleeper)]);
+    support::enter(&[
+        ("quiet_receiver", quiet_receiver),
+        ("quiet_sender", quiet_sender),
+        ("threads", threads),
+        ("sleeper", sleeper),
+        ("woken", woken),
+    ]);
 }
 
 const WIRES: [&str; 2] = ["shm", "tcp"];
@@ -188,6 +196,46 @@ fn an_idle_thread_sleeps_until_there_is_something_to_do() {
         if wire == "tcp" {
             world("0").env("RAILHEAD_TCP_STREAMS", "2").spawn().finish();
         }
+    }
+}
+
+/// Rank 0 looks at nothing but its memory until a message has landed there.
+fn woken(ctx: &Ctx) {
+    const ROUNDS: usize = 5;
+    let plugin = Plugin::start(12);
+    let comm = comms::one_way(ctx, &plugin, 0).expect("a comm");
+    let mem = Mem::new(64 * ROUNDS);
+    let mr = plugin.reg_mr(comm, mem.ptr(0), mem.len()).expect("regMr");
+    if ctx.rank == 1 {
+        mem.write(0, &[7; 8]);
+        for _ in 0..ROUNDS {
+            assert_eq!(ctx.to(0).text(), "asleep");
+            let request = comms::isend(&plugin, comm, &mem, 0, 8, 1, mr).expect("isend");
+            comms::wait(&plugin, request).expect("test");
+            assert_eq!(ctx.to(0).text(), "landed");
+        }
+        return;
+    }
+    let fastest = (0..ROUNDS).map(|round| {
+        let request = comms::irecv(&plugin, comm, &mem, 64 * round, 8, 1, mr).expect("irecv");
+        until_it_sleeps();
+        let from = Instant::now();
+        ctx.to(1).send(b"asleep").expect("rank 1");
+        until("the message", || (mem.read(64 * round, 8) == [7; 8]).then_some(()));
+        let took = from.elapsed();
+        comms::wait(&plugin, request).expect("test");
+        ctx.to(1).send(b"landed").expect("rank 1");
+        took
+    });
+    // It looks after a second by itself. A machine under load may make any one round last longer, but not all of them.
+    let fastest = fastest.min().expect("rounds");
+    assert!(fastest < Duration::from_millis(700), "the fastest of {ROUNDS} messages took {fastest:?}");
+}
+
+#[test]
+fn what_comes_wakes_a_thread_that_watches_what_is_outstanding() {
+    for wire in WIRES {
+        with_thread("woken", wire, 2).spawn().finish();
     }
 }
 
