@@ -124,9 +124,9 @@ fn ranks_of(stage: Stage) -> &'static [usize] {
     }
 }
 
-/// Only one side of a wire dials, and chance decides which.
+/// Only one side of a wire dials, and chance decides which; nor has the sender any part in a copy that the receiver was quick enough to make alone.
 fn by_chance(stage: Stage) -> bool {
-    matches!(stage, Stage::WireDialed | Stage::WireHelloSent)
+    matches!(stage, Stage::WireDialed | Stage::WireHelloSent | Stage::SendShared)
 }
 
 /// Starts the ranks and waits until the victim has reached its stage.

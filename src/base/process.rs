@@ -80,7 +80,7 @@ impl Process {
         };
         let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd that outlives the call. Readable once the last thread of the process has ended.
-        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
     }
 
     /// Whether it has ended and another process has its number.

@@ -10,7 +10,7 @@ mod racing;
 mod shm;
 
 pub use pages::Pages;
-pub use racing::copy;
+pub use racing::{copy, load};
 pub(crate) use shm::memfd;
 pub use shm::{FILE_PREFIX, Shm, sweep};
 

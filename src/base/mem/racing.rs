@@ -22,9 +22,32 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { function(to.cast(), from.cast(), len) };
 }
 
+/// Reads a word, of any alignment, in the same circumstances: once, and its bytes may be of different writes.
+///
+/// # Safety
+/// `from` must be valid for reads of 8 bytes by this process, except that others may write them too.
+#[inline(always)]
+pub unsafe fn load(from: *const u8) -> u64 {
+    #[repr(C, packed)]
+    #[derive(Clone, Copy)]
+    struct Unaligned(u64);
+    // SAFETY: valid as the caller says, and aligned to one byte as the type is. Volatile: loaded once, and nothing is assumed of it.
+    unsafe { from.cast::<Unaligned>().read_volatile() }.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_is_read_from_any_address() {
+        let bytes: Vec<u8> = (0..16).collect();
+        for at in 0..=8 {
+            let expected = u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+            // SAFETY: the word lies within the vector.
+            assert_eq!(unsafe { load(bytes.as_ptr().add(at)) }, expected);
+        }
+    }
 
     #[test]
     fn bytes_are_copied_either_way_over_an_overlap() {

@@ -160,6 +160,10 @@ impl Probe {
             },
         };
         let Err(e) = alive else { return Ok(()) };
+        if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            // That says nothing of the dialer.
+            return Ok(());
+        }
         if self.gone_since == 0 {
             self.gone_since = now;
         }

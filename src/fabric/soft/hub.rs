@@ -208,7 +208,11 @@ impl Hub {
     pub fn serve(&self) -> io::Result<()> {
         let Ok(mut state) = self.state.try_lock() else { return Ok(()) };
         let state = &mut *state;
-        // First, so that whoever has spoken meanwhile is not among those whom newcomers push out.
+        // First, as it frees descriptors.
+        if !state.linger.is_empty() {
+            reap(state);
+        }
+        // Then, so that whoever has spoken meanwhile is not among those whom newcomers push out.
         let timeout = u64::from(self.config.handshake_timeout_s) * 1_000_000_000;
         for half in std::mem::take(&mut state.begun).into_iter().chain(std::mem::take(&mut state.silent)) {
             if half.since == 0 || clock::now() - half.since < timeout {
@@ -225,9 +229,6 @@ impl Hub {
                     Some(Err(_)) | None => break,
                 }
             }
-        }
-        if !state.linger.is_empty() {
-            reap(state);
         }
         Ok(())
     }

@@ -2,16 +2,17 @@
 //! which one rail leaves 24 empty, takes one line. Used by both halves, on the thread that drives the queue pair.
 
 use super::layout::{DESC_INLINE, PAYLOAD_WORDS};
+use crate::base::mem;
 
 /// Of a payload of `len` bytes the words that are not zero, and which they are: a bit each. None if they are too many for a descriptor.
 ///
 /// # Safety
-/// `from` must be valid for `len` bytes, at most [`DESC_INLINE`].
+/// `from` must be valid for `len` bytes, at most [`DESC_INLINE`]; others may write them meanwhile.
 #[inline(always)]
 pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
     if len == 8 {
         // SAFETY: the first word is all there is.
-        let word = unsafe { from.cast::<u64>().read_unaligned() };
+        let word = unsafe { mem::load(from) };
         return Some((u8::from(word != 0), [word, 0, 0, 0, 0]));
     }
     // SAFETY: the requirement is the caller's own.
@@ -38,12 +39,12 @@ unsafe fn pack_words(from: *const u8, whole: usize, rest: usize) -> Option<(u8, 
     };
     for i in 0..whole {
         // SAFETY: word `i` is one of the whole ones.
-        put(i, unsafe { from.add(8 * i).cast::<u64>().read_unaligned() });
+        put(i, unsafe { mem::load(from.add(8 * i)) });
     }
     if rest > 0 {
         let mut word = 0u64;
         // SAFETY: the bytes behind the whole words are fewer than a word, and the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(8 * whole), std::ptr::from_mut(&mut word).cast::<u8>(), rest) };
+        unsafe { mem::copy(from.add(8 * whole), std::ptr::from_mut(&mut word).cast::<u8>(), rest) };
         put(whole, word);
     }
     let (payload, _) = packed.split_first_chunk()?;
