@@ -3,7 +3,7 @@
  *
  * Built by tests/c_examples.rs with -DFAKE_ABI=8 .. 12: exports that table and no other. Never a part of the library.
  *
- *   FAKE_FAULT   what to do wrong, from the sixth message of a comm on, on the receiving side unless said otherwise:
+ *   FAKE_FAULT   what to do wrong, on the receiving side unless said otherwise, to messages that are not empty:
  *                flip     change one bit of the last byte of a message
  *                skip     report a message as received without writing it
  *                repeat   send the previous message's bytes again (sending side)
@@ -17,6 +17,7 @@
  *                hang     a call that does not return
  *                nodev    devices gives 0
  *                noinit   init returns ncclSystemError
+ *   FAKE_AFTER   the first message, counted per comm from 0, to do it to (default 5)
  *   FAKE_TURNS   a file to which each send appends a letter: FAKE_TURN, which the build chooses (default '?')
  *
  * It keeps a record, too, for tests that load it themselves: see fake_reset and the functions behind it.
@@ -185,7 +186,8 @@ static int fault_is(const char *name)
 
 static int faulty(const struct request *request, const char *name)
 {
-    return fault_is(name) && request->size != 0 && request->number >= 5;
+    const char *after = getenv("FAKE_AFTER");
+    return fault_is(name) && request->size != 0 && request->number >= (after != NULL ? strtoull(after, NULL, 10) : 5);
 }
 
 /* ---- life cycle ---- */
