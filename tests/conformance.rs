@@ -94,11 +94,10 @@ conforms! {
 /// The clauses of `verbs`, on the kernel's Soft-RoCE, by this program in a virtual machine. Its knobs are turned down to an emulated CPU's.
 #[test]
 fn verbs_conforms_on_soft_roce() {
-    let me = std::env::current_exe().expect("current_exe");
-    let vm = softroce::Vm::new(1, 900).file(&me, "conformance");
-    let Some(ran) = vm.run("RHT_LIVES=200 RHT_PUBLISHES=20000 ./conformance --ignored verbs:: --test-threads 2 --nocapture") else {
-        return;
-    };
+    static MACHINE: softroce::Machine =
+        softroce::Machine::new(|| vec![(std::env::current_exe().expect("current_exe"), "conformance".into())]);
+    let line = "RHT_LIVES=200 RHT_PUBLISHES=20000 ./conformance --ignored verbs:: --test-threads 2 --nocapture";
+    let Some(ran) = MACHINE.run(1, 900, line) else { return };
     ran.passes().says("test verbs::order::writes ... ok").says("; 0 failed; 0 ignored;");
 }
 

@@ -7,10 +7,9 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 use railhead::base::stats::{CommKind, RailCounter};
-use softroce::{Vm, library};
+use softroce::{Machine, library};
 use support::{Ctx, comms, pattern};
 
 #[test]
@@ -27,32 +26,26 @@ fn child_entry() {
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// An example in C, built as a user builds it.
-fn example(name: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = BUILT.get_or_init(|| {
-        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("softroce");
-        let mut make = Command::new("make");
-        make.args(["-s", "-C", &format!("{ROOT}/c_examples"), "pingpong", "store", "proxy"]).arg(format!("BUILD={}", build.display()));
-        make.arg(format!("RAILHEAD_LIB={}", library().parent().expect("a folder").display()));
-        let output = make.env_remove("MAKEFLAGS").output().expect("make");
-        assert!(output.status.success(), "make: {}", String::from_utf8_lossy(&output.stderr));
-        build
-    });
-    build.join(name)
-}
-
-/// A machine with the plugin and examples in it.
-fn machine(pairs: u32, examples: &[&str]) -> Vm {
-    let vm = Vm::new(pairs, 400).file(&library(), "librailhead.so");
-    examples.iter().fold(vm, |vm, name| vm.file(&example(name), name))
-}
+/// With the plugin in it, examples in C, built as a user builds them, and this program.
+static MACHINE: Machine = Machine::new(|| {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("softroce");
+    let mut make = Command::new("make");
+    make.args(["-s", "-C", &format!("{ROOT}/c_examples"), "pingpong", "store", "proxy"]).arg(format!("BUILD={}", build.display()));
+    make.arg(format!("RAILHEAD_LIB={}", library().parent().expect("a folder").display()));
+    let output = make.env_remove("MAKEFLAGS").output().expect("make");
+    assert!(output.status.success(), "make: {}", String::from_utf8_lossy(&output.stderr));
+    let examples = ["plugin_pingpong", "rendezvous_ping", "proxy_stream", "proxy_shared", "proxy_producer", "proxy_sendrecv"];
+    let mut files: Vec<(PathBuf, String)> = examples.iter().map(|name| (build.join(name), name.to_string())).collect();
+    files.push((library(), "librailhead.so".into()));
+    files.push((std::env::current_exe().expect("current_exe"), "softroce".into()));
+    files
+});
 
 /// Each byte of each message between two processes, over RDMA devices that nobody asked for by name.
 #[test]
 fn two_processes_exchange_verified_messages() {
     let line = "RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 1M --iters 20 --timeout 250";
-    let Some(ran) = machine(1, &["plugin_pingpong"]).run(line) else { return };
+    let Some(ran) = MACHINE.run(1, 400, line) else { return };
     ran.passes().says("device 0: rxe0").says("fabric verbs").says("no byte wrong").says("bytes sent: nic ");
 }
 
@@ -65,7 +58,7 @@ fn the_settings_reach_the_device() {
         run NCCL_IB_ADDR_FAMILY=AF_INET6
         run NCCL_IB_GID_INDEX=1 NCCL_IB_TIMEOUT=14 NCCL_IB_RETRY_CNT=6
         run NCCL_IB_HCA=^rxe0";
-    let Some(ran) = machine(1, &["plugin_pingpong"]).run(line) else { return };
+    let Some(ran) = MACHINE.run(1, 400, line) else { return };
     ran.passes()
         .says("4 queue pair(s) each, fabric verbs")
         .says("GID fd08::1 (index 2)")
@@ -98,8 +91,7 @@ fn the_other_examples_move_their_data_over_the_device() {
         over 1500 ./proxy_stream 50 200000
         over 120 ./proxy_shared 50 20000
         over 700 ./proxy_sendrecv 3 200000"#;
-    let vm = machine(1, &["rendezvous_ping", "proxy_stream", "proxy_shared", "proxy_producer", "proxy_sendrecv"]);
-    let Some(ran) = vm.run(line) else { return };
+    let Some(ran) = MACHINE.run(1, 400, line) else { return };
     ran.passes().says("rank 0 of 2: 100 messages went round through Railhead");
     assert_eq!(ran.output.matches("verified, no byte wrong").count(), 1 + 1 + 4);
     // A send and a receive comm of each: two ranks in a ring, one stream, another, four ranks all to all.
@@ -113,10 +105,11 @@ fn without_a_device_there_is_the_software_fabric() {
         "run() { env \"$@\" NCCL_SOCKET_IFNAME=lo RAILHEAD_DEBUG=info ./plugin_pingpong --plugin ./librailhead.so --max 64 --iters 5; }
         run NCCL_IB_DISABLE=1 || exit 1
         mv /usr/lib/x86_64-linux-gnu/libibverbs.so.1 /tmp
+        trap 'mv /tmp/libibverbs.so.1 /usr/lib/x86_64-linux-gnu' EXIT
         run || exit 2
         run RAILHEAD_FABRIC=verbs && exit 3
         exit 0";
-    let Some(ran) = machine(1, &["plugin_pingpong"]).run(line) else { return };
+    let Some(ran) = MACHINE.run(1, 400, line) else { return };
     ran.passes()
         .says("no RDMA NICs: NCCL_IB_DISABLE is set")
         .says("no RDMA NICs: libibverbs.so.1: cannot open shared object file")
@@ -129,9 +122,7 @@ fn without_a_device_there_is_the_software_fabric() {
 /// Runs a test of `inside` in a machine with so many pairs of devices.
 #[track_caller]
 fn run_inside(pairs: u32, test: &str) -> Option<softroce::Ran> {
-    let me = std::env::current_exe().expect("current_exe");
-    let vm = Vm::new(pairs, 300).file(&library(), "librailhead.so").file(&me, "softroce");
-    let ran = vm.run(&format!("./softroce --ignored --exact inside::{test} --nocapture"))?;
+    let ran = MACHINE.run(pairs, 300, &format!("./softroce --ignored --exact inside::{test} --nocapture"))?;
     ran.passes().says("1 passed");
     Some(ran)
 }
@@ -199,12 +190,27 @@ fn a_peer_that_is_killed_is_an_error_although_the_device_never_gives_up() {
     assert!(!ran.output.contains("without completion"), "the device's patience is a day");
 }
 
-/// What the commands' exit statuses are in this program's tests: the harness hands them on.
+/// What the commands' exit statuses are in this program's tests: the harness hands them on. And nothing is left of one for the next.
 #[test]
-fn a_status_of_the_machine_is_the_harness_own() {
-    let Some(ran) = Vm::new(1, 300).run("echo here; exit 42") else { return };
+fn each_command_has_its_own_status_and_devices() {
+    let line = "echo here; touch /tmp/left; sleep 1000 & relink v1 down; ip addr add 10.9.0.1/24 dev v0; rdma link delete rxe0; exit 42";
+    let Some(ran) = MACHINE.run(1, 300, line) else { return };
     assert_eq!(ran.status, Some(42));
     ran.says("here");
+    let look = "ls /sys/class/infiniband; ls /tmp | wc -l; ps | grep -c 'slee[p]'; ip addr show v0 | grep -c 10.9; ip addr show v1 | grep -c 'state UP'";
+    let Some(ran) = MACHINE.run(2, 300, look) else { return };
+    assert_eq!(ran.output.split_whitespace().collect::<Vec<_>>(), ["rxe0", "rxe1", "rxe2", "rxe3", "0", "0", "0", "1"]);
+    let Some(ran) = MACHINE.run(1, 1, "sleep 1000") else { return };
+    assert_eq!(ran.status, Some(137), "the time is over");
+}
+
+/// The machine for a person, with one command.
+#[test]
+fn a_status_of_the_machine_is_the_harness_own() {
+    let output = Command::new(format!("{ROOT}/tests/softroce/vm")).args(["--", "ls -1 /sys/class/infiniband; exit 42"]).output().expect("vm");
+    if output.status.code() != Some(77) {
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(42), b"rxe0\nrxe1\n".as_slice()));
+    }
 }
 
 /// Without QEMU nothing is fetched or built: a status of its own, and one line.

@@ -4,15 +4,14 @@
 #[path = "../../tests/support/softroce.rs"]
 mod softroce;
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde_json::Value;
-use softroce::{Ran, Vm, library};
+use softroce::{Machine, Ran, library};
 
-/// A machine with the program and the plugin in it.
-fn machine(seconds: u32) -> Vm {
-    Vm::new(1, seconds).file(&library(), "librailhead.so").file(Path::new(env!("CARGO_BIN_EXE_railhead")), "railhead")
-}
+/// With the program and the plugin in it.
+static MACHINE: Machine =
+    Machine::new(|| vec![(library(), "librailhead.so".into()), (PathBuf::from(env!("CARGO_BIN_EXE_railhead")), "railhead".into())]);
 
 /// What a line of the script wrote as `name {...}`.
 #[track_caller]
@@ -36,7 +35,7 @@ fn info_explains_the_chosen_gid_and_every_other() {
         ip addr add 10.9.0.1/16 dev v0
         while ! grep -qs 0a09:0001 /sys/class/infiniband/rxe0/ports/1/gids/*; do sleep 0.05; done
         show changed NCCL_IB_ADDR_RANGE=10.9.0.0/16"#;
-    let Some(ran) = machine(300).run(line) else { return };
+    let Some(ran) = MACHINE.run(1, 300, line) else { return };
     let entries = json(&ran, "entries");
     let ports = |page: &Value| page["rdma"]["ports"].as_array().expect("ports").clone();
     let chosen = |port: &Value| -> Vec<String> {
@@ -83,7 +82,7 @@ fn info_explains_the_chosen_gid_and_every_other() {
 fn check_passes_every_rule() {
     let line =
         "for abi in 4 12; do RAILHEAD_FABRIC=verbs ./railhead check --plugin ./librailhead.so --abi $abi --timeout 60 || exit 1; done";
-    let Some(ran) = machine(600).run(line) else { return };
+    let Some(ran) = MACHINE.run(1, 600, line) else { return };
     ran.passes();
 }
 
@@ -110,7 +109,7 @@ fn perf_beside_perftest() {
             echo "ours$turn $(ours --sizes 8,64K,1M)"
         done"#;
     let turns: u32 = std::env::var("RHT_TURNS").map_or(3, |text| text.parse().expect("RHT_TURNS: a number"));
-    let Some(ran) = machine(200 + 40 * turns).run(&format!("TURNS={turns}; {line}")) else { return };
+    let Some(ran) = MACHINE.run(1, 200 + 40 * turns, &format!("TURNS={turns}; {line}")) else { return };
     ran.passes();
     let figure = |turn: u32, what: &str, size: u64| {
         let page = json(&ran, &format!("ours{turn}"));

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Serves a store until SIGINT or SIGTERM; prints the address that it listens on, as ADDR:PORT, once it does; [::] and 0.0.0.0 are all.
+/// Serves a store until SIGINT or SIGTERM; prints the address that it listens on, as ADDR:PORT, once it does; an address of zeros stands for all.
 ///
 /// A client that does not say within 30 s what it speaks, and that it knows the secret if there is one, is disconnected; afterwards it may be idle.
 #[derive(clap::Args)]
