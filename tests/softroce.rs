@@ -207,7 +207,8 @@ fn each_command_has_its_own_status_and_devices() {
 /// The machine for a person, with one command.
 #[test]
 fn a_status_of_the_machine_is_the_harness_own() {
-    let output = Command::new(format!("{ROOT}/tests/softroce/vm")).args(["--", "ls -1 /sys/class/infiniband; exit 42"]).output().expect("vm");
+    let output =
+        Command::new(format!("{ROOT}/tests/softroce/vm")).args(["--", "ls -1 /sys/class/infiniband; exit 42"]).output().expect("vm");
     if output.status.code() != Some(77) {
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(42), b"rxe0\nrxe1\n".as_slice()));
     }
