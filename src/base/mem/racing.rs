@@ -63,27 +63,4 @@ mod tests {
             }
         }
     }
-
-    /// The pace of a plain copy, for whoever changes the function: `cargo test --release -- --ignored --nocapture pace`.
-    #[test]
-    #[ignore = "a measurement"]
-    fn pace() {
-        for len in [64, 256, 4096, 65_536, 1 << 20, 16 << 20] {
-            let (from, mut to) = (vec![1u8; len], vec![0u8; len]);
-            let rounds = ((256 << 20) / (len + 200)).max(1);
-            let mut time = |copy: &dyn Fn(*const u8, *mut u8)| {
-                let start = std::time::Instant::now();
-                (0..rounds).for_each(|_| copy(std::hint::black_box(from.as_ptr()), std::hint::black_box(to.as_mut_ptr())));
-                start.elapsed().as_nanos() as f64 / rounds as f64
-            };
-            let (mut plain, mut racing) = (f64::MAX, f64::MAX);
-            for _ in 0..15 {
-                // SAFETY: both vectors hold `len` bytes, here and below.
-                plain = plain.min(time(&|from, to| unsafe { std::ptr::copy_nonoverlapping(from, to, std::hint::black_box(len)) }));
-                // SAFETY: as above.
-                racing = racing.min(time(&|from, to| unsafe { copy(from, to, std::hint::black_box(len)) }));
-            }
-            println!("{len:9} bytes: plain {plain:.1} ns, racing {racing:.1} ns, {:.3}", racing / plain);
-        }
-    }
 }
