@@ -82,8 +82,13 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
+        Scene::with_half_open("8")
+    }
+
+    /// With room for so many unfinished handshakes.
+    fn with_half_open(most: &str) -> Scene {
         let world = World::new("peers", 2).env("RAILHEAD_SOCKET_IFNAME", "=lo").env("RAILHEAD_SOCKET_FAMILY", "AF_INET");
-        let world = world.env("RAILHEAD_MAX_HALF_OPEN", "8").env("RAILHEAD_HANDSHAKE_TIMEOUT_S", "1");
+        let world = world.env("RAILHEAD_MAX_HALF_OPEN", most).env("RAILHEAD_HANDSHAKE_TIMEOUT_S", "1");
         let ranks = world.spawn();
         let handle = ranks.ranks[0].chan.recv().try_into().expect("a handle");
         let door = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
@@ -265,6 +270,21 @@ fn slow_drips_and_silent_floods() {
         matches!(s.read(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock)
     });
     assert!(silent.len() <= 8, "{} silent connections are kept", silent.len());
+    scene.end();
+}
+
+#[test]
+fn strangers_do_not_take_the_last_descriptors() {
+    let mut scene = Scene::with_half_open("64");
+    let few = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+    let pid = scene.ranks.ranks[0].pid();
+    // SAFETY: one valid rlimit, for a process of ours. What the harness has there is open already.
+    assert_eq!(unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const few, std::ptr::null_mut()) }, 0);
+    let silent: Vec<TcpStream> = (0..100).map(|_| scene.dial()).collect();
+    let mut begun: Vec<TcpStream> = (0..100).map(|_| scene.dial()).collect();
+    begun.iter_mut().for_each(|stream| say(stream, b"RH"));
+    scene.works("strangers that had all descriptors");
+    drop((silent, begun));
     scene.end();
 }
 

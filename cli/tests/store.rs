@@ -150,6 +150,7 @@ fn waiting_in_vain_is_told_from_other_failures() {
         (&["get", "k", "--file", "/nowhere/store"], "/nowhere/store"),
         (&["get", "k", "--connect", "127.0.0.1:1", "--timeout", "0"], "while trying to connect to (127.0.0.1, 1)"),
         (&["serve", "--bind", "nowhere.invalid"], "--bind nowhere.invalid: "),
+        (&["serve", "--bind", "198.51.100.1", "--port", "0"], "serve --bind 198.51.100.1: "),
     ] {
         let output = program().args(arguments).output().expect("railhead");
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
@@ -254,7 +255,7 @@ fn a_server_says_what_it_cannot_do_and_refuses_what_is_too_much() {
 
 #[test]
 fn serves_at_the_address_that_it_is_told_until_a_signal() {
-    for (bind, environment) in [(Some("::1"), "127.0.0.1"), (None, "::1")] {
+    for (bind, environment) in [(Some("::1"), "127.0.0.1"), (Some("[::1]"), "127.0.0.1"), (None, "::1")] {
         let mut command = program();
         command.args(["serve", "--port", "0"]).args(bind.iter().flat_map(|address| ["--bind", address]));
         let mut child = command.env("RAILHEAD_STORE_BIND", environment).stdout(Stdio::piped()).spawn().expect("railhead");

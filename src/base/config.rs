@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::ops::RangeInclusive;
 
+use crate::base::fd;
 use crate::base::log::{self, Level, log_info, log_warn};
 use crate::base::stage;
 use crate::base::thread::Cpus;
@@ -296,7 +297,7 @@ table! {
     ib_fifo_tc: i32, "RAILHEAD_IB_FIFO_TC" or "NCCL_IB_FIFO_TC", -1, -1..=255,
         "Traffic class of a receiver's announcements. -1: as the data.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,
-        "Unfinished handshakes that one listener keeps, of those that have said nothing and of those that have begun; the oldest is dropped for a newer one of its kind.";
+        "Unfinished handshakes that one listener keeps, of those that have said nothing and of those that have begun, but at most a sixteenth of RLIMIT_NOFILE; the oldest is dropped for a newer one of its kind.";
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,
         "Seconds that an incoming handshake may take after its first byte.";
     peer_timeout_s: u32, "RAILHEAD_PEER_TIMEOUT_S", 0, 0..=86400,
@@ -324,6 +325,12 @@ table! {
 }
 
 impl Config {
+    /// Unauthenticated connections of either kind that a listener keeps: RAILHEAD_MAX_HALF_OPEN, as far as the descriptors allow it.
+    pub fn half_open_max(&self) -> usize {
+        let of_limit = fd::limit().map_or(u64::MAX, |limit| limit.rlim_cur / 16).max(1);
+        u64::from(self.max_half_open).min(of_limit) as usize
+    }
+
     /// Reads the environment, says in the log what is wrong or unusual in it, and applies RAILHEAD_DEBUG. Once per init.
     pub fn from_env() -> Config {
         Config::from_env_or(Debug::None)

@@ -76,11 +76,9 @@ impl Error {
 /// What to do about the most common reason for EMFILE.
 #[cold]
 fn descriptor_limit() -> String {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is an rlimit that outlives the call.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
-        0 => format!(" (RLIMIT_NOFILE is {}: raise it with `ulimit -n`, to {} at most)", limit.rlim_cur, limit.rlim_max),
-        _ => " (RLIMIT_NOFILE is too low: raise it with `ulimit -n`)".into(),
+    match super::fd::limit() {
+        Some(limit) => format!(" (RLIMIT_NOFILE is {}: raise it with `ulimit -n`, to {} at most)", limit.rlim_cur, limit.rlim_max),
+        None => " (RLIMIT_NOFILE is too low: raise it with `ulimit -n`)".into(),
     }
 }
 

@@ -29,6 +29,13 @@ pub type TcpListener = Owned<std::net::TcpListener>;
 /// A socket being set up.
 pub type Socket = Owned<socket2::Socket>;
 
+/// How many descriptors the process may have, RLIMIT_NOFILE.
+pub fn limit() -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is an rlimit that outlives the call.
+    (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0).then_some(limit)
+}
+
 /// A descriptor of the library's own, as a `T` has it.
 pub struct Owned<T: AsRawFd> {
     inner: ManuallyDrop<T>,

@@ -147,7 +147,7 @@ impl Acceptor {
 
     /// Drops the oldest stranger who has said so much, if they are too many. Who has said nothing never takes the place of one who has.
     fn crowd_out(&mut self, said: Said, now: u64) {
-        if self.half_open.iter().filter(|half| half.said() == said).count() <= self.setup.config.max_half_open as usize {
+        if self.half_open.iter().filter(|half| half.said() == said).count() <= self.setup.config.half_open_max() {
             return;
         }
         let Some(oldest) = self.half_open.iter().position(|half| half.said() == said) else { return };
@@ -162,10 +162,10 @@ impl Acceptor {
         }
     }
 
-    /// Gives a descriptor back that a stranger has who has said nothing; false if there is none.
+    /// Gives a descriptor back that a stranger has, first of those who have said nothing; false if there is none.
     pub fn spare(&mut self) -> bool {
-        let silent = self.half_open.iter().position(|half| half.said() == Said::Nothing);
-        silent.and_then(|silent| self.half_open.remove(silent)).is_some()
+        let oldest = |said| self.half_open.iter().position(|half| half.said() == said);
+        oldest(Said::Nothing).or_else(|| oldest(Said::Part)).and_then(|oldest| self.half_open.remove(oldest)).is_some()
     }
 
     /// Advances every half-open connection; the first that is done.

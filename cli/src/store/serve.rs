@@ -50,7 +50,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Server::start(ServerOptions { port: args.port, bind: *bind, secret: secret.clone(), limits, memory, ..ServerOptions::default() })
     };
     let (first, others) = binds.split_first().context("--bind: it has no address")?;
-    let server = others.iter().fold(start(first), |server, bind| server.or_else(|_| start(bind)))?;
+    let server = others.iter().fold(start(first), |server, bind| server.or_else(|_| start(bind)));
+    let server = server.with_context(|| args.bind.iter().fold("serve".to_string(), |serve, name| format!("{serve} --bind {name}")))?;
     let address = server.address();
     if address.ip().is_unspecified() && secret.key().is_none() {
         crate::say(format_args!(
@@ -64,7 +65,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The addresses of a name, or of an address, which may stand in brackets.
 fn resolve(name: &str) -> anyhow::Result<Vec<Option<IpAddr>>> {
-    let addresses = (name, 0).to_socket_addrs().with_context(|| format!("--bind {name}"))?;
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    let addresses = (bare, 0).to_socket_addrs().with_context(|| format!("--bind {name}"))?;
     Ok(addresses.map(|address: SocketAddr| Some(address.ip())).collect())
 }

@@ -224,7 +224,9 @@ impl Hub {
                 match state.open.as_ref().and_then(|open| open.accept(unix)) {
                     Some(Ok(stream)) => self.admit(state, stream, unix),
                     // A stranger's serves as well.
-                    Some(Err(e)) if e.raw_os_error() == Some(libc::EMFILE) && state.silent.pop_front().is_some() => {}
+                    Some(Err(e))
+                        if e.raw_os_error() == Some(libc::EMFILE)
+                            && state.silent.pop_front().or_else(|| state.begun.pop_front()).is_some() => {}
                     Some(Err(e)) if e.raw_os_error() == Some(libc::EMFILE) => return Err(e),
                     Some(Err(_)) | None => break,
                 }
@@ -251,7 +253,7 @@ impl Hub {
 
     /// Streams of either kind that are kept.
     fn most(&self) -> usize {
-        self.config.max_half_open as usize
+        self.config.half_open_max()
     }
 
     /// Reads what a stream says, and keeps it until that is a whole greeting. One that has said nothing never takes the place of one that has.
