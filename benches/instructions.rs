@@ -131,7 +131,7 @@ fn child(library: &Path) {
     let comms = comms::to_itself(&plugin, 0).expect("comms");
     let mem = Mem::new(2 * 4096);
     let mr = plugin.reg_mr(comms.0, mem.ptr(0), mem.len()).expect("regMr").0;
-    let [isend, irecv, test] = plugin.hot_calls();
+    let [isend, irecv, test] = plugin.hot_calls().expect("a table");
     // SAFETY: these are the functions' types since v10.
     let (isend, irecv, test) = unsafe {
         (

@@ -431,7 +431,7 @@ fn guarded_handle(_: &Ctx) {
     let send = unsafe {
         let place = base.add(page - 64);
         std::ptr::copy_nonoverlapping(handle.as_ptr(), place, 64);
-        plugin.connect_at(0, place).expect("connect").expect("v4 connects in one call")
+        plugin.connect_at(0, place, None).expect("connect").expect("v4 connects in one call")
     };
     assert!(handle[64..].iter().all(|&b| b == 0), "listen wrote more than 64 bytes");
     let recv = plugin.accept(listen).expect("accept").expect("v4 accepts in one call");

@@ -1,33 +1,27 @@
 //! From a file to a table, and what is wrong with a file that has none.
 
-use std::ffi::{CString, c_void};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 
-use super::{GARBAGE, Plugin, VERSIONS};
+use super::{Plugin, VERSIONS};
 
 impl Plugin {
-    /// The table of the newest version that `path` exports, or of `version`. Not initialised. The file stays loaded.
+    /// The table of the newest version that `path` exports, or of `version`. Not initialised.
     pub fn load(path: &Path, version: Option<u32>) -> anyhow::Result<Plugin> {
-        // SAFETY: loading runs the file's initialisers, which is what the user asked for by naming it.
-        let library = unsafe { libloading::Library::new(path) };
-        let library =
-            library.map_err(|error| what_it_is(path).unwrap_or(error.into()).context(format!("cannot load {}", path.display())))?;
-        let found = VERSIONS.iter().rev().filter(|&&v| version.is_none_or(|wanted| wanted == v)).find_map(|&v| {
-            let symbol = CString::new(format!("ncclNetPlugin_v{v}")).ok()?;
-            // SAFETY: only the symbol's address is taken.
-            let table = unsafe { library.get::<*const *const c_void>(symbol.as_bytes_with_nul()) }.ok()?;
-            // SAFETY: the address stays good as long as `library`, which the result keeps.
-            Some((v, unsafe { table.try_as_raw_ptr() }?.cast_const().cast::<*const c_void>()))
-        });
-        let Some((version, table)) = found else {
-            let wanted = version.map_or("v4 to v12".to_owned(), |v| format!("v{v}"));
-            bail!("{} exports no ncclNetPlugin_{wanted}: it is no net plugin of that version", path.display());
-        };
-        Ok(Plugin { version, table, ctx: GARBAGE, _library: library })
+        for &v in VERSIONS.iter().rev().filter(|&&v| version.is_none_or(|wanted| wanted == v)) {
+            match Plugin::open(path, v) {
+                Ok(plugin) => return Ok(plugin),
+                Err(None) => {}
+                Err(Some(why)) => {
+                    return Err(what_it_is(path).unwrap_or(anyhow!(why)).context(format!("cannot load {}", path.display())));
+                }
+            }
+        }
+        let wanted = version.map_or("v4 to v12".to_owned(), |v| format!("v{v}"));
+        bail!("{} exports no ncclNetPlugin_{wanted}: it is no net plugin of that version", path.display());
     }
 
     /// The versions that `path` exports, oldest first.

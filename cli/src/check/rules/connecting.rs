@@ -108,7 +108,7 @@ fn handle_size(rank: &mut Rank) -> Verdict {
         place.write(0, &rank.hear()?);
         rank.note("connect");
         // SAFETY: as many bytes as a handle of this version has.
-        rank.until("connect to give a comm", || Ok(unsafe { rank.plugin.connect_at(rank.dev, place.ptr(0)) }?))?
+        rank.until("connect to give a comm", || Ok(unsafe { rank.plugin.connect_at(rank.dev, place.ptr(0), Some(&mut ptr::null_mut())) }?))?
     };
     rank.proof(comm, 1, 1000)?;
     rank.close(comm)
@@ -275,7 +275,7 @@ fn listen_closed(rank: &mut Rank) -> Verdict {
 }
 
 fn no_offload(rank: &mut Rank) -> Verdict {
-    if let Some((kind, _)) = rank.plugin.net_device(rank.dev)?.filter(|(kind, _)| *kind != 0) {
+    if let Some((kind, _)) = rank.plugin.properties(rank.dev)?.net_device.filter(|(kind, _)| *kind != 0) {
         return Err(Stop::Skip(format!("the device offloads: its netDeviceType is {kind}")));
     }
     for offered in [true, false] {
@@ -292,7 +292,8 @@ fn no_offload(rank: &mut Rank) -> Verdict {
             let mut handle = rank.take()?;
             rank.note("connect");
             rank.until("connect to give a comm", || {
-                Ok(rank.plugin.connect_offering(rank.dev, &mut handle, offered.then_some(&mut device))?)
+                // SAFETY: a handle of full size.
+                Ok(unsafe { rank.plugin.connect_at(rank.dev, handle.as_mut_ptr(), offered.then_some(&mut device)) }?)
             })?
         };
         ensure(device.is_null(), || format!("a host device gave a device handle: {device:?}"))?;

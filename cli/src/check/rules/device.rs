@@ -106,7 +106,7 @@ fn device_type(rank: &mut Rank) -> Verdict {
     const UNPACK_VERSION: c_int = 7;
     for dev in 0..rank.plugin.devices()? {
         rank.note("getProperties");
-        let Some((kind, version)) = rank.plugin.net_device(dev)? else { continue };
+        let Some((kind, version)) = rank.plugin.properties(dev)?.net_device else { continue };
         let known = kind == TYPES[0] || (kind == TYPES[1] && version == UNPACK_VERSION);
         ensure(known, || format!("device {dev}: netDeviceType is {kind}, netDeviceVersion {version}"))?;
     }

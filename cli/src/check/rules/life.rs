@@ -64,7 +64,7 @@ pub const CYCLES: &[Rule] = &[
 ];
 
 fn table(rank: &mut Rank) -> Verdict {
-    ensure(rank.plugin.has_name() && !rank.plugin.name().is_empty(), || "the table has no name".into())?;
+    ensure(!rank.plugin.name().is_empty(), || "the table has no name".into())?;
     let missing = rank.plugin.missing();
     ensure(missing.is_empty(), || format!("NULL in the table: {}", missing.join(", ")))
 }

@@ -7,7 +7,7 @@ use std::thread;
 use super::{Rule, USUAL};
 use crate::check::rank::{Flow, Rank, STAMP, pattern, stamp};
 use crate::check::verdict::{Stop, Verdict, during, ensure};
-use crate::plugin::MAX_RECVS;
+use crate::plugin::{Failure, MAX_RECVS, MISSING};
 
 /// Calls of a rank whose peer does nothing.
 const TRIES: usize = 200;
@@ -282,7 +282,7 @@ fn flush(rank: &mut Rank) -> Verdict {
         rank.note("iflush");
         match rank.plugin.iflush(comm, &[buffer.part(0, LEN, 7)]) {
             Ok(Some(request)) => {
-                rank.until("a flush", || Ok(rank.plugin.test_without_sizes(request)?.then_some(())))?;
+                rank.until("a flush", || Ok((rank.plugin.test_with(request, 0, None)? != 0).then_some(())))?;
             }
             Ok(None) => {}
             // NCCL flushes no host memory, and its own socket transport refuses.
@@ -299,7 +299,7 @@ fn net_attr(rank: &mut Rank) -> Verdict {
     let comm = rank.one_way()?;
     for seed in 0..3 {
         rank.note("setNetAttr");
-        if rank.plugin.set_net_attr(1 << seed).is_none() {
+        if let Err(Failure { status: MISSING, .. }) = rank.plugin.set_net_attr(1 << seed) {
             return Err(Stop::Skip("setNetAttr is NULL".into()));
         }
         during("after setNetAttr", rank.proof(comm, seed, 20_000))?;
