@@ -330,7 +330,7 @@ fn through_proxy(ctx: &Ctx) {
                 programs += 1;
             }
         }
-        (programs == STEPS && step != Step::Turn(Progress::Idle) && link.connector().step() == STEPS).then_some(())
+        (programs == STEPS && step != Step::Stepped(Progress::Idle) && link.connector().step() == STEPS).then_some(())
     });
     finish(ctx, start);
     proxy.detach(&link).expect("detach");

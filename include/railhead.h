@@ -181,7 +181,7 @@ typedef struct {
     uint64_t max_operations;
     // Microseconds that the thread sleeps at a time once its operations have not moved for long. 0: it polls as long as there are operations, as
     // NCCL's does. Without operations it sleeps in any case.
-    uint32_t nap_us;
+    uint32_t idle_sleep_us;
     // Zero.
     uint32_t reserved;
 } railhead_proxy_config_t;

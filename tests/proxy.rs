@@ -618,7 +618,8 @@ fn misuse(_: &Ctx) {
         assert_eq!(railhead_proxy_dump(proxy.0, null_mut(), 0, null_mut()), RAILHEAD_OK);
     }
     let size = size_of::<railhead_proxy_config_t>();
-    let own = railhead_proxy_config_t { size, context: null_mut(), logger: None, cpus: null(), max_operations: 0, nap_us: 0, reserved: 0 };
+    let own =
+        railhead_proxy_config_t { size, context: null_mut(), logger: None, cpus: null(), max_operations: 0, idle_sleep_us: 0, reserved: 0 };
     for bad in [railhead_proxy_config_t { size: size - 8, ..own }, railhead_proxy_config_t { cpus: c"0-9999".as_ptr(), ..own }] {
         assert_eq!(Proxy::over(null(), &bad).err(), Some(RAILHEAD_USAGE));
     }
@@ -649,7 +650,8 @@ fn misuse(_: &Ctx) {
     proxy.destroy().expect("destroy");
 
     // Few operations at a time.
-    let few = Proxy::over(null(), &railhead_proxy_config_t { max_operations: 2, nap_us: 50, cpus: c"".as_ptr(), ..own }).expect("a proxy");
+    let few =
+        Proxy::over(null(), &railhead_proxy_config_t { max_operations: 2, idle_sleep_us: 50, cpus: c"".as_ptr(), ..own }).expect("a proxy");
     let (send, _) = pair(few, few, &slots(1024));
     let appended = [(); 3].map(|()| send.append(&operation(1, 1, 1, SIMPLE)));
     assert_eq!(appended, [Ok(0), Ok(1), Err(RAILHEAD_USAGE)]);

@@ -32,10 +32,10 @@ enum State {
     Held,
     /// They were started within a group that is open.
     OpenGroup,
-    /// One is behind another of its connector, where it had no turn (Ready); the other waits for its producer (Progress), and the engine polls.
+    /// One is behind another of its connector, where it was not stepped (Ready); the other waits for its producer (Progress), and the engine polls.
     Waiting,
-    /// The same, and the engine naps.
-    Napping,
+    /// The same, and the engine sleeps between its polls.
+    SleepingIdle,
     /// The consumer takes nothing, so that both rings are full.
     Full,
     /// Messages flow.
@@ -52,7 +52,7 @@ enum State {
 
 use State::*;
 
-const STATES: [State; 11] = [Empty, Held, OpenGroup, Waiting, Napping, Full, Streaming, Done, Failed, Stopped, Aborted];
+const STATES: [State; 11] = [Empty, Held, OpenGroup, Waiting, SleepingIdle, Full, Streaming, Done, Failed, Stopped, Aborted];
 
 /// How it is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ enum Ending {
 }
 
 /// A proxy in a state, and the programs at its rings.
-struct Bed {
+struct TestPair {
     proxy: Proxy,
     send: Connector,
     recv: Connector,
@@ -79,8 +79,8 @@ struct Bed {
 /// Steps of each operation; there are two on each connector.
 const STEPS: u64 = 12;
 
-fn bed(state: State) -> Bed {
-    let nap_us = if state == Napping { 20_000 } else { 0 };
+fn test_pair(state: State) -> TestPair {
+    let idle_sleep_us = if state == SleepingIdle { 20_000 } else { 0 };
     let size = size_of::<railhead_proxy_config_t>();
     let config = railhead_proxy_config_t {
         size,
@@ -88,7 +88,7 @@ fn bed(state: State) -> Bed {
         logger: None,
         cpus: std::ptr::null(),
         max_operations: 0,
-        nap_us,
+        idle_sleep_us,
         reserved: 0,
     };
     let proxy = Proxy::over(std::ptr::null(), &raw const config).expect("a proxy");
@@ -120,7 +120,7 @@ fn bed(state: State) -> Bed {
     match state {
         Empty | Held | OpenGroup => until("it sleeps", || (proxy.state().asleep == 1).then_some(())),
         Waiting => until("a few laps", || (proxy.state().idle_laps > 3).then_some(())),
-        Napping => until("it naps", || (proxy.state().asleep == 1 && proxy.state().idle_laps > 0).then_some(())),
+        SleepingIdle => until("it sleeps", || (proxy.state().asleep == 1 && proxy.state().idle_laps > 0).then_some(())),
         Full => {
             until("both rings to be full", || {
                 while filler.put(1, &[7; 100]) {
@@ -142,7 +142,7 @@ fn bed(state: State) -> Bed {
         }
         Aborted => proxy.abort().expect("abort"),
     }
-    Bed { proxy, send, recv, filler, emptier, left, started }
+    TestPair { proxy, send, recv, filler, emptier, left, started }
 }
 
 /// Fills and empties what is left, for as long as the proxy takes part.
@@ -162,8 +162,8 @@ fn finish(filler: &mut Filler, emptier: &mut Emptier, left: &mut (u64, u64)) {
 }
 
 /// What it is like after the end, however that came.
-fn assert_ended(state: State, bed: &Bed, refusal: Status) {
-    let Bed { proxy, send, recv, .. } = bed;
+fn assert_ended(state: State, pair: &TestPair, refusal: Status) {
+    let TestPair { proxy, send, recv, .. } = pair;
     let now = proxy.state();
     assert_eq!((now.ended, now.asleep, now.failed), (1, 0, u32::from(state == Failed)), "{state:?}");
     assert_eq!(send.append(&operation(1, 1, 1, SIMPLE)), Err(refusal), "{state:?}");
@@ -186,28 +186,28 @@ fn assert_ended(state: State, bed: &Bed, refusal: Status) {
 fn ends(_: &Ctx) {
     for state in STATES {
         for ending in [Ending::Stop, Ending::Abort, Ending::Destroy] {
-            let mut bed = bed(state);
-            let proxy = bed.proxy;
+            let mut pair = test_pair(state);
+            let proxy = pair.proxy;
             let refusal = RAILHEAD_USAGE;
-            let goes_on = matches!(state, Waiting | Napping | Full | Streaming);
+            let goes_on = matches!(state, Waiting | SleepingIdle | Full | Streaming);
             match ending {
                 Ending::Stop => {
                     // Two wait, on threads of their own.
                     let stopping = [(); 2].map(|()| thread::spawn(move || proxy.stop()));
                     if goes_on {
-                        until("it takes nothing more in", || (bed.send.append(&operation(1, 1, 1, SIMPLE)) == Err(refusal)).then_some(()));
+                        until("it takes nothing more in", || (pair.send.append(&operation(1, 1, 1, SIMPLE)) == Err(refusal)).then_some(()));
                         assert_eq!(proxy.state().ended, 0, "{state:?}");
-                        finish(&mut bed.filler, &mut bed.emptier, &mut bed.left);
+                        finish(&mut pair.filler, &mut pair.emptier, &mut pair.left);
                     }
                     let stopped = if state == Failed { Err(refusal) } else { Ok(()) };
                     assert_eq!(stopping.map(|thread| thread.join().unwrap()), [stopped; 2], "{state:?}");
-                    let done = if matches!(state, Failed | Aborted) { 0 } else { bed.started };
+                    let done = if matches!(state, Failed | Aborted) { 0 } else { pair.started };
                     assert_eq!(proxy.state().done, done, "{state:?}");
-                    assert_ended(state, &bed, refusal);
+                    assert_ended(state, &pair, refusal);
                 }
                 Ending::Abort => {
-                    let waiting = bed.left;
-                    let Bed { recv, filler, emptier, left, .. } = &mut bed;
+                    let waiting = pair.left;
+                    let TestPair { recv, filler, emptier, left, .. } = &mut pair;
                     thread::scope(|scope| {
                         let streaming = scope.spawn(|| {
                             // What flows is cut off wherever it is.
@@ -230,21 +230,21 @@ fn ends(_: &Ctx) {
                         assert_eq!(aborted.map(|thread| thread.join().unwrap()), [Ok(()); 2], "{state:?}");
                         streaming.join().unwrap();
                     });
-                    if matches!(state, Waiting | Napping | Full | Held | OpenGroup) {
-                        assert_eq!((proxy.state().done, bed.left), (0, waiting), "{state:?}");
+                    if matches!(state, Waiting | SleepingIdle | Full | Held | OpenGroup) {
+                        assert_eq!((proxy.state().done, pair.left), (0, waiting), "{state:?}");
                     }
                     if state == Full {
                         // The rings keep what is in them.
                         for _ in 0..8 {
-                            assert_eq!(bed.emptier.take(1).as_deref(), Some(&[7; 100][..]));
+                            assert_eq!(pair.emptier.take(1).as_deref(), Some(&[7; 100][..]));
                         }
-                        assert!(bed.emptier.take(1).is_none() && !bed.filler.put(1, &[]));
+                        assert!(pair.emptier.take(1).is_none() && !pair.filler.put(1, &[]));
                     }
-                    assert_ended(state, &bed, refusal);
+                    assert_ended(state, &pair, refusal);
                 }
                 Ending::Destroy => {
                     assert_eq!(thread::spawn(move || proxy.destroy()).join().unwrap(), Ok(()), "{state:?}");
-                    for connector in [bed.send, bed.recv] {
+                    for connector in [pair.send, pair.recv] {
                         assert_eq!(connector.close(), Err(RAILHEAD_INTERNAL), "{state:?}");
                     }
                     assert_eq!((proxy.destroy(), proxy.start()), (Err(RAILHEAD_INTERNAL), Err(RAILHEAD_INTERNAL)), "{state:?}");
@@ -263,17 +263,17 @@ fn stop_abort_and_destroy_in_every_state() {
 
 /// A stop that would wait for ever.
 fn late_abort(_: &Ctx) {
-    for state in [Waiting, Napping, Full] {
+    for state in [Waiting, SleepingIdle, Full] {
         for destroys in [false, true] {
-            let bed = bed(state);
-            let proxy = bed.proxy;
+            let pair = test_pair(state);
+            let proxy = pair.proxy;
             let stopping = thread::spawn(move || proxy.stop());
             until("it takes nothing more in", || (proxy.start() == Err(RAILHEAD_USAGE)).then_some(()));
             let ended = if destroys { proxy.destroy() } else { proxy.abort() };
             assert_eq!((ended, stopping.join().unwrap()), (Ok(()), Ok(())), "{state:?}");
             match destroys {
                 true => assert_eq!(proxy.abort(), Err(RAILHEAD_INTERNAL)),
-                false => assert_ended(state, &bed, RAILHEAD_USAGE),
+                false => assert_ended(state, &pair, RAILHEAD_USAGE),
             }
         }
     }

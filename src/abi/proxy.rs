@@ -49,7 +49,7 @@ pub struct railhead_proxy_config_t {
     pub max_operations: u64,
     /// Microseconds that the thread sleeps at a time once its operations have not moved for long. 0: it polls as long as there are operations, as
     /// NCCL's does. Without operations it sleeps in any case.
-    pub nap_us: u32,
+    pub idle_sleep_us: u32,
     /// Zero.
     pub reserved: u32,
 }
@@ -86,7 +86,7 @@ const _: () = {
     assert!(size_of::<railhead_proxy_config_t>() == 48);
     assert!(offset_of!(railhead_proxy_config_t, context) == 8 && offset_of!(railhead_proxy_config_t, logger) == 16);
     assert!(offset_of!(railhead_proxy_config_t, cpus) == 24 && offset_of!(railhead_proxy_config_t, max_operations) == 32);
-    assert!(offset_of!(railhead_proxy_config_t, nap_us) == 40 && offset_of!(railhead_proxy_config_t, reserved) == 44);
+    assert!(offset_of!(railhead_proxy_config_t, idle_sleep_us) == 40 && offset_of!(railhead_proxy_config_t, reserved) == 44);
     assert!(size_of::<railhead_proxy_state_t>() == 72);
     assert!(offset_of!(railhead_proxy_state_t, next_op_count) == 16 && offset_of!(railhead_proxy_state_t, sleeps) == 64);
 };
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn railhead_proxy_create(
             (context, logger) = (config.context, config.logger);
             // SAFETY: a C string or NULL, by this function's own requirement.
             options.cpus = unsafe { cpus(config.cpus) }?;
-            options.nap = Duration::from_micros(config.nap_us.into());
+            options.idle_sleep = Duration::from_micros(config.idle_sleep_us.into());
             if config.max_operations > 0 {
                 options.limit = config.max_operations;
             }

@@ -3,7 +3,6 @@
 //!
 //! Nothing here runs at load time, starts a thread or opens a socket. Process-wide state starts anew in a forked child.
 
-pub mod alarm;
 pub mod clock;
 pub mod config;
 pub mod error;
@@ -21,3 +20,4 @@ pub mod stage;
 pub mod stats;
 pub mod sync;
 pub mod thread;
+pub mod wakeup;

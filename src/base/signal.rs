@@ -1,8 +1,8 @@
-//! A signal as an event: its handler does nothing but write to a descriptor, which a thread of the library reads. Set up on any thread; the handler
-//! runs on whichever thread of the application the signal finds.
+//! Turns a signal into an event on a descriptor: the handler writes to it, and a thread of the library reads it. Set up on any thread; the handler
+//! runs on whichever thread of the application the kernel picks.
 //!
-//! What the application had installed for the signal stays in force: the handler calls it each time. The handler stays as long as the process does,
-//! since without it one more signal might end the process.
+//! The handler calls the one that the application had installed before. It stays installed as long as the process lives: without it a later signal
+//! might end the process.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -21,41 +21,42 @@ static READER: AtomicU64 = AtomicU64::new(0);
 /// By number: what was installed before. NULL: the handler is not installed. Never freed, as a handler may be about to read it.
 static BEFORE: [AtomicPtr<libc::sigaction>; MOST + 1] = [const { AtomicPtr::new(null_mut()) }; MOST + 1];
 
-/// Tells when a signal has come to this process. There is one for all signals that were asked for.
+/// Readable when a signal has come to this process. One serves all signals that were asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Notice(c_int);
+pub struct SignalEvent(c_int);
 
-impl Notice {
-    /// Asks for `signal`.
+impl SignalEvent {
+    /// Handles `signal`.
     ///
-    /// Errors: no descriptor to be had; a signal that cannot be handled.
-    pub fn of(signal: c_int) -> io::Result<Notice> {
-        let reader = reader()?;
+    /// Errors: no descriptor left; a signal that cannot be handled.
+    pub fn of(signal: c_int) -> io::Result<SignalEvent> {
+        let event = current()?;
         install(signal)?;
-        Ok(reader)
+        Ok(event)
     }
 
-    /// Readable while there is something to tell. Signals that come in quick succession may be told of once.
+    /// The descriptor, readable after a signal until [`SignalEvent::clear`]. Several signals may make it readable once.
     pub fn fd(self) -> RawFd {
         self.0
     }
 
-    /// Takes away what there is to tell; whether there was anything.
-    pub fn forget(self) -> bool {
+    /// Whether a signal has come since the last call.
+    pub fn clear(self) -> bool {
         let mut word = 0u64;
         // SAFETY: room for the eight bytes that an eventfd yields; it does not wait.
         unsafe { libc::read(self.0, (&raw mut word).cast(), 8) == 8 }
     }
 
     /// Async-signal-safe.
-    fn ring(self) {
+    fn notify(self) {
         let word = 1u64;
         // SAFETY: 8 bytes that outlive the call, to an eventfd, which does not wait.
         unsafe { libc::write(self.0, (&raw const word).cast(), 8) };
     }
 }
 
-fn reader() -> io::Result<Notice> {
+/// The event of this process.
+fn current() -> io::Result<SignalEvent> {
     let pid = u64::from(std::process::id());
     let seen = READER.load(Ordering::Relaxed);
     let word = if seen >> 32 == pid {
@@ -79,7 +80,7 @@ fn reader() -> io::Result<Notice> {
             }
         }
     };
-    Ok(Notice(word as u32 as c_int))
+    Ok(SignalEvent(word as u32 as c_int))
 }
 
 fn install(signal: c_int) -> io::Result<()> {
@@ -132,7 +133,7 @@ extern "C" fn arrived(signal: c_int, info: *mut libc::siginfo_t, context: *mut c
     // SAFETY: plain system call.
     let pid = unsafe { libc::getpid() };
     if reader >> 32 == pid as u64 {
-        Notice(reader as u32 as c_int).ring();
+        SignalEvent(reader as u32 as c_int).notify();
     }
     // SAFETY: NULL, or leaked by `install`. Acquire: pairs with its Release.
     let before = BEFORE.get(signal as usize).and_then(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() });

@@ -1,8 +1,8 @@
-//! Which connectors an engine has. Callers on any thread, under the door's lock.
+//! The connectors of an engine. Used by callers on any thread, under the lock of the submit queue.
 
 use std::fmt;
 
-/// One peer's operations, in one direction: they are done one after the other. Valid for the engine that made it, until removed.
+/// Names a connector: one direction of one peer, whose operations are done one after the other. Valid for the engine that made it, until removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectorId {
     index: u32,
@@ -11,7 +11,7 @@ pub struct ConnectorId {
 }
 
 impl ConnectorId {
-    /// Small, and free again when the connector is removed: for a client's own table of connectors.
+    /// A small number for a client's own table of connectors. Used again after the connector is removed.
     #[inline]
     pub fn index(self) -> usize {
         self.index as usize
@@ -32,7 +32,7 @@ impl fmt::Display for ConnectorId {
     }
 }
 
-/// Connectors of one engine at most.
+/// The most connectors of one engine.
 pub const MAX_CONNECTORS: usize = 1 << 20;
 
 #[derive(Debug, Default)]

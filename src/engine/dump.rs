@@ -1,35 +1,35 @@
-//! A look at everything that an engine has to do, for people and for tests. Made by any thread while the loop gives way.
+//! A dump of everything that an engine has to do, for people and for tests. Made on any thread, between two steps of the engine's.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::core::{Core, Slot};
-use super::{ConnectorId, Engine, Posted, Refusal, Shared, State, Visit, Work};
+use super::scheduler::{Scheduler, Slot};
+use super::{ConnectorId, Engine, Refusal, Shared, State, Submitted, Waiter, Work};
 use crate::base::clock;
 
-/// How long the loop may take to give way before it counts as stuck in a step.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two tries.
-const PAUSE: Duration = Duration::from_millis(1);
+/// How long a step may take before the thread counts as stuck in it.
+const STEP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time between two tries of the lock.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// An operation as it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpView {
-    /// Whose it is.
+    /// Its connector.
     pub connector: ConnectorId,
     /// What [`Engine::append`] returned.
     pub op_count: u64,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
     /// Operations of its connector before it.
     pub depth: u32,
-    /// Appended and not let go.
+    /// Appended and not started.
     pub held: bool,
     /// For how long it is in this state.
     pub age: Duration,
-    /// For how long its steps have found nothing to do, to within some laps. Zero if the latest one moved something.
+    /// For how long its steps have found nothing to do, accurate to some laps. Zero if the latest one moved something.
     pub idle: Duration,
     /// [`Work::describe`].
     pub what: String,
@@ -43,7 +43,7 @@ pub struct Dump {
     pub name: String,
     /// What it is doing, in words.
     pub doing: String,
-    /// In the order of their turns, each connector's behind one another; then those that are held, as appended.
+    /// In the order in which they are stepped, each followed by the later ones of its connector; then those that are held, as appended.
     pub operations: Vec<OpView>,
 }
 
@@ -60,40 +60,43 @@ impl<W: Work> Engine<W> {
     pub fn dump(&self) -> Result<Dump, Refusal> {
         self.check()?;
         self.check_thread()?;
-        Ok(self.shared.look(self.thread_id.is_some()))
+        Ok(self.shared.snapshot(self.thread_id.is_some()))
     }
 }
 
 impl<W: Work> Shared<W> {
-    pub(super) fn look(&self, threaded: bool) -> Dump {
+    pub(super) fn snapshot(&self, threaded: bool) -> Dump {
         let name = self.options.name.clone();
-        let _visit = Visit::new(&self.door);
-        let Some(core) = self.patiently() else {
+        let _waiter = Waiter::new(&self.queue);
+        let Some(scheduler) = self.lock_between_steps() else {
             let (connector, op_count) = (self.counts.connector.load(Ordering::Relaxed), self.counts.op_count.load(Ordering::Relaxed));
             let doing = format!("stuck in a step of operation {op_count} of connector {connector}");
             return Dump { name, doing, operations: Vec::new() };
         };
-        let (now, work) = (clock::now(), &core.work);
+        let (now, work) = (clock::now(), &scheduler.work);
         let mut operations = Vec::new();
-        core.list.for_each(|at, depth| operations.extend(core.slots.get(at as usize).and_then(|slot| view(work, slot, depth, now))));
-        self.door.with(|_, started, held| {
-            let waiting = started.iter().map(|posted| (posted, false)).chain(held.iter().map(|posted| (posted, true)));
-            for (posted, held) in waiting {
-                let depth = operations.iter().filter(|op| op.connector == posted.connector).count() as u32;
-                operations.push(waiting_view(work, posted, depth, held, now));
+        scheduler
+            .list
+            .for_each(|at, depth| operations.extend(scheduler.slots.get(at as usize).and_then(|slot| view(work, slot, depth, now))));
+        self.queue.with(|_, started, held| {
+            let waiting = started.iter().map(|submitted| (submitted, false)).chain(held.iter().map(|submitted| (submitted, true)));
+            for (submitted, held) in waiting {
+                let depth = operations.iter().filter(|op| op.connector == submitted.connector).count() as u32;
+                operations.push(waiting_view(work, submitted, depth, held, now));
             }
         });
         Dump { name, doing: self.doing(threaded), operations }
     }
 
-    fn patiently(&self) -> Option<MutexGuard<'_, Core<W>>> {
-        let until = clock::now() + PATIENCE.as_nanos() as u64;
+    /// `None` if a step does not end within [`STEP_TIMEOUT`].
+    fn lock_between_steps(&self) -> Option<MutexGuard<'_, Scheduler<W>>> {
+        let until = clock::now() + STEP_TIMEOUT.as_nanos() as u64;
         loop {
-            match self.core.try_lock() {
-                Ok(core) => return Some(core),
-                Err(TryLockError::Poisoned(core)) => return Some(PoisonError::into_inner(core)),
+            match self.scheduler.try_lock() {
+                Ok(scheduler) => return Some(scheduler),
+                Err(TryLockError::Poisoned(scheduler)) => return Some(PoisonError::into_inner(scheduler)),
                 Err(TryLockError::WouldBlock) if clock::now() > until => return None,
-                Err(TryLockError::WouldBlock) => clock::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) => clock::sleep(RETRY_INTERVAL),
             }
         }
     }
@@ -101,8 +104,8 @@ impl<W: Work> Shared<W> {
     fn doing(&self, threaded: bool) -> String {
         match self.fatal.get() {
             Some(fatal) => format!("failed: {fatal}"),
-            None if self.door.has_ended() => "ended".into(),
-            None if self.door.asleep() => "asleep".into(),
+            None if self.queue.has_ended() => "ended".into(),
+            None if self.queue.asleep() => "asleep".into(),
             None if !threaded => "without a thread".into(),
             None => "running".into(),
         }
@@ -117,8 +120,8 @@ fn view<W: Work>(work: &W, slot: &Slot<W::Op>, depth: u32, now: u64) -> Option<O
     Some(OpView { connector: *connector, op_count: *op_count, state: *state, depth, held: false, age: age(*since, now), idle, what })
 }
 
-fn waiting_view<W: Work>(work: &W, posted: &Posted<W::Op>, depth: u32, held: bool, now: u64) -> OpView {
-    let Posted { connector, op_count, op, since } = posted;
+fn waiting_view<W: Work>(work: &W, submitted: &Submitted<W::Op>, depth: u32, held: bool, now: u64) -> OpView {
+    let Submitted { connector, op_count, op, since } = submitted;
     let what = Described(work, *connector, op).to_string();
     let (connector, op_count, age) = (*connector, *op_count, age(*since, now));
     OpView { connector, op_count, state: State::Ready, depth, held, age, idle: Duration::ZERO, what }

@@ -1,8 +1,8 @@
-//! The order of operations, as numbers in a slab: a circle across connectors by `next`, and behind each operation in the circle the later ones of
-//! the same connector by `next_peer`. Free slots form the pool. Used by the engine's loop alone; knows nothing of what an operation is.
+//! The order of operations, as slot numbers: `next` links the oldest operation of each connector into a circle, `next_peer` links the later ones of
+//! the same connector behind it. Free slots form the pool. Used only by the scheduler; knows nothing of what an operation is.
 //!
-//! The shape and the surgery are those of NCCL 2.7 (src/proxy.cc: allocateArgs, ProxyAppend, persistentThread), with numbers for pointers. Only the
-//! slot behind a given one is ever removed, as the circle has no way back.
+//! As in NCCL 2.7 (src/proxy.cc: allocateArgs, ProxyAppend, persistentThread), with slot numbers instead of pointers. The circle is linked in one
+//! direction, so a slot is removed by way of the one before it.
 
 /// Names no slot.
 pub const NONE: u32 = u32::MAX;
@@ -11,11 +11,10 @@ pub const POOL: usize = 32;
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    /// In the circle: who follows there. In the pool: the next free slot. Behind another one: nothing.
+    /// In the circle: the slot that follows. In the pool: the next free slot. Behind another operation: unused.
     next: u32,
     /// The connector's next operation.
     next_peer: u32,
-    /// Number of the connector.
     connector: u32,
 }
 
@@ -23,11 +22,11 @@ struct Node {
 #[derive(Debug)]
 pub struct List {
     nodes: Vec<Node>,
-    /// The slot in the circle that a lap begins with.
+    /// The slot in the circle with which a lap begins.
     ops: u32,
     /// First slot of the pool.
     pool: u32,
-    /// By connector: the last of its operations.
+    /// By connector: its last operation.
     last: Vec<u32>,
     len: usize,
 }
@@ -39,7 +38,7 @@ impl Default for List {
 }
 
 impl List {
-    /// Operations, all connectors together.
+    /// Operations of all connectors together.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -56,13 +55,13 @@ impl List {
         self.nodes.len()
     }
 
-    /// The slot that laps begin with, or [`NONE`].
+    /// The slot with which a lap begins, or [`NONE`].
     #[inline]
     pub fn ops(&self) -> u32 {
         self.ops
     }
 
-    /// Who follows in the circle, the slot itself if it is alone there.
+    /// The slot that follows in the circle: the slot itself if it is alone there.
     #[inline]
     pub fn next(&self, slot: u32) -> u32 {
         self.nodes[slot as usize].next
@@ -104,9 +103,8 @@ impl List {
         slot
     }
 
-    /// Gives the slot that follows `slot` in the circle back to the pool. Its connector's next operation takes its place, and is returned; if there
-    /// is none, the connector leaves the circle, and `slot` is returned, or [`NONE`] if the circle is empty then. So the slot behind the returned
-    /// one is of the connector whose turn is next.
+    /// Gives the slot that follows `slot` in the circle back to the pool. If its connector has another operation, that takes its place and is
+    /// returned; otherwise `slot` is returned, or [`NONE`] if the circle is empty. In each case the slot after the returned one is to be stepped next.
     pub fn remove_next(&mut self, slot: u32) -> u32 {
         let freed = self.nodes[slot as usize].next;
         let Node { next, next_peer, connector } = self.nodes[freed as usize];
@@ -130,7 +128,7 @@ impl List {
         if next_peer == NONE && !alone { slot } else { follows }
     }
 
-    /// Every operation: by the circle from where a lap begins, each followed by those behind it, with their depth there.
+    /// Calls `visit` with every operation and its depth: the circle from where a lap begins, each followed by the later ones of its connector.
     pub fn for_each(&self, mut visit: impl FnMut(u32, u32)) {
         let mut first = self.ops;
         while first != NONE {

@@ -1,18 +1,18 @@
-//! The persistent thread: operations from a pool, in a circle across connectors, moved step by step until they are done.
+//! The progress thread: steps operations, connector by connector in a circle, until each is done.
 //!
-//! This is NCCL's proxy thread (2.7, src/proxy.cc) without what it is there for: what an operation is, and how it makes progress, is the client's
-//! ([`Work`]). Clients append operations on any thread and start them; the engine's thread alone makes progress. It is the only place of the library
-//! that starts a thread which moves data.
+//! This is NCCL's proxy thread (2.7, src/proxy.cc) for any kind of operation: what an operation is, and how it makes progress, is up to the client
+//! ([`Work`]). Clients append operations on any thread and start them; only the engine's thread steps them. No other part of the library starts a
+//! thread that moves data.
 //!
-//! In the steady state a step takes no lock and allocates nothing: the thread holds the lock of its own state (`core`) until somebody rings at the
-//! `door`, which costs a relaxed load per step to know. The order of operations is a pure data structure (`list`).
+//! A step takes no lock and allocates nothing: the thread keeps the lock of its own state (`scheduler`) until the `submit_queue` is notified, which
+//! it checks with one relaxed load per step. The order of operations is a pure data structure (`list`).
 
 mod connectors;
-mod core;
-mod door;
 mod dump;
+mod dump_signal;
 mod list;
-mod notice;
+mod scheduler;
+mod submit_queue;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -31,51 +31,51 @@ use crate::base::thread;
 use crate::base::{clock, fork};
 use connectors::Connectors;
 pub use connectors::{ConnectorId, MAX_CONNECTORS};
-use core::{Core, Counts, Pause};
-pub use door::Sleeper;
-use door::{Door, Shut};
 pub use dump::{Dump, OpView};
+use scheduler::{Counts, Pause, Scheduler};
+pub use submit_queue::Sleeper;
+use submit_queue::{Commands, Rejected, SubmitQueue};
 pub use types::{Cause, Counters, Fatal, Options, Refusal, State, Step};
 
-/// What one step of an operation came to.
+/// What one step of an operation did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// There was nothing to do. A lap of nothing else counts as idle.
+    /// There was nothing to do. A lap of nothing but this counts as idle.
     Idle,
     /// Something moved.
     Moved,
-    /// The operation is complete, and not asked again.
+    /// The operation is complete, and not stepped again.
     Done,
 }
 
-/// What the thread does where nothing has moved for a while.
+/// What the thread does when nothing has moved for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
-    /// It goes on: there is something to do after all.
-    Awake,
+pub enum IdleAction {
+    /// It goes on stepping: there is something to do after all.
+    Poll,
     /// It sleeps for so long at most.
-    For(Duration),
+    SleepFor(Duration),
     /// It sleeps until it is woken.
-    UntilWoken,
+    SleepUntilWoken,
 }
 
-/// The client of an engine: what operations are, and how they move. Called by whoever steps the engine, one call at a time.
+/// The client of an engine: what its operations are, and how to step them. Called by the thread that steps the engine, one call at a time.
 pub trait Work: Send + 'static {
-    /// An operation, with all that it needs to go on from where it is. Kept by value: a few hundred bytes at most.
+    /// An operation with all of its state. Kept by value: a few hundred bytes at most.
     type Op: Send + 'static;
-    /// Why an operation failed. It ends the engine.
+    /// Why an operation failed. Any failure ends the engine.
     type Error: fmt::Display + Send + Sync + 'static;
 
-    /// Makes what progress there is to be made on `op` without waiting. It is the oldest operation of `connector` that is not done. A panic counts as
-    /// an error.
+    /// Makes what progress is possible on `op`, without waiting. `op` is the oldest operation of `connector` that is not done. A panic counts as an
+    /// error.
     fn progress(&mut self, connector: ConnectorId, op: &mut Self::Op) -> std::result::Result<Progress, Self::Error>;
 
-    /// What the thread is to do, as no step on any of its operations has found anything for a while. What wakes it is [`Options::sleeper`].
+    /// Decides what the thread does after a while in which no operation moved. [`Options::sleeper`] wakes it.
     ///
-    /// * `nap` - [`Options::nap`].
-    fn rest(&mut self, operations: &mut dyn Iterator<Item = &mut Self::Op>, nap: Duration) -> Rest {
+    /// * `idle_sleep` - [`Options::idle_sleep`].
+    fn on_idle(&mut self, operations: &mut dyn Iterator<Item = &mut Self::Op>, idle_sleep: Duration) -> IdleAction {
         let _ = operations;
-        Rest::For(nap)
+        IdleAction::SleepFor(idle_sleep)
     }
 
     /// Says in a few words what `op` is and what it waits for.
@@ -87,25 +87,27 @@ pub trait Work: Send + 'static {
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// An operation on its way to the loop.
-struct Posted<Op> {
+/// An operation on its way to the scheduler.
+struct Submitted<Op> {
     connector: ConnectorId,
     op_count: u64,
     op: Op,
     since: u64,
 }
 
+type Queue<W> = SubmitQueue<Submitted<<W as Work>::Op>, Connectors>;
+
 struct Shared<W: Work> {
-    core: Mutex<Core<W>>,
-    door: Door<Posted<W::Op>, Connectors>,
+    scheduler: Mutex<Scheduler<W>>,
+    queue: Queue<W>,
     counts: Counts,
     fatal: OnceLock<Fatal<W::Error>>,
     options: Options,
 }
 
-impl<W: Work> notice::Watched for Shared<W> {
+impl<W: Work> dump_signal::DumpSource for Shared<W> {
     fn dump(&self) -> Dump {
-        self.look(true)
+        self.snapshot(true)
     }
 }
 
@@ -117,26 +119,26 @@ pub struct Engine<W: Work> {
     shared: Arc<Shared<W>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: Option<ThreadId>,
-    shown: Option<notice::Place>,
+    dump_on_signal: Option<dump_signal::DumpGuard>,
     epoch: u64,
 }
 
 impl<W: Work> Engine<W> {
-    /// An engine without a thread: whoever calls [`Engine::step`] makes the steps. For tests and simulations.
+    /// An engine without a thread, stepped by calls of [`Engine::step`]. For tests and simulations.
     pub fn stepped(work: W, options: Options) -> Self {
         let shared = Shared {
-            core: Mutex::new(Core::new(work)),
-            door: Door::new(options.limit, options.first_op_count, options.sleeper.clone(), Connectors::default()),
+            scheduler: Mutex::new(Scheduler::new(work)),
+            queue: SubmitQueue::new(options.limit, options.first_op_count, options.sleeper.clone(), Connectors::default()),
             counts: Counts::default(),
             fatal: OnceLock::new(),
             options,
         };
-        Engine { shared: Arc::new(shared), thread: Mutex::new(None), thread_id: None, shown: None, epoch: fork::epoch() }
+        Engine { shared: Arc::new(shared), thread: Mutex::new(None), thread_id: None, dump_on_signal: None, epoch: fork::epoch() }
     }
 
     /// An engine with its thread, which sleeps until something is started.
     ///
-    /// Errors: no thread to be had.
+    /// Errors: the system gives no thread.
     pub fn new(work: W, options: Options) -> BaseResult<Self> {
         let mut engine = Self::stepped(work, options);
         let shared = Arc::clone(&engine.shared);
@@ -146,8 +148,8 @@ impl<W: Work> Engine<W> {
         engine.thread_id = Some(thread.thread().id());
         *lock(&engine.thread) = Some(thread);
         if let Some(signal) = engine.shared.options.dump_signal {
-            match notice::watch(signal, engine.shared.clone()) {
-                Ok(place) => engine.shown = Some(place),
+            match dump_signal::watch(signal, engine.shared.clone()) {
+                Ok(guard) => engine.dump_on_signal = Some(guard),
                 Err(error) => log_warn!(log::NET, "{}: no dump on a signal: {error}", engine.shared.options.name),
             }
         }
@@ -157,27 +159,27 @@ impl<W: Work> Engine<W> {
     /// Makes a connector.
     pub fn add_connector(&self) -> Result<ConnectorId> {
         self.check()?;
-        self.shared.door.with(|connectors, _, _| connectors.add()).ok_or(Refusal::TooManyConnectors)
+        self.shared.queue.with(|connectors, _, _| connectors.add()).ok_or(Refusal::TooManyConnectors)
     }
 
     /// Removes a connector that has no operations. After the engine has ended it may have some, which are dropped.
     pub fn remove_connector(&self, id: ConnectorId) -> Result<()> {
         let ended = self.has_ended();
-        // Dropped last: what an operation's destructor does is not for this lock.
+        // Dropped last: an operation's destructor may take long, or call the engine.
         let mut dropped = Vec::new();
-        self.visit(|core| {
-            self.shared.door.with(|connectors, started, held| {
+        self.with_scheduler(|scheduler| {
+            self.shared.queue.with(|connectors, started, held| {
                 if !connectors.has(id) {
                     return Err(Refusal::NoConnector(id));
                 }
                 if ended {
-                    let of_core = core.slots.iter_mut().filter(|slot| slot.connector == id);
-                    dropped.extend(of_core.filter_map(|slot| slot.op.take()));
-                    dropped.extend(started.extract_if(.., |posted| posted.connector == id).map(|posted| posted.op));
-                    let (of_it, others): (Vec<_>, Vec<_>) = held.drain(..).partition(|posted| posted.connector == id);
+                    let slots = scheduler.slots.iter_mut().filter(|slot| slot.connector == id);
+                    dropped.extend(slots.filter_map(|slot| slot.op.take()));
+                    dropped.extend(started.extract_if(.., |submitted| submitted.connector == id).map(|submitted| submitted.op));
+                    let (of_it, others): (Vec<_>, Vec<_>) = held.drain(..).partition(|submitted| submitted.connector == id);
                     held.extend(others);
-                    dropped.extend(of_it.into_iter().map(|posted| posted.op));
-                } else if core.list.has(id.number()) || started.iter().chain(&*held).any(|posted| posted.connector == id) {
+                    dropped.extend(of_it.into_iter().map(|submitted| submitted.op));
+                } else if scheduler.list.has(id.number()) || started.iter().chain(&*held).any(|submitted| submitted.connector == id) {
                     return Err(Refusal::Busy(id));
                 }
                 connectors.remove(id);
@@ -186,23 +188,23 @@ impl<W: Work> Engine<W> {
         })?
     }
 
-    /// Opens a group, maybe within another. Whatever anyone appends from now on is held until the group is closed and the engine started.
+    /// Opens a group, maybe within another. What any thread appends from now on is held until the group is closed and the engine started.
     pub fn group_start(&self) -> Result<()> {
         self.check()?;
-        self.shared.door.group_start();
+        self.shared.queue.group_start();
         Ok(())
     }
 
     /// Closes the innermost group. Starts nothing.
     pub fn group_end(&self) -> Result<()> {
         self.check()?;
-        self.shared.door.group_end().map_err(|shut| self.refusal(shut))
+        self.shared.queue.group_end().map_err(|rejected| self.refusal(rejected))
     }
 
     /// Closes all groups and drops what was appended since the outermost one was opened; its opCounts are given out again.
     pub fn group_cancel(&self) -> Result<()> {
         self.check()?;
-        self.shared.door.group_cancel().map(drop).map_err(|shut| self.refusal(shut))
+        self.shared.queue.group_cancel().map(drop).map_err(|rejected| self.refusal(rejected))
     }
 
     /// Appends an operation to those of `connector`, and wakes nobody: it is held until [`Engine::start`]. Returns its opCount: one more than that of
@@ -210,45 +212,45 @@ impl<W: Work> Engine<W> {
     pub fn append(&self, connector: ConnectorId, op: W::Op) -> Result<u64> {
         self.check()?;
         let since = clock::now();
-        let refused = self.shared.door.append(|connectors, op_count| match connectors.has(connector) {
-            true => Ok(Posted { connector, op_count, op, since }),
-            false => Err(Refused::Connector),
+        let appended = self.shared.queue.append(|connectors, op_count| match connectors.has(connector) {
+            true => Ok(Submitted { connector, op_count, op, since }),
+            false => Err(AppendError::NoConnector),
         });
-        refused.map_err(|refused| match refused {
-            Refused::Connector => Refusal::NoConnector(connector),
-            Refused::Shut(shut) => self.refusal(shut),
+        appended.map_err(|error| match error {
+            AppendError::NoConnector => Refusal::NoConnector(connector),
+            AppendError::Rejected(rejected) => self.refusal(rejected),
         })
     }
 
-    /// Lets go what was appended, unless to a group that is still open, and wakes the thread for it.
+    /// Hands the thread what was appended, unless to a group that is still open, and wakes it.
     pub fn start(&self) -> Result<()> {
         self.check()?;
-        self.shared.door.start().map_err(|shut| self.refusal(shut))
+        self.shared.queue.start().map_err(|rejected| self.refusal(rejected))
     }
 
-    /// Takes no more operations in, and waits until those that were started are done and the thread has ended. What was never started is dropped
-    /// with the engine. An operation that never ends makes this wait until another thread calls [`Engine::abort`].
+    /// Refuses further operations, and waits until those that were started are done and the thread has ended. What was never started is dropped with
+    /// the engine. An operation that never ends makes this wait until another thread calls [`Engine::abort`].
     ///
     /// An engine without a thread ends by its further steps, and this does not wait.
     pub fn stop(&self) -> Result<()> {
-        self.end_by(Door::stop)
+        self.end_by(SubmitQueue::stop)
     }
 
-    /// Ends the engine after its present step, whatever is not done, and waits for that.
+    /// Ends the engine after its present step, even if operations are not done, and waits for that.
     pub fn abort(&self) -> Result<()> {
-        self.end_by(Door::abort)
+        self.end_by(SubmitQueue::abort)
     }
 
-    fn end_by(&self, ask: impl FnOnce(&Door<Posted<W::Op>, Connectors>)) -> Result<()> {
+    fn end_by(&self, ask: impl FnOnce(&Queue<W>)) -> Result<()> {
         self.check()?;
-        ask(&self.shared.door);
+        ask(&self.shared.queue);
         if self.thread_id.is_none() {
             return Ok(());
         }
         self.check_thread()?;
-        self.shared.door.wait_for_end();
+        self.shared.queue.wait_for_end();
         if let Some(thread) = lock(&self.thread).take() {
-            // It catches its panics.
+            // No error: the thread catches its panics.
             let _ = thread.join();
         }
         Ok(())
@@ -263,24 +265,24 @@ impl<W: Work> Engine<W> {
             return Err(Refusal::HasThread);
         }
         let shared = &*self.shared;
-        let core = &mut *lock(&shared.core);
-        if shared.door.has_ended() {
+        let scheduler = &mut *lock(&shared.scheduler);
+        if shared.queue.has_ended() {
             return if shared.fatal.get().is_some() { Err(Refusal::Failed) } else { Ok(Step::Ended) };
         }
-        let abort = shared.door.has_rung() && shared.collect(core).abort;
-        if abort || (core.list.is_empty() && core.stopping) {
-            shared.door.end();
+        let abort = shared.queue.is_notified() && shared.collect(scheduler).abort;
+        if abort || (scheduler.list.is_empty() && scheduler.stopping) {
+            shared.queue.end();
             return Ok(Step::Ended);
         }
-        if core.list.is_empty() {
+        if scheduler.list.is_empty() {
             return Ok(Step::Empty);
         }
-        match catch_unwind(AssertUnwindSafe(|| core.step(&shared.door, &shared.counts))) {
-            Ok(Ok(stepped)) => return Ok(Step::Turn(stepped.progress)),
-            Ok(Err(error)) => shared.fail(core, Cause::Error(error)),
-            Err(payload) => shared.fail(core, Cause::Panic(message(payload))),
+        match catch_unwind(AssertUnwindSafe(|| scheduler.step(&shared.queue, &shared.counts))) {
+            Ok(Ok(stepped)) => return Ok(Step::Stepped(stepped.progress)),
+            Ok(Err(error)) => shared.fail(scheduler, Cause::Error(error)),
+            Err(payload) => shared.fail(scheduler, Cause::Panic(message(payload))),
         }
-        shared.door.end();
+        shared.queue.end();
         Err(Refusal::Failed)
     }
 
@@ -291,15 +293,15 @@ impl<W: Work> Engine<W> {
 
     /// Whether the engine has ended: stopped, aborted or failed. It makes no more steps.
     pub fn has_ended(&self) -> bool {
-        self.check().is_ok() && self.shared.door.has_ended()
+        self.check().is_ok() && self.shared.queue.has_ended()
     }
 
     /// Whether the thread sleeps because there is nothing to do.
     pub fn is_asleep(&self) -> bool {
-        self.check().is_ok() && self.shared.door.asleep()
+        self.check().is_ok() && self.shared.queue.asleep()
     }
 
-    /// Whether the engine's own thread asks, which cannot wait for the engine.
+    /// Whether this is called on the engine's own thread, which cannot wait for the engine.
     pub fn is_own_thread(&self) -> bool {
         self.thread_id == Some(std::thread::current().id())
     }
@@ -307,7 +309,7 @@ impl<W: Work> Engine<W> {
     /// What the next operation's opCount will be.
     pub fn next_op_count(&self) -> Result<u64> {
         self.check()?;
-        Ok(self.shared.door.next())
+        Ok(self.shared.queue.next_op_count())
     }
 
     /// Counters.
@@ -319,17 +321,17 @@ impl<W: Work> Engine<W> {
         Counters { steps, done, laps, idle_laps, yields, sleeps }
     }
 
-    /// Runs `f` on the client between two steps. For what must change together with the thread's view: setting up a connector, taking results.
+    /// Runs `f` on the client between two steps: to set up a connector, or take results.
     pub fn with_work<R>(&self, f: impl FnOnce(&mut W) -> R) -> Result<R> {
-        self.visit(|core| f(&mut core.work))
+        self.with_scheduler(|scheduler| f(&mut scheduler.work))
     }
 
-    /// Runs `f` on the loop's state between two steps.
-    fn visit<R>(&self, f: impl FnOnce(&mut Core<W>) -> R) -> Result<R> {
+    /// Runs `f` on the scheduler between two steps.
+    fn with_scheduler<R>(&self, f: impl FnOnce(&mut Scheduler<W>) -> R) -> Result<R> {
         self.check()?;
         self.check_thread()?;
-        let _visit = Visit::new(&self.shared.door);
-        Ok(f(&mut lock(&self.shared.core)))
+        let _waiter = Waiter::new(&self.shared.queue);
+        Ok(f(&mut lock(&self.shared.scheduler)))
     }
 
     fn check(&self) -> Result<()> {
@@ -341,12 +343,12 @@ impl<W: Work> Engine<W> {
     }
 
     #[cold]
-    fn refusal(&self, shut: Shut) -> Refusal {
-        match shut {
-            Shut::Ending if self.shared.fatal.get().is_some() => Refusal::Failed,
-            Shut::Ending => Refusal::Stopped,
-            Shut::Full => Refusal::Full(self.shared.options.limit),
-            Shut::NoGroup => Refusal::NoGroup,
+    fn refusal(&self, rejected: Rejected) -> Refusal {
+        match rejected {
+            Rejected::Ending if self.shared.fatal.get().is_some() => Refusal::Failed,
+            Rejected::Ending => Refusal::Stopped,
+            Rejected::Full => Refusal::Full(self.shared.options.limit),
+            Rejected::NoGroup => Refusal::NoGroup,
         }
     }
 }
@@ -355,14 +357,14 @@ impl<W: Work> Drop for Engine<W> {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.epoch != fork::epoch() {
-            // The thread is the parent's, and so is all that the operations refer to.
-            std::mem::forget((thread, self.shown.take(), Arc::clone(&self.shared)));
+            // The thread belongs to the parent, and so does all that the operations refer to.
+            std::mem::forget((thread, self.dump_on_signal.take(), Arc::clone(&self.shared)));
             return;
         }
-        self.shown = None;
+        self.dump_on_signal = None;
         if let Some(thread) = thread {
-            self.shared.door.abort();
-            // The thread's own last reference, given up within a step: it ends right after.
+            self.shared.queue.abort();
+            // The thread itself may drop the engine, within a step: it ends right after.
             if self.check_thread().is_ok() {
                 let _ = thread.join();
             }
@@ -370,99 +372,99 @@ impl<W: Work> Drop for Engine<W> {
     }
 }
 
-enum Refused {
-    Connector,
-    Shut(Shut),
+enum AppendError {
+    NoConnector,
+    Rejected(Rejected),
 }
 
-impl From<Shut> for Refused {
-    fn from(shut: Shut) -> Self {
-        Refused::Shut(shut)
+impl From<Rejected> for AppendError {
+    fn from(rejected: Rejected) -> Self {
+        AppendError::Rejected(rejected)
     }
 }
 
-/// A caller that wants the loop's state.
-struct Visit<'a, T, S>(&'a Door<T, S>);
+/// A caller that waits for the scheduler's lock, or has it.
+struct Waiter<'a, T, S>(&'a SubmitQueue<T, S>);
 
-impl<'a, T, S> Visit<'a, T, S> {
-    fn new(door: &'a Door<T, S>) -> Self {
-        door.visit();
-        Visit(door)
+impl<'a, T, S> Waiter<'a, T, S> {
+    fn new(queue: &'a SubmitQueue<T, S>) -> Self {
+        queue.add_waiter();
+        Waiter(queue)
     }
 }
 
-impl<T, S> Drop for Visit<'_, T, S> {
+impl<T, S> Drop for Waiter<'_, T, S> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.remove_waiter();
     }
 }
 
 impl<W: Work> Shared<W> {
-    fn collect(&self, core: &mut Core<W>) -> door::Orders {
-        let orders = self.door.collect(&mut core.incoming);
-        core.take_in();
-        core.stopping |= orders.stop;
-        orders
+    fn collect(&self, scheduler: &mut Scheduler<W>) -> Commands {
+        let commands = self.queue.collect(&mut scheduler.incoming);
+        scheduler.add_incoming();
+        scheduler.stopping |= commands.stop;
+        commands
     }
 
     #[cold]
-    fn fail(&self, core: &Core<W>, cause: Cause<W::Error>) {
-        if let Some((connector, op_count)) = core.latest() {
+    fn fail(&self, scheduler: &Scheduler<W>, cause: Cause<W::Error>) {
+        if let Some((connector, op_count)) = scheduler.latest() {
             let fatal = self.fatal.get_or_init(|| Fatal { connector, op_count, cause });
             log_warn!(log::NET, "{}: {fatal}", self.options.name);
         }
     }
 }
 
-/// The thread.
+/// The body of the progress thread.
 fn run<W: Work>(shared: &Shared<W>) {
-    let _end = End(&shared.door);
-    let mut core = lock(&shared.core);
+    let _end = EndOnDrop(&shared.queue);
+    let mut scheduler = lock(&shared.scheduler);
     loop {
-        let pause = catch_unwind(AssertUnwindSafe(|| core.run(&shared.door, &shared.counts, &shared.options)));
+        let pause = catch_unwind(AssertUnwindSafe(|| scheduler.run(&shared.queue, &shared.counts, &shared.options)));
         match pause {
-            Ok(Pause::Rung) => {
-                let orders = shared.collect(&mut core);
-                if orders.abort {
+            Ok(Pause::Notified) => {
+                let commands = shared.collect(&mut scheduler);
+                if commands.abort {
                     return;
                 }
-                if orders.visitors {
-                    drop(core);
-                    shared.door.give_way();
-                    core = lock(&shared.core);
+                if commands.waiters {
+                    drop(scheduler);
+                    shared.queue.wait_for_waiters();
+                    scheduler = lock(&shared.scheduler);
                 }
             }
-            Ok(Pause::Empty) if core.stopping => return,
-            Ok(pause @ (Pause::Empty | Pause::Nap(_))) => {
+            Ok(Pause::Empty) if scheduler.stopping => return,
+            Ok(pause @ (Pause::Empty | Pause::Sleep(_))) => {
                 Counts::add(&shared.counts.sleeps);
-                drop(core);
-                shared.door.sleep(if let Pause::Nap(most) = pause { most } else { None });
-                core = lock(&shared.core);
+                drop(scheduler);
+                shared.queue.sleep(if let Pause::Sleep(timeout) = pause { timeout } else { None });
+                scheduler = lock(&shared.scheduler);
             }
-            Ok(Pause::Failed(error)) => return shared.fail(&core, Cause::Error(error)),
-            Err(payload) => return shared.fail(&core, Cause::Panic(message(payload))),
+            Ok(Pause::Failed(error)) => return shared.fail(&scheduler, Cause::Error(error)),
+            Err(payload) => return shared.fail(&scheduler, Cause::Panic(message(payload))),
         }
     }
 }
 
-/// However the thread ends, nobody waits for it in vain.
-struct End<'a, T, S>(&'a Door<T, S>);
+/// Tells those who wait for the thread that it has ended, however it ends.
+struct EndOnDrop<'a, T, S>(&'a SubmitQueue<T, S>);
 
-impl<T, S> Drop for End<'_, T, S> {
+impl<T, S> Drop for EndOnDrop<'_, T, S> {
     fn drop(&mut self) {
         self.0.end();
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic ends the engine; what it leaves is only looked at.
+    // A panic ends the engine; afterwards its state is only read.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cold]
 fn message(payload: Box<dyn Any + Send>) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned()).or_else(|| payload.downcast_ref::<String>().cloned());
-    // A payload may have a destructor that panics in its turn.
+    // Not dropped: its destructor could panic as well.
     std::mem::forget(payload);
     text.unwrap_or_else(|| "a panic without a message".into())
 }

@@ -6,41 +6,41 @@ use std::time::Duration;
 
 use super::Progress;
 use super::connectors::{ConnectorId, MAX_CONNECTORS};
-use super::door::Sleeper;
+use super::submit_queue::Sleeper;
 use crate::base::thread::Cpus;
 
-/// Where an operation stands. Names and meaning as in NCCL 2.7 (src/include/proxy.h: ncclProxyOpState).
+/// State of an operation. Names and meaning as in NCCL 2.7 (src/include/proxy.h: ncclProxyOpState).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Complete.
     None,
-    /// Nothing was done on it.
+    /// Not stepped yet.
     Ready,
-    /// Its turn has come.
+    /// Stepped at least once.
     Progress,
 }
 
 /// How an engine behaves.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Of the thread, and in messages. 15 bytes are seen from outside.
+    /// Name of the thread, and of the engine in messages. The kernel shows 15 bytes of it.
     pub name: String,
     /// Where the thread may run.
     pub cpus: Cpus,
-    /// Idle laps before the thread lets others run. Source of 10: NCCL 2.7, src/proxy.cc, `++idleSpin == 10`.
+    /// Idle laps before the thread yields its processor. Source of 10: NCCL 2.7, src/proxy.cc, `++idleSpin == 10`.
     pub idle_laps: u32,
-    /// How long the thread sleeps each time once it has let others run `yields` times in vain, unless [`super::Work::rest`] knows better. Zero:
+    /// How long the thread sleeps at a time after `yields` yields during which nothing moved, unless [`super::Work::on_idle`] says otherwise. Zero:
     /// never; it polls as long as there are operations, as NCCL's does. `start`, `stop` and `abort` end the sleep.
-    pub nap: Duration,
-    /// See `nap`.
+    pub idle_sleep: Duration,
+    /// See `idle_sleep`.
     pub yields: u32,
     /// Operations at most, whatever their state.
     pub limit: u64,
     /// opCount of the first operation.
     pub first_op_count: u64,
-    /// How the thread sleeps, if its client has more to wait for than calls of the engine.
+    /// How the thread sleeps, if its client waits for more than calls of the engine.
     pub sleeper: Option<Arc<dyn Sleeper>>,
-    /// A dump goes to the log whenever this signal comes. Of an engine with a thread.
+    /// Signal upon which an engine with a thread writes its dump to the log.
     pub dump_signal: Option<i32>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Options {
             name: "railhead-engine".into(),
             cpus: Cpus::default(),
             idle_laps: 10,
-            nap: Duration::ZERO,
+            idle_sleep: Duration::ZERO,
             yields: 1000,
             limit: 1 << 20,
             first_op_count: 0,
@@ -98,7 +98,7 @@ pub enum Refusal {
 /// The operation that ended an engine.
 #[derive(Debug)]
 pub struct Fatal<E> {
-    /// Whose operation it was.
+    /// Connector of the operation.
     pub connector: ConnectorId,
     /// What [`super::Engine::append`] returned for it.
     pub op_count: u64,
@@ -109,7 +109,7 @@ pub struct Fatal<E> {
 /// Why an operation failed.
 #[derive(Debug)]
 pub enum Cause<E> {
-    /// [`super::Work::progress`] said so.
+    /// What [`super::Work::progress`] returned.
     Error(E),
     /// [`super::Work::progress`] panicked, with this message.
     Panic(String),
@@ -125,18 +125,18 @@ impl<E: fmt::Display> fmt::Display for Fatal<E> {
     }
 }
 
-/// How often what has happened in an engine. Each wraps at 2^64.
+/// What an engine has done. Each counter wraps at 2^64.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Calls of [`super::Work::progress`].
     pub steps: u64,
     /// Operations that are complete.
     pub done: u64,
-    /// Times that every connector with operations had its turn.
+    /// Laps: in each, every connector with operations is stepped once.
     pub laps: u64,
     /// Those in which nothing moved.
     pub idle_laps: u64,
-    /// Times that the thread let others run.
+    /// Times that the thread yielded its processor.
     pub yields: u64,
     /// Times that the thread slept.
     pub sleeps: u64,
@@ -145,10 +145,10 @@ pub struct Counters {
 /// What [`super::Engine::step`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// There is no operation that was let go.
+    /// There is no operation that was started.
     Empty,
-    /// One operation had its turn.
-    Turn(Progress),
+    /// One operation was stepped.
+    Stepped(Progress),
     /// The engine was stopped and all is done, or aborted: there will be no more steps.
     Ended,
 }

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use crate::base::alarm::{Alarm, Ended};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_warn};
 use crate::base::thread::Cpus;
-use crate::engine::{ConnectorId, Engine, Options, Progress, Rest, Sleeper, Work};
+use crate::base::wakeup::{Wakeup, Woken};
+use crate::engine::{ConnectorId, Engine, IdleAction, Options, Progress, Sleeper, Work};
 
 use super::connect::PendingTable;
 use super::listen::Listening;
@@ -119,7 +119,7 @@ struct Mover {
 /// Where the thread sleeps.
 #[derive(Debug)]
 struct Bed {
-    alarm: Alarm,
+    wakeup: Wakeup,
     /// Whoever calls is to wake the thread.
     wakes: AtomicBool,
     /// A descriptor ended the last sleep, and nothing has moved since: one that stays readable must not keep the thread awake.
@@ -134,7 +134,7 @@ impl Bed {
     fn called(&self) {
         // Set before the thread last had the lock that the caller has just given back, or the thread has yet to look at what he did.
         if self.wakes.load(Ordering::Relaxed) && self.wakes.swap(false, Ordering::Relaxed) {
-            self.alarm.ring();
+            self.wakeup.notify();
         }
     }
 }
@@ -142,13 +142,13 @@ impl Bed {
 impl Sleeper for Bed {
     fn sleep(&self, most: Option<Duration>) {
         let fds = std::mem::take(&mut *lock(&self.fds));
-        let ended = self.alarm.wait(&fds, most);
-        self.vain.store(ended == Ended::Ready, Ordering::Relaxed);
+        let woken = self.wakeup.wait(&fds, most);
+        self.vain.store(woken == Woken::Ready, Ordering::Relaxed);
         self.wakes.store(false, Ordering::Relaxed);
     }
 
     fn wake(&self) {
-        self.alarm.ring();
+        self.wakeup.notify();
     }
 }
 
@@ -173,7 +173,7 @@ impl Work for Mover {
         Ok(progress)
     }
 
-    fn rest(&mut self, operations: &mut dyn Iterator<Item = &mut Watch>, _nap: Duration) -> Rest {
+    fn on_idle(&mut self, operations: &mut dyn Iterator<Item = &mut Watch>, _idle_sleep: Duration) -> IdleAction {
         // Before any lock is taken: whoever gets one behind this thread sees it.
         self.bed.wakes.store(true, Ordering::Relaxed);
         let mut sleep = Sleep::default();
@@ -190,20 +190,20 @@ impl Work for Mover {
                 None => sleep.called = true,
                 Some(Progress::Moved | Progress::Done) => {
                     self.bed.wakes.store(false, Ordering::Relaxed);
-                    return Rest::Awake;
+                    return IdleAction::Poll;
                 }
             }
             if sleep.called {
                 self.bed.wakes.store(false, Ordering::Relaxed);
-                return Rest::For(CALLED_NAP);
+                return IdleAction::SleepFor(CALLED_NAP);
             }
         }
         if self.bed.vain.swap(false, Ordering::Relaxed) {
             self.bed.wakes.store(false, Ordering::Relaxed);
-            return Rest::For(HANDSHAKE_NAP);
+            return IdleAction::SleepFor(HANDSHAKE_NAP);
         }
         *lock(&self.bed.fds) = sleep.fds;
-        sleep.most.map_or(Rest::UntilWoken, Rest::For)
+        sleep.most.map_or(IdleAction::SleepUntilWoken, IdleAction::SleepFor)
     }
 
     fn describe(&self, _connector: ConnectorId, op: &Watch, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,11 +243,11 @@ impl Background {
         let cpus = Cpus::parse(&config.proxy_cpuset).unwrap_or_default();
         let dump_signal = config.dump_signal.number();
         let bed =
-            Arc::new(Bed { alarm: Alarm::new()?, wakes: AtomicBool::new(false), vain: AtomicBool::new(false), fds: Mutex::default() });
+            Arc::new(Bed { wakeup: Wakeup::new()?, wakes: AtomicBool::new(false), vain: AtomicBool::new(false), fds: Mutex::default() });
         let options = Options {
             name: format!("rh-{device}"),
             cpus,
-            nap: HANDSHAKE_NAP,
+            idle_sleep: HANDSHAKE_NAP,
             yields: YIELDS,
             dump_signal,
             sleeper: Some(bed.clone()),

@@ -12,9 +12,9 @@ const CONNECTORS: u32 = 6;
 #[derive(Debug, Clone)]
 enum Op {
     Append(u32),
-    /// The next operation in turn did not end.
+    /// The next operation was stepped and is not done.
     Pass,
-    /// It did.
+    /// It was stepped and is done.
     Remove,
 }
 
@@ -26,8 +26,8 @@ fn op() -> impl Strategy<Value = Op> {
 struct Model {
     /// From where a lap begins: connector, and its slots in order.
     circle: VecDeque<(u32, VecDeque<u32>)>,
-    /// Index in the circle of the place before the one whose turn it is.
-    turn: usize,
+    /// Index in the circle of the place before the one that is stepped next.
+    before_next: usize,
 }
 
 impl Model {
@@ -38,29 +38,29 @@ impl Model {
         }
         let at = self.circle.len().min(1);
         self.circle.insert(at, (connector, VecDeque::from([slot])));
-        if at <= self.turn && self.circle.len() > 1 {
-            self.turn += 1;
+        if at <= self.before_next && self.circle.len() > 1 {
+            self.before_next += 1;
         }
     }
 
     fn next(&self) -> usize {
-        (self.turn + 1) % self.circle.len()
+        (self.before_next + 1) % self.circle.len()
     }
 
     fn remove(&mut self) {
         let at = self.next();
         self.circle[at].1.pop_front();
         if !self.circle[at].1.is_empty() {
-            // Whoever took the place has had the turn.
-            self.turn = at;
+            // The operation that took the place is not stepped in this lap.
+            self.before_next = at;
             return;
         }
         self.circle.remove(at);
         if at == 0 && !self.circle.is_empty() {
-            // The lap begins with whoever followed, which now is first.
-            self.turn = self.circle.len() - 1;
-        } else if at < self.turn {
-            self.turn -= 1;
+            // The lap begins with the one that followed, which now is first.
+            self.before_next = self.circle.len() - 1;
+        } else if at < self.before_next {
+            self.before_next -= 1;
         }
     }
 
@@ -93,7 +93,7 @@ proptest! {
     #[test]
     fn agrees_with_the_model(ops in vec(op(), 0..400)) {
         let (mut list, mut model) = (List::default(), Model::default());
-        let mut turn = NONE;
+        let mut before_next = NONE;
         for op in ops {
             match op {
                 Op::Append(connector) => {
@@ -101,16 +101,16 @@ proptest! {
                     let slot = list.append(connector);
                     model.append(connector, slot);
                     if first {
-                        turn = slot;
+                        before_next = slot;
                     }
                 }
                 Op::Pass if !list.is_empty() => {
-                    turn = list.next(turn);
-                    model.turn = model.next();
+                    before_next = list.next(before_next);
+                    model.before_next = model.next();
                 }
                 Op::Remove if !list.is_empty() => {
-                    prop_assert_eq!(list.next(turn), model.circle[model.next()].1[0]);
-                    turn = list.remove_next(turn);
+                    prop_assert_eq!(list.next(before_next), model.circle[model.next()].1[0]);
+                    before_next = list.remove_next(before_next);
                     model.remove();
                 }
                 Op::Pass | Op::Remove => {}
@@ -118,7 +118,7 @@ proptest! {
             prop_assert_eq!(flat(&list), model.flat());
             prop_assert_eq!(list.is_empty(), model.circle.is_empty());
             if !list.is_empty() {
-                prop_assert_eq!(list.next(turn), model.circle[model.next()].1[0]);
+                prop_assert_eq!(list.next(before_next), model.circle[model.next()].1[0]);
             }
             for connector in 0..CONNECTORS {
                 prop_assert_eq!(list.has(connector), model.circle.iter().any(|(of, _)| *of == connector));
@@ -146,9 +146,9 @@ fn the_pool_grows_only_when_it_is_empty() {
     for round in 0..10 {
         let slots: Vec<_> = (0..POOL as u32).map(|connector| list.append(connector)).collect();
         assert_eq!(list.slots(), POOL, "round {round}");
-        let mut turn = slots[0];
-        while turn != NONE {
-            turn = list.remove_next(turn);
+        let mut before_next = slots[0];
+        while before_next != NONE {
+            before_next = list.remove_next(before_next);
         }
     }
     (0..=POOL as u32).for_each(|connector| _ = list.append(connector));

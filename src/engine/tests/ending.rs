@@ -1,4 +1,4 @@
-//! Stop, abort, failure and fork, in every state that an engine can be in.
+//! Tests of stop, abort, failure and fork, in every state of an engine.
 
 use super::*;
 use crate::base::fork::tests::in_child;
@@ -12,7 +12,7 @@ enum Doing {
     Asleep,
     /// It holds an open group.
     Holding,
-    /// Operations were let go that it may not have seen.
+    /// Operations were started that it may not have collected.
     Ready,
     /// An operation waits, others behind it.
     Waiting,
@@ -22,7 +22,8 @@ enum Doing {
 
 const ALL: [Doing; 6] = [Doing::Nothing, Doing::Asleep, Doing::Holding, Doing::Ready, Doing::Waiting, Doing::InStep];
 
-struct Bed {
+/// An engine that is doing something, and what a test needs of it.
+struct TestEngine {
     engine: Engine<Script>,
     connector: ConnectorId,
     alive: Arc<AtomicUsize>,
@@ -32,7 +33,7 @@ struct Bed {
     started: usize,
 }
 
-fn bed(doing: Doing) -> Bed {
+fn test_engine(doing: Doing) -> TestEngine {
     let engine = threaded("ending");
     let [connector, other] = [(); 2].map(|()| engine.add_connector().unwrap());
     let alive = Arc::new(AtomicUsize::new(0));
@@ -63,7 +64,7 @@ fn bed(doing: Doing) -> Bed {
             (0..3).for_each(|_| _ = append(connector, &[]));
             append(other, &[Act::Until(Arc::clone(&go))]);
             engine.start().unwrap();
-            until("both have had their turn", || engine.counters().laps > 2);
+            until("both were stepped", || engine.counters().laps > 2);
             started = 5;
         }
         Doing::InStep => {
@@ -74,17 +75,17 @@ fn bed(doing: Doing) -> Bed {
             started = 2;
         }
     }
-    Bed { engine, connector, alive, go, started }
+    TestEngine { engine, connector, alive, go, started }
 }
 
 #[test]
 fn stop_does_what_was_started_in_every_state() {
     for doing in ALL {
-        let Bed { engine, connector, alive, go, started } = bed(doing);
+        let TestEngine { engine, connector, alive, go, started } = test_engine(doing);
         std::thread::scope(|scope| {
             let stopping = scope.spawn(|| engine.stop());
             if matches!(doing, Doing::Waiting | Doing::InStep) {
-                until("nothing more is taken in", || engine.append(connector, op(0, &[])) == Err(Refusal::Stopped));
+                until("appends are refused", || engine.append(connector, op(0, &[])) == Err(Refusal::Stopped));
                 assert!(!stopping.is_finished() && !engine.has_ended(), "{doing:?}");
             }
             go.store(1, Ordering::Release);
@@ -106,11 +107,11 @@ fn stop_does_what_was_started_in_every_state() {
 #[test]
 fn abort_leaves_what_is_not_done_in_every_state() {
     for doing in ALL {
-        let Bed { engine, connector, alive, go, .. } = bed(doing);
+        let TestEngine { engine, connector, alive, go, .. } = test_engine(doing);
         std::thread::scope(|scope| {
             let aborting = scope.spawn(|| engine.abort());
             if doing == Doing::InStep {
-                until("nothing more is taken in", || engine.start() == Err(Refusal::Stopped));
+                until("appends are refused", || engine.start() == Err(Refusal::Stopped));
                 assert!(!aborting.is_finished());
                 // A step is not cut short.
                 go.store(1, Ordering::Release);
@@ -143,7 +144,7 @@ fn abort_leaves_what_is_not_done_in_every_state() {
 #[test]
 fn dropping_an_engine_aborts_it_in_every_state() {
     for doing in ALL {
-        let Bed { engine, alive, go, .. } = bed(doing);
+        let TestEngine { engine, alive, go, .. } = test_engine(doing);
         if doing == Doing::InStep {
             go.store(1, Ordering::Release);
         }
@@ -154,10 +155,10 @@ fn dropping_an_engine_aborts_it_in_every_state() {
 
 #[test]
 fn a_stop_that_waits_for_ever_is_ended_by_an_abort() {
-    let Bed { engine, connector, .. } = bed(Doing::Waiting);
+    let TestEngine { engine, connector, .. } = test_engine(Doing::Waiting);
     std::thread::scope(|scope| {
         let stopping = [(); 2].map(|()| scope.spawn(|| engine.stop()));
-        until("nothing more is taken in", || engine.append(connector, op(0, &[])) == Err(Refusal::Stopped));
+        until("appends are refused", || engine.append(connector, op(0, &[])) == Err(Refusal::Stopped));
         assert_eq!(engine.abort(), Ok(()));
         for stopping in stopping {
             assert_eq!(stopping.join().unwrap(), Ok(()));
@@ -230,12 +231,12 @@ fn a_panic_ends_the_engine_alone_and_names_the_operation() {
 
 #[test]
 fn a_caller_that_waits_in_stop_learns_of_the_failure() {
-    let Bed { engine, connector, go, .. } = bed(Doing::Waiting);
+    let TestEngine { engine, connector, go, .. } = test_engine(Doing::Waiting);
     engine.append(connector, op(0, &[Act::Fail("late")])).unwrap();
     engine.start().unwrap();
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| engine.stop());
-        until("nothing more is taken in", || engine.append(connector, op(0, &[])) == Err(Refusal::Stopped));
+        until("appends are refused", || engine.append(connector, op(0, &[])) == Err(Refusal::Stopped));
         go.store(1, Ordering::Release);
         assert_eq!(stopping.join().unwrap(), Ok(()));
     });
@@ -262,9 +263,9 @@ fn two_engines_in_one_process_do_not_know_of_each_other() {
 }
 
 /// A client whose operation ends its own engine, as a callback may.
-struct Suicide(Arc<Mutex<Option<Engine<Suicide>>>>, Arc<Mutex<Vec<Result<()>>>>);
+struct EndsItsEngine(Arc<Mutex<Option<Engine<EndsItsEngine>>>>, Arc<Mutex<Vec<Result<()>>>>);
 
-impl Work for Suicide {
+impl Work for EndsItsEngine {
     type Op = ();
     type Error = String;
 
@@ -281,7 +282,7 @@ impl Work for Suicide {
 #[test]
 fn the_engines_own_thread_may_append_and_drop_it_but_not_wait_for_it() {
     let (place, seen) = (Arc::default(), Arc::default());
-    let engine = Engine::new(Suicide(Arc::clone(&place), Arc::clone(&seen)), options("suicide")).unwrap();
+    let engine = Engine::new(EndsItsEngine(Arc::clone(&place), Arc::clone(&seen)), options("own-thread")).unwrap();
     let shared = Arc::downgrade(&engine.shared);
     let connector = engine.add_connector().unwrap();
     engine.append(connector, ()).unwrap();
@@ -298,7 +299,7 @@ fn the_engines_own_thread_may_append_and_drop_it_but_not_wait_for_it() {
 
 #[test]
 fn a_child_is_refused_and_leaves_the_parents_engine_alone() {
-    let Bed { engine, connector, alive, go, started } = bed(Doing::Waiting);
+    let TestEngine { engine, connector, alive, go, started } = test_engine(Doing::Waiting);
     assert!(in_child(|| {
         let refused = Err(Refusal::Forked);
         let calls = [
@@ -328,7 +329,7 @@ fn a_child_is_refused_and_leaves_the_parents_engine_alone() {
 
 #[test]
 fn a_child_has_engines_of_its_own() {
-    let _parents = bed(Doing::Waiting);
+    let _parents = test_engine(Doing::Waiting);
     assert!(in_child(|| {
         let engine = threaded("child");
         let Ok(a) = engine.add_connector() else { return false };
@@ -341,7 +342,7 @@ fn a_child_has_engines_of_its_own() {
 
 #[test]
 fn a_step_that_does_not_end_is_what_the_dump_shows() {
-    let Bed { engine, go, .. } = bed(Doing::InStep);
+    let TestEngine { engine, go, .. } = test_engine(Doing::InStep);
     let dump = engine.dump().unwrap();
     assert_eq!(dump.doing, "stuck in a step of operation 0 of connector 0");
     go.store(1, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The engine, with a client whose operations do as they are told.
+//! Tests of the engine with a client whose operations follow a script.
 
 mod ending;
 mod order;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 /// How long anything may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What an operation does in its next step.
 #[derive(Debug, Clone)]
@@ -22,11 +22,11 @@ enum Act {
     Panic(&'static str),
     /// Idle as long as the number is 0.
     Until(Arc<AtomicU64>),
-    /// Says that it got here, and stays until the number is not 0.
+    /// Sets the first number, and stays until the second is not 0.
     Block(Arc<AtomicU64>, Arc<AtomicU64>),
 }
 
-/// Done after its acts.
+/// An operation that is done after its acts.
 #[derive(Debug, Default)]
 struct Op {
     acts: Vec<Act>,
@@ -65,8 +65,8 @@ fn wait() -> Arc<AtomicU64> {
 struct Script {
     ended: Vec<(usize, u64)>,
     /// Every step: connector and operation.
-    turns: Vec<(usize, u64)>,
-    keep_turns: bool,
+    steps: Vec<(usize, u64)>,
+    keep_steps: bool,
 }
 
 impl Work for Script {
@@ -74,8 +74,8 @@ impl Work for Script {
     type Error = String;
 
     fn progress(&mut self, connector: ConnectorId, op: &mut Op) -> std::result::Result<Progress, String> {
-        if self.keep_turns {
-            self.turns.push((connector.index(), op.name));
+        if self.keep_steps {
+            self.steps.push((connector.index(), op.name));
         }
         let Some(act) = op.acts.get(op.at) else {
             self.ended.push((connector.index(), op.name));
@@ -95,7 +95,7 @@ impl Work for Script {
             }
             Act::Block(here, flag) => {
                 here.store(1, Ordering::Release);
-                until("a step is let go", || flag.load(Ordering::Acquire) != 0);
+                until("the step may go on", || flag.load(Ordering::Acquire) != 0);
             }
         }
         Ok(Progress::Moved)
@@ -111,19 +111,19 @@ fn options(name: &str) -> Options {
 }
 
 fn stepped() -> Engine<Script> {
-    Engine::stepped(Script { keep_turns: true, ..Script::default() }, options("stepped"))
+    Engine::stepped(Script { keep_steps: true, ..Script::default() }, options("stepped"))
 }
 
 fn threaded(name: &str) -> Engine<Script> {
     Engine::new(Script::default(), options(name)).unwrap()
 }
 
-/// Waits for what another thread does.
+/// Waits until what another thread does makes `holds` true.
 #[track_caller]
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let from = Instant::now();
     while !holds() {
-        assert!(from.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(from.elapsed() < TIMEOUT, "waited in vain until {what}");
         std::thread::yield_now();
     }
 }
@@ -131,7 +131,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 /// Steps until there is nothing to do.
 fn drain(engine: &Engine<Script>) -> u64 {
     let mut steps = 0;
-    while let Step::Turn(_) = engine.step().unwrap() {
+    while let Step::Stepped(_) = engine.step().unwrap() {
         steps += 1;
         assert!(steps < 1_000_000);
     }

@@ -1,4 +1,4 @@
-//! Which operation has its turn when, and what is held back. Without a thread, but for the last one.
+//! Tests of the order in which operations are stepped, and of what is held back. Without a thread, but for the last one.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -14,9 +14,9 @@ fn connectors_take_turns_and_operations_of_one_follow_each_other() {
     }
     engine.start().unwrap();
     assert_eq!(drain(&engine), 12);
-    // As in NCCL, who comes new stands behind the first of the lap: c is before b.
-    let turns = engine.with_work(|work| std::mem::take(&mut work.turns)).unwrap();
-    assert_eq!(turns, [(2, 3), (1, 2), (0, 1), (2, 3), (1, 2), (0, 1), (1, 5), (0, 4), (1, 5), (0, 4), (0, 6), (0, 6)]);
+    // As in NCCL, a new connector is put behind the first of the lap: c is before b.
+    let steps = engine.with_work(|work| std::mem::take(&mut work.steps)).unwrap();
+    assert_eq!(steps, [(2, 3), (1, 2), (0, 1), (2, 3), (1, 2), (0, 1), (1, 5), (0, 4), (1, 5), (0, 4), (0, 6), (0, 6)]);
     assert_eq!(engine.counters().done, 6);
 }
 
@@ -28,11 +28,11 @@ fn what_was_appended_runs_only_once_started() {
     assert_eq!(engine.step(), Ok(Step::Empty));
     engine.start().unwrap();
     assert_eq!(engine.append(a, op(2, &[])), Ok(1));
-    assert_eq!(engine.step(), Ok(Step::Turn(Progress::Done)));
+    assert_eq!(engine.step(), Ok(Step::Stepped(Progress::Done)));
     assert_eq!(engine.step(), Ok(Step::Empty));
     engine.start().unwrap();
     engine.start().unwrap();
-    assert_eq!(engine.step(), Ok(Step::Turn(Progress::Done)));
+    assert_eq!(engine.step(), Ok(Step::Stepped(Progress::Done)));
     assert_eq!(engine.step(), Ok(Step::Empty));
 }
 
@@ -48,7 +48,7 @@ fn an_open_group_is_held_back_until_it_is_closed_and_started() {
     engine.group_end().unwrap();
     engine.append(b, op(4, &[])).unwrap();
     let ended = || engine.with_work(|work| work.ended.clone()).unwrap();
-    // What came before the group is let go; the rest however often one starts.
+    // What was appended before the group runs; the rest is held however often one starts.
     for _ in 0..3 {
         engine.start().unwrap();
         drain(&engine);
@@ -135,7 +135,7 @@ fn a_connector_is_removed_once_it_has_nothing_to_do() {
     engine.append(a, op(1, &[Act::Moved])).unwrap();
     assert_eq!(engine.remove_connector(a), Err(Refusal::Busy(a)), "held");
     engine.start().unwrap();
-    assert_eq!(engine.remove_connector(a), Err(Refusal::Busy(a)), "let go");
+    assert_eq!(engine.remove_connector(a), Err(Refusal::Busy(a)), "started");
     engine.step().unwrap();
     assert_eq!(engine.remove_connector(a), Err(Refusal::Busy(a)), "in progress");
     engine.remove_connector(b).unwrap();
@@ -150,7 +150,7 @@ fn a_connector_is_removed_once_it_has_nothing_to_do() {
 }
 
 #[test]
-fn connectors_without_operations_have_no_turns() {
+fn connectors_without_operations_are_not_stepped() {
     let engine = stepped();
     let connectors: Vec<_> = (0..1000).map(|_| engine.add_connector().unwrap()).collect();
     // All have had something to do before.
@@ -159,9 +159,9 @@ fn connectors_without_operations_have_no_turns() {
     assert_eq!(drain(&engine), 1000);
     engine.append(connectors[500], op(1, &vec![Act::Idle; 2000])).unwrap();
     engine.start().unwrap();
-    engine.with_work(|work| work.turns.clear()).unwrap();
+    engine.with_work(|work| work.steps.clear()).unwrap();
     assert_eq!(drain(&engine), 2001);
-    assert_eq!(engine.with_work(|work| work.turns.iter().all(|turn| *turn == (500, 1))), Ok(true));
+    assert_eq!(engine.with_work(|work| work.steps.iter().all(|step| *step == (500, 1))), Ok(true));
 }
 
 #[test]
@@ -213,10 +213,10 @@ fn a_step_does_not_allocate_beyond_the_most_that_ever_was_in_use() {
         }
         engine.start().unwrap();
         drain(&engine);
-        let core = lock(&engine.shared.core);
-        (core.list.slots(), core.slots.capacity(), core.incoming.capacity())
+        let scheduler = lock(&engine.shared.scheduler);
+        (scheduler.list.slots(), scheduler.slots.capacity(), scheduler.incoming.capacity())
     };
-    // The two queues of the door change places.
+    // Two rounds, as the two vectors of started operations change places.
     let (_, second) = (round(), round());
     for _ in 0..10 {
         assert_eq!(round(), second);

@@ -1,4 +1,4 @@
-//! That the thread wakes whenever it should, and sleeps otherwise.
+//! Tests that the thread wakes whenever it should, and sleeps otherwise.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn a_million_appends_and_starts_race_with_falling_asleep_and_none_is_lost() {
                     engine.start().unwrap();
                     if let Some((here, _)) = flag {
                         // Nobody else will wake it for this one, once the other producer has gone.
-                        until("this operation had its turn", || here.load(Ordering::Acquire) == 1);
+                        until("this operation was stepped", || here.load(Ordering::Acquire) == 1);
                         (0..random >> 56).for_each(|_| std::hint::spin_loop());
                     }
                 }
@@ -59,7 +59,7 @@ fn a_million_appends_and_starts_race_with_falling_asleep_and_none_is_lost() {
 
 type Flags = (Arc<AtomicU64>, Arc<AtomicU64>);
 
-/// For one operation in 64, what tells that it had its turn, and lets it go on at once.
+/// For one operation in 64, what tells that it was stepped, and does not hold it up.
 fn flags_now_and_then(random: u64) -> Option<Flags> {
     random.wrapping_shr(40).is_multiple_of(64).then(|| (wait(), Arc::new(AtomicU64::new(1))))
 }
@@ -104,18 +104,18 @@ fn an_engine_that_has_nothing_to_do_takes_no_processor_time() {
 }
 
 #[test]
-fn nothing_moves_for_long_and_the_thread_naps_if_it_was_told_to() {
-    let napping = Options { nap: Duration::from_secs(3600), yields: 3, ..options("naps") };
-    let engine = Engine::new(Script::default(), napping).unwrap();
+fn a_thread_whose_operations_do_not_move_sleeps_if_its_options_say_so() {
+    let sleeping = Options { idle_sleep: Duration::from_secs(3600), yields: 3, ..options("sleeps") };
+    let engine = Engine::new(Script::default(), sleeping).unwrap();
     let connector = engine.add_connector().unwrap();
     let go = wait();
     engine.append(connector, op(0, &[Act::Until(Arc::clone(&go))])).unwrap();
     engine.start().unwrap();
-    until("it naps", || engine.is_asleep() && engine.counters().yields > 0);
+    until("it sleeps", || engine.is_asleep() && engine.counters().yields > 0);
     let counters = engine.counters();
     assert_eq!((counters.yields, counters.idle_laps), (3, 40));
     go.store(1, Ordering::Release);
-    // Whatever rings ends the nap.
+    // Any start ends the sleep.
     engine.append(connector, op(1, &[])).unwrap();
     engine.start().unwrap();
     until("both are done", || engine.counters().done == 2);
@@ -124,13 +124,13 @@ fn nothing_moves_for_long_and_the_thread_naps_if_it_was_told_to() {
     let connector = engine.add_connector().unwrap();
     engine.append(connector, op(0, &[Act::Until(wait())])).unwrap();
     engine.start().unwrap();
-    until("it has let others run often enough", || engine.counters().yields > 1100);
+    until("it has yielded often enough", || engine.counters().yields > 1100);
     assert!(engine.counters().sleeps <= 1 && !engine.is_asleep());
 }
 
 #[test]
-fn visitors_are_let_in_while_the_thread_has_work() {
-    let engine = threaded("visited");
+fn callers_get_the_lock_while_the_thread_has_work() {
+    let engine = threaded("waited-for");
     let connector = engine.add_connector().unwrap();
     let go = wait();
     engine.append(connector, op(0, &[Act::Until(Arc::clone(&go))])).unwrap();
@@ -145,8 +145,8 @@ fn visitors_are_let_in_while_the_thread_has_work() {
             });
         }
     });
-    // A visitor that panics does not lock anybody out.
-    let panicked = catch_unwind(AssertUnwindSafe(|| engine.with_work(|_| panic!("a visitor"))));
+    // A caller that panics does not lock the others out.
+    let panicked = catch_unwind(AssertUnwindSafe(|| engine.with_work(|_| panic!("a caller"))));
     assert!(panicked.is_err());
     go.store(1, Ordering::Release);
     until("it goes on", || engine.counters().done == 1);

@@ -1,5 +1,4 @@
-//! How a thread sleeps on descriptors and is woken by other threads of the process: an eventfd beside what else it watches. Any thread rings; one
-//! thread waits.
+//! Lets one thread sleep on descriptors until another thread of the process wakes it, through an eventfd. Any thread notifies; one thread waits.
 
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::time::Duration;
@@ -7,61 +6,61 @@ use std::time::Duration;
 use super::error::{Error, Result};
 use super::fd::OwnedFd;
 
-/// What ended a wait.
+/// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// Somebody rang.
-    Rung,
-    /// One of the other descriptors.
+pub enum Woken {
+    /// By [`Wakeup::notify`].
+    Notified,
+    /// One of the other descriptors is ready.
     Ready,
-    /// Neither: the time is over, or a signal came.
-    Early,
+    /// The timeout is over, or a signal came.
+    TimedOut,
 }
 
 /// Ends one thread's wait.
 #[derive(Debug)]
-pub struct Alarm(OwnedFd);
+pub struct Wakeup(OwnedFd);
 
-impl Alarm {
-    /// A silent one.
+impl Wakeup {
+    /// One that nobody has notified.
     ///
     /// Errors: no descriptor left.
-    pub fn new() -> Result<Alarm> {
+    pub fn new() -> Result<Wakeup> {
         // SAFETY: plain system call; the result is checked before it is owned.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(Error::last_os("eventfd"));
         }
         // SAFETY: a fresh descriptor that nobody else owns.
-        Ok(Alarm(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Wakeup(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Ends the wait that is going on, or else the next one.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: eight live bytes. An alarm that was rung 2^64 times unheard has rung.
+        // SAFETY: eight live bytes. Where the count is full, the wait ends anyway.
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Waits until somebody rings, one of `others` is readable or has ended, or `most` is over. May return early.
-    pub fn wait(&self, others: &[RawFd], most: Option<Duration>) -> Ended {
+    /// Waits until another thread notifies, one of `others` is readable or closed, or `timeout` is over. May return early.
+    pub fn wait(&self, others: &[RawFd], timeout: Option<Duration>) -> Woken {
         let watched = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds: Vec<libc::pollfd> = std::iter::once(&self.0.as_raw_fd()).chain(others).map(watched).collect();
-        let time = most.map(|most| libc::timespec {
-            tv_sec: libc::time_t::try_from(most.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: most.subsec_nanos().into(),
+        let time = timeout.map(|timeout| libc::timespec {
+            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
         });
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: the array has as many entries as are said; the time is absent or outlives the call, and so is the mask.
         let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
-        let rung = ready > 0 && fds.first().is_some_and(|alarm| alarm.revents != 0);
-        if rung {
+        let notified = ready > 0 && fds.first().is_some_and(|own| own.revents != 0);
+        if notified {
             let mut count = [0u8; 8];
             // SAFETY: room for the eight bytes that an eventfd yields.
             unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-            return Ended::Rung;
+            return Woken::Notified;
         }
-        if ready > 0 { Ended::Ready } else { Ended::Early }
+        if ready > 0 { Woken::Ready } else { Woken::TimedOut }
     }
 }
 
@@ -75,24 +74,24 @@ mod tests {
 
     #[test]
     fn a_wait_ends_for_each_of_its_reasons() {
-        let alarm = Alarm::new().unwrap();
+        let wakeup = Wakeup::new().unwrap();
         let (mut far, near) = UnixStream::pair().unwrap();
         let others = [near.as_raw_fd()];
-        // Rung before, and heard once.
-        alarm.ring();
-        alarm.ring();
-        assert_eq!(alarm.wait(&others, None), Ended::Rung);
+        // Notified twice before the wait, which both end.
+        wakeup.notify();
+        wakeup.notify();
+        assert_eq!(wakeup.wait(&others, None), Woken::Notified);
         let (from, pause) = (Instant::now(), Duration::from_millis(5));
         while from.elapsed() < pause {
-            assert_eq!(alarm.wait(&others, Some(pause.saturating_sub(from.elapsed()))), Ended::Early);
+            assert_eq!(wakeup.wait(&others, Some(pause.saturating_sub(from.elapsed()))), Woken::TimedOut);
         }
         std::thread::scope(|scope| {
-            scope.spawn(|| alarm.ring());
-            assert_eq!(alarm.wait(&others, None), Ended::Rung);
+            scope.spawn(|| wakeup.notify());
+            assert_eq!(wakeup.wait(&others, None), Woken::Notified);
         });
         far.write_all(&[1]).unwrap();
-        assert_eq!(alarm.wait(&others, None), Ended::Ready);
+        assert_eq!(wakeup.wait(&others, None), Woken::Ready);
         drop(far);
-        assert_eq!(alarm.wait(&others, None), Ended::Ready);
+        assert_eq!(wakeup.wait(&others, None), Woken::Ready);
     }
 }
