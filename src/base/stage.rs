@@ -34,9 +34,9 @@ stages! {
     AcceptH1Received = "accept_h1_received", "Acceptor: H1 is in and verified.";
     AcceptH2Sent = "accept_h2_sent", "Acceptor: H2 is out.";
     AcceptH3Received = "accept_h3_received", "Acceptor: H3 is in and verified.";
-    WireDialed = "wire_dialed", "Fabric: a wire's connection is up, nothing was said.";
-    WireHelloSent = "wire_hello_sent", "Fabric: the wire's greeting is out.";
-    WireUp = "wire_up", "Fabric: both ends proved themselves, data may move.";
+    WireDialed = "wire_dialed", "Fabric: a wire's control stream is connected, nothing was sent.";
+    WireHelloSent = "wire_hello_sent", "Fabric: the wire's Hello was sent.";
+    WireUp = "wire_up", "Fabric: both ends are authenticated and have the wire.";
     RecvPosted = "recv_posted", "Receiver: a clear-to-send was written.";
     SendPosted = "send_posted", "Sender: a message's WRITEs were posted.";
     SendHalf = "send_half", "Sender: part of a message has moved.";

@@ -282,7 +282,7 @@ impl CompletionQueue {
     /// Whether the last poll of an armed queue gave up before the queue was drained: no notification may come for the rest.
     pub fn is_restless(&mut self) -> bool {
         match self {
-            CompletionQueue::Soft(cq) => cq.is_restless(),
+            CompletionQueue::Soft(cq) => cq.needs_repoll(),
             CompletionQueue::Verbs(_) => false,
         }
     }
@@ -328,7 +328,7 @@ impl QueuePair<'_> {
     #[inline]
     pub fn met(&self) -> bool {
         match self {
-            QueuePair::Soft(qp) => qp.met(),
+            QueuePair::Soft(qp) => qp.connected(),
             QueuePair::Verbs(_) => true,
         }
     }

@@ -176,7 +176,7 @@ pub fn nothing_wakes_an_idle_sleeper(bed: &Bed) {
     let mut p = pair(bed);
     let fd = p.b.domain.notification_fd().expect("notification_fd");
     p.b.recv(1, NOTHING);
-    // What is under way from the greeting may wake it at first.
+    // What is in flight from connecting may wake it at first.
     let mut calm = false;
     for _ in 0..1000 {
         p.b.cq.arm().expect("arm");

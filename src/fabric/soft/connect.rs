@@ -1,9 +1,14 @@
-//! How two soft queue pairs meet: one dials, both prove that they know the other's token, and together they choose the wire. A state
+//! Connects two soft queue pairs: one dials the other, each proves that it knows the other's token, and they agree on the wire. A state
 //! machine that never blocks, stepped by the thread that drives the queue pair.
 //!
-//! The lower token dials. It tries the acceptor's abstract unix socket first: if that answers and belongs to the same user, both are on
-//! one host and a segment is passed over it. Otherwise it dials TCP, and if the kernels seem to be the same it offers a
-//! segment by a name in /dev/shm; what the acceptor can open, both use. What neither can share goes over TCP.
+//! The queue pair with the lower token dials. It tries the acceptor's abstract unix socket first: if that answers and belongs to the same user,
+//! both are on one host, and the dialer passes a segment over it. Otherwise it dials TCP, and if both endpoints name the same kernel it offers
+//! a segment by a name in /dev/shm. If the acceptor can open the segment, both use it; if not, they use TCP.
+//!
+//! | dialer | acceptor |
+//! |---|---|
+//! | dials, sends a Hello with its offer | accepts, checks the Hello, sends a Reply with its choice |
+//! | TCP: dials the data streams, a Hello on each | TCP: accepts the data streams, a Reply on each |
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -11,9 +16,9 @@ use std::sync::Arc;
 
 use socket2::TcpKeepalive;
 
-use super::dial::{self, Probe};
+use super::dial::{self, DialerProbe};
 use super::endpoint::{Address, HELLO_SIZE, Offer, REPLY_SIZE, Reply};
-use super::hub::{Arrival, LetterBox, peer_of};
+use super::hub::{IncomingStream, PendingStreams, peer_of};
 use super::queue::Fault;
 use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
 use super::tcp::TcpWire;
@@ -27,32 +32,32 @@ use crate::base::stats::RailStats;
 use crate::base::{self, clock};
 use crate::fabric::types::WcStatus;
 
-/// How long a refused or unreachable address is dialed again, and how often.
+/// For how long dialing is retried while it keeps failing, and the pause between two tries.
 const RETRY_NS: u64 = 5_000_000_000;
 const RETRY_PAUSE_NS: u64 = 50_000_000;
-/// How long the other end keeps a stream that it does not close for want of room, nor for being a stranger's: longer than a hub that is served
-/// takes for those.
-const KEPT_NS: u64 = 1_000_000_000;
+/// A stream that the acceptor closes this long after the Hello was not refused by a hub: hubs close what they have no room for, or what they
+/// cannot authenticate, sooner.
+const REFUSAL_NS: u64 = 1_000_000_000;
 
-/// What came of the meeting.
-pub enum Met {
+/// The wire that both sides have.
+pub enum Connected {
     /// Shared memory.
     Shm(Box<ShmWire>),
     /// TCP.
     Tcp(Box<TcpWire>),
 }
 
-/// What one side brings to the meeting.
-pub struct Party {
+/// What [`Connecting`] needs to know of its queue pair.
+pub struct ConnectArgs {
     /// Settings.
     pub config: Arc<Config>,
-    /// This side, as its endpoint says.
+    /// The endpoint of this side.
     pub local: Address,
-    /// The other side.
+    /// The endpoint of the peer.
     pub remote: Address,
-    /// Where streams from the other side arrive.
-    pub letters: Arc<LetterBox>,
-    /// Whether this side wants doorbells.
+    /// Where the peer's streams arrive.
+    pub pending: Arc<PendingStreams>,
+    /// Whether this side asks for doorbells.
     pub notify: bool,
     /// Slots of the send queue.
     pub send_slots: usize,
@@ -62,55 +67,56 @@ pub struct Party {
     pub stats: RailStats,
 }
 
-/// A meeting under way.
-pub struct Bringup {
-    party: Party,
-    stage: Step,
-    /// When dialing began to fail; 0 while it does not.
+/// A queue pair that is connecting.
+pub struct Connecting {
+    args: ConnectArgs,
+    step: Step,
+    /// Dialer: since when dialing has failed; 0 while it has not.
     failing_since: u64,
+    /// Dialer: not to dial before then.
     retry_at: u64,
-    /// Whether the unix socket was tried and is out of the question.
+    /// Dialer: whether the unix socket was tried and does not work.
     unix_failed: bool,
-    /// Acceptor: whether there is still somebody to wait for.
-    probe: Probe,
+    /// Acceptor: whether the dialer still exists.
+    probe: DialerProbe,
 }
 
 enum Step {
-    /// Dialer: nothing is open.
+    /// Dialer: no stream is open.
     Dial,
-    /// Dialer: the TCP stream is being connected.
-    Connecting(Socket),
-    /// Dialer: the greeting is out.
-    Reply(Box<Asked>),
-    /// Dialer: data streams are being opened.
-    Streams(OwnedFd, Vec<Opening>),
-    /// Acceptor: waits for the first stream.
-    Listen,
-    /// Acceptor: waits for data streams, the last of which came then.
-    Gather(OwnedFd, Vec<Option<OwnedFd>>, u64),
-    /// Over.
+    /// Dialer: the TCP control stream is connecting.
+    DialControl(Socket),
+    /// Dialer: the Hello is sent on the control stream, the Reply has not come.
+    AwaitReply(Box<AwaitedReply>),
+    /// Dialer: the control stream, and the data streams that are being opened.
+    DialData(OwnedFd, Vec<DataStream>),
+    /// Acceptor: waits for the control stream.
+    AcceptControl,
+    /// Acceptor: the control stream, the data streams that have come, and when the last one did.
+    AcceptData(OwnedFd, Vec<Option<OwnedFd>>, u64),
+    /// Connected or failed.
     Done,
 }
 
-/// A stream that was greeted and has not answered.
-struct Asked {
+/// A stream with a Hello sent and no Reply yet.
+struct AwaitedReply {
     socket: OwnedFd,
     unix: bool,
     hello: [u8; HELLO_SIZE],
-    /// When.
+    /// When the Hello was sent.
     since: u64,
+    /// The segment that was offered. Dropping it removes its name from /dev/shm.
     segment: Option<Segment>,
-    /// The segment's name in /dev/shm goes when this does.
     bytes: [u8; REPLY_SIZE],
     have: usize,
 }
 
-impl Asked {
+impl AwaitedReply {
     fn new(socket: OwnedFd, unix: bool, hello: [u8; HELLO_SIZE], segment: Option<Segment>) -> Self {
-        Asked { socket, unix, hello, since: clock::now(), segment, bytes: [0; REPLY_SIZE], have: 0 }
+        AwaitedReply { socket, unix, hello, since: clock::now(), segment, bytes: [0; REPLY_SIZE], have: 0 }
     }
 
-    /// Reads more of the answer; true once it is whole.
+    /// Reads more of the Reply; true once it is whole.
     fn read(&mut self) -> io::Result<bool> {
         match recv_with_fd(&self.socket, &mut self.bytes[self.have..]) {
             Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -122,117 +128,117 @@ impl Asked {
     }
 }
 
-/// How far a data stream of the dialer's is.
-enum Opening {
+/// A data stream of the dialer's.
+enum DataStream {
     /// To be dialed, not before then.
     Closed(u64),
-    Connecting(Socket),
-    Asked(Box<Asked>),
-    /// The peer has it.
+    Dialing(Socket),
+    AwaitReply(Box<AwaitedReply>),
+    /// The acceptor has confirmed it.
     Open(OwnedFd),
 }
 
-impl Bringup {
-    /// Begins.
-    pub fn new(party: Party) -> Result<Self, Fault> {
-        let (mine, theirs) = (party.local.wire, party.remote.wire);
+impl Connecting {
+    /// Begins to connect. Errors: the two sides allow no common wire.
+    pub fn new(args: ConnectArgs) -> Result<Self, Fault> {
+        let (mine, theirs) = (args.local.wire, args.remote.wire);
         if matches!((mine, theirs), (SoftWire::Shm, SoftWire::Tcp) | (SoftWire::Tcp, SoftWire::Shm)) {
             return Err(unreachable(format!("one side allows only {mine:?}, the other only {theirs:?} (RAILHEAD_SOFT_WIRE)")));
         }
-        let dials = party.local.token < party.remote.token;
-        let stage = if dials { Step::Dial } else { Step::Listen };
-        Ok(Bringup { party, stage, failing_since: 0, retry_at: 0, unix_failed: false, probe: Probe::default() })
+        let dials = args.local.token < args.remote.token;
+        let step = if dials { Step::Dial } else { Step::AcceptControl };
+        Ok(Connecting { args, step, failing_since: 0, retry_at: 0, unix_failed: false, probe: DialerProbe::default() })
     }
 
-    /// Calls `watch` with each stream that a sleeper must watch, and for what.
+    /// Calls `watch` with each stream that a sleeper must watch, and for which events.
     pub fn watch(&self, mut watch: impl FnMut(RawFd, u32) -> base::error::Result<()>) -> base::error::Result<()> {
         let (input, output, end) = (libc::EPOLLIN as u32, libc::EPOLLOUT as u32, libc::EPOLLRDHUP as u32);
-        match &self.stage {
-            Step::Connecting(socket) => watch(socket.as_raw_fd(), output),
-            Step::Reply(asked) => watch(asked.socket.as_raw_fd(), input),
-            Step::Streams(control, streams) => {
+        match &self.step {
+            Step::DialControl(socket) => watch(socket.as_raw_fd(), output),
+            Step::AwaitReply(awaited) => watch(awaited.socket.as_raw_fd(), input),
+            Step::DialData(control, streams) => {
                 watch(control.as_raw_fd(), end)?;
                 streams.iter().try_for_each(|stream| match stream {
-                    Opening::Connecting(socket) => watch(socket.as_raw_fd(), output),
-                    Opening::Asked(asked) => watch(asked.socket.as_raw_fd(), input),
-                    Opening::Closed(_) | Opening::Open(_) => Ok(()),
+                    DataStream::Dialing(socket) => watch(socket.as_raw_fd(), output),
+                    DataStream::AwaitReply(awaited) => watch(awaited.socket.as_raw_fd(), input),
+                    DataStream::Closed(_) | DataStream::Open(_) => Ok(()),
                 })
             }
-            Step::Gather(control, ..) => watch(control.as_raw_fd(), end),
-            Step::Dial | Step::Listen | Step::Done => Ok(()),
+            Step::AcceptData(control, ..) => watch(control.as_raw_fd(), end),
+            Step::Dial | Step::AcceptControl | Step::Done => Ok(()),
         }
     }
 
-    /// Whether what it waits for comes to the hub.
+    /// Whether it waits for a stream that arrives at the hub.
     pub fn waits_for_streams(&self) -> bool {
-        matches!(self.stage, Step::Listen | Step::Gather(..))
+        matches!(self.step, Step::AcceptControl | Step::AcceptData(..))
     }
 
-    /// Goes as far as it can without waiting.
-    pub fn step(&mut self) -> Result<Option<Met>, Fault> {
+    /// Goes as far as it can without waiting. The wire, once it is there.
+    pub fn step(&mut self) -> Result<Option<Connected>, Fault> {
         loop {
-            let stage = std::mem::replace(&mut self.stage, Step::Done);
-            let before = std::mem::discriminant(&stage);
-            let met = match stage {
+            let step = std::mem::replace(&mut self.step, Step::Done);
+            let before = std::mem::discriminant(&step);
+            let connected = match step {
                 Step::Dial => self.dial()?,
-                Step::Connecting(socket) => self.connecting(socket)?,
-                Step::Reply(asked) => self.reply(asked)?,
-                Step::Streams(control, streams) => self.streams(control, streams)?,
-                Step::Listen => self.listen()?,
-                Step::Gather(control, streams, since) => self.gather(control, streams, since)?,
+                Step::DialControl(socket) => self.dial_control(socket)?,
+                Step::AwaitReply(awaited) => self.await_reply(awaited)?,
+                Step::DialData(control, streams) => self.dial_data(control, streams)?,
+                Step::AcceptControl => self.accept_control()?,
+                Step::AcceptData(control, streams, since) => self.accept_data(control, streams, since)?,
                 Step::Done => None,
             };
-            if met.is_some() {
+            if connected.is_some() {
                 stage::reach(Stage::WireUp);
-                return Ok(met);
+                return Ok(connected);
             }
-            if std::mem::discriminant(&self.stage) == before {
+            if std::mem::discriminant(&self.step) == before {
                 return Ok(None);
             }
         }
     }
 
     fn shm_allowed(&self) -> bool {
-        self.party.local.wire != SoftWire::Tcp && self.party.remote.wire != SoftWire::Tcp
+        self.args.local.wire != SoftWire::Tcp && self.args.remote.wire != SoftWire::Tcp
     }
 
     fn tcp_allowed(&self) -> bool {
-        self.party.local.wire != SoftWire::Shm && self.party.remote.wire != SoftWire::Shm
+        self.args.local.wire != SoftWire::Shm && self.args.remote.wire != SoftWire::Shm
     }
 
-    fn dial(&mut self) -> Result<Option<Met>, Fault> {
-        self.stage = Step::Dial;
+    fn dial(&mut self) -> Result<Option<Connected>, Fault> {
+        self.step = Step::Dial;
         if self.retry_at != 0 && clock::now() < self.retry_at {
             return Ok(None);
         }
         if self.shm_allowed() && !self.unix_failed {
-            match dial::unix(&self.party.remote.instance) {
+            match dial::unix(&self.args.remote.instance) {
                 Ok(socket) => {
                     stage::reach(Stage::WireDialed);
-                    return self.ask(socket, true);
+                    return self.send_hello(socket, true);
                 }
-                // The backlog is full: its owner is alive and will get to it.
+                // The listener's backlog is full, so its owner is alive and will accept later.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(e) if is_emfile(&e) => return Err(self.cannot_dial()),
                 Err(_) => self.unix_failed = true,
             }
         }
-        match dial::tcp(&self.party.local, &self.party.remote, self.party.config.tcp_buffer_kib) {
-            Ok(socket) => self.stage = Step::Connecting(socket),
-            Err(e) => self.failed(e)?,
+        match dial::tcp(&self.args.local, &self.args.remote, self.args.config.tcp_buffer_kib) {
+            Ok(socket) => self.step = Step::DialControl(socket),
+            Err(e) => self.redial(e)?,
         }
         Ok(None)
     }
 
-    /// Dials again after a little while, as long as that makes sense.
-    fn failed(&mut self, e: io::Error) -> Result<(), Fault> {
-        self.retry_at = self.again(e)?;
-        self.stage = Step::Dial;
+    /// Dials the control stream again after a pause. Errors: it has failed for too long.
+    fn redial(&mut self, e: io::Error) -> Result<(), Fault> {
+        self.retry_at = self.next_try(e)?;
+        self.step = Step::Dial;
         Ok(())
     }
 
-    /// When to dial again what has failed.
-    fn again(&mut self, e: io::Error) -> Result<u64, Fault> {
+    /// When to dial a stream again after error `e`. Errors: dialing has failed for too long.
+    fn next_try(&mut self, e: io::Error) -> Result<u64, Fault> {
         if is_emfile(&e) {
             return Err(self.cannot_dial());
         }
@@ -241,69 +247,70 @@ impl Bringup {
             self.failing_since = now;
         }
         if now - self.failing_since > RETRY_NS {
-            return Err(unreachable(format!("cannot reach the peer's soft fabric at {}: {e}", self.party.remote.addr)));
+            return Err(unreachable(format!("cannot reach the peer's soft fabric at {}: {e}", self.args.remote.addr)));
         }
         Ok(now + RETRY_PAUSE_NS)
     }
 
     fn cannot_dial(&self) -> Fault {
-        no_descriptor("to dial the peer", &self.party.local)
+        no_descriptor("to dial the peer", &self.args.local)
     }
 
-    /// As [`Bringup::again`], for a stream that was greeted and closed by the other end. One that was kept for a while was no failure until then.
-    fn dropped(&mut self, asked: &Asked, e: io::Error) -> Result<u64, Fault> {
-        if clock::now() - asked.since > KEPT_NS {
+    /// As [`Connecting::next_try`], for a stream that the acceptor closed instead of sending a Reply. If it kept the stream for a while, dialing
+    /// had worked until now.
+    fn closed_without_reply(&mut self, awaited: &AwaitedReply, e: io::Error) -> Result<u64, Fault> {
+        if clock::now() - awaited.since > REFUSAL_NS {
             self.failing_since = 0;
         }
-        self.again(e)
+        self.next_try(e)
     }
 
-    fn connecting(&mut self, socket: Socket) -> Result<Option<Met>, Fault> {
+    fn dial_control(&mut self, socket: Socket) -> Result<Option<Connected>, Fault> {
         match dial::connected(&socket) {
-            Ok(false) => self.stage = Step::Connecting(socket),
+            Ok(false) => self.step = Step::DialControl(socket),
             Ok(true) => {
                 stage::reach(Stage::WireDialed);
-                return self.ask(socket.convert(), false);
+                return self.send_hello(socket.convert(), false);
             }
-            Err(e) => self.failed(e)?,
+            Err(e) => self.redial(e)?,
         }
         Ok(None)
     }
 
-    /// Sends the greeting with the best offer that this stream allows.
-    fn ask(&mut self, socket: OwnedFd, unix: bool) -> Result<Option<Met>, Fault> {
+    /// Sends the Hello with the best offer that this stream allows.
+    fn send_hello(&mut self, socket: OwnedFd, unix: bool) -> Result<Option<Connected>, Fault> {
         let mut segment = None;
         let mut offer = Offer::Tcp;
-        if unix || (self.shm_allowed() && self.party.local.kernel == self.party.remote.kernel) {
+        if unix || (self.shm_allowed() && self.args.local.kernel == self.args.remote.kernel) {
             match self.make_segment(unix) {
                 Ok((made, how)) => {
                     segment = Some(made);
                     offer = how;
                 }
                 Err(Error::System { word, .. }) if is_emfile(&word) => return Err(self.cannot_dial()),
-                Err(e) => log_info!(log::NET, "no shared memory towards {}: {e}", self.party.remote.addr),
+                Err(e) => log_info!(log::NET, "no shared memory towards {}: {e}", self.args.remote.addr),
             }
         }
         if segment.is_none() && unix {
             self.unix_failed = true;
-            self.stage = Step::Dial;
+            self.step = Step::Dial;
             return Ok(None);
         }
         if segment.is_none() && !self.tcp_allowed() {
             return Err(unreachable("shared memory with the peer is not possible, and RAILHEAD_SOFT_WIRE=shm allows nothing else"));
         }
         let memory = segment.as_ref().filter(|_| unix).map(Segment::fd);
-        let hello = match dial::greet(&socket, &self.party.local, &self.party.remote, offer, memory) {
+        let hello = match dial::send_hello(&socket, &self.args.local, &self.args.remote, offer, memory) {
             Ok(hello) => hello,
-            Err(e) => return self.failed(e).map(|()| None),
+            Err(e) => return self.redial(e).map(|()| None),
         };
         stage::reach(Stage::WireHelloSent);
-        self.stage = Step::Reply(Box::new(Asked::new(socket, unix, hello, segment)));
+        self.step = Step::AwaitReply(Box::new(AwaitedReply::new(socket, unix, hello, segment)));
         Ok(None)
     }
 
     fn make_segment(&self, unix: bool) -> base::error::Result<(Segment, Offer)> {
-        let bounce = (u64::from(self.party.config.shm_bounce_kib) * 1024).next_power_of_two();
+        let bounce = (u64::from(self.args.config.shm_bounce_kib) * 1024).next_power_of_two();
         let len = Segment::len_for(bounce)?;
         let shm = if unix { Shm::create("railhead-wire", len)? } else { Shm::create_file(len)? };
         let offer = match shm.name() {
@@ -311,126 +318,127 @@ impl Bringup {
             None => Offer::Passed(len as u64),
         };
         let segment = Segment::create(shm, bounce)?;
-        segment.introduce(self.party.notify);
+        segment.introduce(self.args.notify);
         Ok((segment, offer))
     }
 
-    fn reply(&mut self, mut asked: Box<Asked>) -> Result<Option<Met>, Fault> {
-        match asked.read() {
+    fn await_reply(&mut self, mut awaited: Box<AwaitedReply>) -> Result<Option<Connected>, Fault> {
+        match awaited.read() {
             Ok(true) => {}
             Ok(false) => {
-                self.stage = Step::Reply(asked);
+                self.step = Step::AwaitReply(awaited);
                 return Ok(None);
             }
             Err(e) => {
-                self.retry_at = self.dropped(&asked, e)?;
-                self.stage = Step::Dial;
+                self.retry_at = self.closed_without_reply(&awaited, e)?;
+                self.step = Step::Dial;
                 return Ok(None);
             }
         }
-        let Asked { socket, unix, hello, segment, bytes, .. } = *asked;
-        match (Reply::decode(&bytes, &self.party.local.token, &hello), segment) {
-            (Some(Reply::Shm), Some(segment)) => Ok(Some(self.share(segment, socket, unix))),
+        let AwaitedReply { socket, unix, hello, segment, bytes, .. } = *awaited;
+        match (Reply::decode(&bytes, &self.args.local.token, &hello), segment) {
+            (Some(Reply::Shm), Some(segment)) => Ok(Some(self.use_segment(segment, socket, unix))),
             (Some(Reply::Tcp(streams)), _) if !unix && self.tcp_allowed() => {
-                self.tune(&socket);
+                self.set_options(&socket);
                 self.failing_since = 0;
-                let streams = streams.min(self.party.local.streams);
-                self.stage = Step::Streams(socket, (0..streams).map(|_| Opening::Closed(0)).collect());
+                let streams = streams.min(self.args.local.streams);
+                self.step = Step::DialData(socket, (0..streams).map(|_| DataStream::Closed(0)).collect());
                 Ok(None)
             }
             (Some(Reply::Refused), _) if unix => {
                 self.unix_failed = true;
-                self.stage = Step::Dial;
+                self.step = Step::Dial;
                 Ok(None)
             }
             (Some(_), _) => Err(unreachable("the peer refused every wire that this side offered (RAILHEAD_SOFT_WIRE at either side)")),
-            (None, _) => self.failed(not_the_peer()).map(|()| None),
+            (None, _) => self.redial(unauthenticated()).map(|()| None),
         }
     }
 
-    fn share(&self, mut segment: Segment, socket: OwnedFd, unix: bool) -> Met {
+    fn use_segment(&self, mut segment: Segment, socket: OwnedFd, unix: bool) -> Connected {
         segment.unlink();
-        segment.prove_peer(if unix { peer_of(&socket) } else { None }, self.party.config.cma);
-        Met::Shm(Box::new(ShmWire::new(segment, socket, unix, self.party.send_slots, self.party.stats.clone())))
+        segment.prove_peer(if unix { peer_of(&socket) } else { None }, self.args.config.cma);
+        Connected::Shm(Box::new(ShmWire::new(segment, socket, unix, self.args.send_slots, self.args.stats.clone())))
     }
 
-    /// Opens the data streams. The peer has them all before anything is sent: each is answered, and one that it closes instead, because strangers
-    /// crowd at its hub, is dialed again.
-    fn streams(&mut self, control: OwnedFd, streams: Vec<Opening>) -> Result<Option<Met>, Fault> {
-        // Looked at before the answers are: whoever has answered all may have gone since.
+    /// Opens the data streams. The acceptor confirms each with a Reply, so it has them all before any data is sent. It closes one that its hub has
+    /// no room for, because of unauthenticated streams; that one is dialed again.
+    fn dial_data(&mut self, control: OwnedFd, streams: Vec<DataStream>) -> Result<Option<Connected>, Fault> {
+        // Asked before the Replies are read: an acceptor that has confirmed all streams may go away right after that.
         let gone = dial::closed(&control);
-        let streams = (0u8..).zip(streams).map(|(number, stream)| self.open(number, stream)).collect::<Result<Vec<_>, _>>()?;
-        if streams.iter().all(|stream| matches!(stream, Opening::Open(_))) {
-            let streams = streams.into_iter().filter_map(|stream| if let Opening::Open(socket) = stream { Some(socket) } else { None });
-            return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams.collect())))));
+        let streams = (0u8..).zip(streams).map(|(number, stream)| self.open_data(number, stream)).collect::<Result<Vec<_>, _>>()?;
+        if streams.iter().all(|stream| matches!(stream, DataStream::Open(_))) {
+            let streams = streams.into_iter().filter_map(|stream| if let DataStream::Open(socket) = stream { Some(socket) } else { None });
+            return Ok(Some(Connected::Tcp(Box::new(TcpWire::new(control, streams.collect())))));
         }
         if gone {
             return Err(unreachable("the peer went away before it had all data streams"));
         }
-        self.stage = Step::Streams(control, streams);
+        self.step = Step::DialData(control, streams);
         Ok(None)
     }
 
     /// Takes a data stream as far as it can go without waiting.
-    fn open(&mut self, number: u8, mut stream: Opening) -> Result<Opening, Fault> {
+    fn open_data(&mut self, number: u8, mut stream: DataStream) -> Result<DataStream, Fault> {
         loop {
             stream = match stream {
-                Opening::Closed(until) if clock::now() >= until => {
-                    match dial::tcp(&self.party.local, &self.party.remote, self.party.config.tcp_buffer_kib) {
-                        Ok(socket) => Opening::Connecting(socket),
-                        Err(e) => return self.again(e).map(Opening::Closed),
+                DataStream::Closed(until) if clock::now() >= until => {
+                    match dial::tcp(&self.args.local, &self.args.remote, self.args.config.tcp_buffer_kib) {
+                        Ok(socket) => DataStream::Dialing(socket),
+                        Err(e) => return self.next_try(e).map(DataStream::Closed),
                     }
                 }
-                Opening::Connecting(socket) => match dial::connected(&socket) {
-                    Ok(false) => return Ok(Opening::Connecting(socket)),
+                DataStream::Dialing(socket) => match dial::connected(&socket) {
+                    Ok(false) => return Ok(DataStream::Dialing(socket)),
                     Ok(true) => {
                         let socket: OwnedFd = socket.convert();
-                        match dial::greet(&socket, &self.party.local, &self.party.remote, Offer::Data(number), None) {
-                            Ok(hello) => Opening::Asked(Box::new(Asked::new(socket, false, hello, None))),
-                            Err(e) => return self.again(e).map(Opening::Closed),
+                        match dial::send_hello(&socket, &self.args.local, &self.args.remote, Offer::Data(number), None) {
+                            Ok(hello) => DataStream::AwaitReply(Box::new(AwaitedReply::new(socket, false, hello, None))),
+                            Err(e) => return self.next_try(e).map(DataStream::Closed),
                         }
                     }
-                    Err(e) => return self.again(e).map(Opening::Closed),
+                    Err(e) => return self.next_try(e).map(DataStream::Closed),
                 },
-                Opening::Asked(mut asked) => match asked.read() {
-                    Ok(false) => return Ok(Opening::Asked(asked)),
-                    Ok(true) => match Reply::decode(&asked.bytes, &self.party.local.token, &asked.hello) {
+                DataStream::AwaitReply(mut awaited) => match awaited.read() {
+                    Ok(false) => return Ok(DataStream::AwaitReply(awaited)),
+                    Ok(true) => match Reply::decode(&awaited.bytes, &self.args.local.token, &awaited.hello) {
                         Some(Reply::Tcp(n)) if n == number => {
                             self.failing_since = 0;
-                            self.tune(&asked.socket);
-                            Opening::Open(asked.socket)
+                            self.set_options(&awaited.socket);
+                            DataStream::Open(awaited.socket)
                         }
-                        _ => return self.again(not_the_peer()).map(Opening::Closed),
+                        _ => return self.next_try(unauthenticated()).map(DataStream::Closed),
                     },
-                    Err(e) => return self.dropped(&asked, e).map(Opening::Closed),
+                    Err(e) => return self.closed_without_reply(&awaited, e).map(DataStream::Closed),
                 },
-                waits @ (Opening::Closed(_) | Opening::Open(_)) => return Ok(waits),
+                waits @ (DataStream::Closed(_) | DataStream::Open(_)) => return Ok(waits),
             };
         }
     }
 
-    fn listen(&mut self) -> Result<Option<Met>, Fault> {
-        self.stage = Step::Listen;
-        let Some(arrival) = self.party.letters.take() else {
+    /// Takes the dialer's control stream, chooses the wire and sends the Reply.
+    fn accept_control(&mut self) -> Result<Option<Connected>, Fault> {
+        self.step = Step::AcceptControl;
+        let Some(stream) = self.args.pending.take() else {
             let gone = |e| unreachable(format!("the peer's queue pair is gone: {e}"));
-            return self.probe.look(&self.party.local, &self.party.remote).map(|()| None).map_err(gone);
+            return self.probe.check(&self.args.local, &self.args.remote).map(|()| None).map_err(gone);
         };
-        if arrival.hello.from != self.party.remote.qpn || matches!(arrival.hello.offer, Offer::Data(_) | Offer::Probe) {
+        if stream.hello.from != self.args.remote.qpn || matches!(stream.hello.offer, Offer::Data(_) | Offer::Probe) {
             return Ok(None);
         }
-        let answer = |reply: Reply| {
-            let bytes = reply.encode(&self.party.remote.token, &arrival.raw);
-            matches!(send_with_fd(&arrival.socket, &bytes, None), Ok(REPLY_SIZE))
+        let send_reply = |reply: Reply| {
+            let bytes = reply.encode(&self.args.remote.token, &stream.raw);
+            matches!(send_with_fd(&stream.socket, &bytes, None), Ok(REPLY_SIZE))
         };
-        let offered = self.open_offered(&arrival);
+        let offered = self.open_offered(&stream);
         if let Err(Error::System { word, .. }) = &offered
             && is_emfile(word)
         {
-            return Err(no_descriptor("for the memory that the peer passes", &self.party.local));
+            return Err(no_descriptor("for the memory that the peer passes", &self.args.local));
         }
         let offered = offered.unwrap_or_else(|e| {
-            // The peer hears no more than that it was refused.
-            let peer = self.party.remote.addr;
+            // The Reply says only that the offer was refused.
+            let peer = self.args.remote.addr;
             match self.tcp_allowed() {
                 true => log_info!(log::NET, "no shared memory from {peer}: {e}"),
                 false => log_warn!(log::NET, "no shared memory from {peer}, and nothing else is allowed: {e}"),
@@ -438,36 +446,36 @@ impl Bringup {
             None
         });
         if let Some(segment) = offered {
-            segment.introduce(self.party.notify);
-            if answer(Reply::Shm) {
-                return Ok(Some(self.share(segment, arrival.socket, arrival.unix)));
+            segment.introduce(self.args.notify);
+            if send_reply(Reply::Shm) {
+                return Ok(Some(self.use_segment(segment, stream.socket, stream.unix)));
             }
-        } else if self.tcp_allowed() && !arrival.unix {
-            let streams = self.party.local.streams.min(self.party.remote.streams);
-            if answer(Reply::Tcp(streams)) {
-                self.tune(&arrival.socket);
-                self.stage = Step::Gather(arrival.socket, (0..streams).map(|_| None).collect(), clock::now());
+        } else if self.tcp_allowed() && !stream.unix {
+            let streams = self.args.local.streams.min(self.args.remote.streams);
+            if send_reply(Reply::Tcp(streams)) {
+                self.set_options(&stream.socket);
+                self.step = Step::AcceptData(stream.socket, (0..streams).map(|_| None).collect(), clock::now());
             }
         } else {
-            answer(Reply::Refused);
+            send_reply(Reply::Refused);
         }
         Ok(None)
     }
 
-    /// Opens the segment that a greeting offers, if it offers one and this side may.
-    fn open_offered(&self, arrival: &Arrival) -> base::error::Result<Option<Segment>> {
+    /// Opens the segment that a Hello offers; none if it offers none, or if this side does not use shared memory.
+    fn open_offered(&self, stream: &IncomingStream) -> base::error::Result<Option<Segment>> {
         if !self.shm_allowed() {
             return Ok(None);
         }
         let too_long = || Error::remote("the peer offered a segment longer than the address space");
-        let shm = match &arrival.hello.offer {
+        let shm = match &stream.hello.offer {
             Offer::Passed(len) => {
-                if arrival.pid.is_none() {
+                if stream.pid.is_none() {
                     return Err(Error::remote("the peer is another user's process"));
                 }
-                // The kernel leaves out a descriptor that there is no room for.
-                let none = || Error::system("no descriptor came with the greeting", io::Error::from_raw_os_error(libc::EMFILE));
-                let memory = arrival.memory.as_ref().ok_or_else(none)?;
+                // The kernel drops a passed descriptor if this process has no room for it.
+                let none = || Error::system("no descriptor came with the Hello", io::Error::from_raw_os_error(libc::EMFILE));
+                let memory = stream.memory.as_ref().ok_or_else(none)?;
                 let memory = OwnedFd::new(memory.try_clone().map_err(|e| Error::system("dup", e))?);
                 Shm::attach(memory, usize::try_from(*len).map_err(|_| too_long())?)?
             }
@@ -477,40 +485,41 @@ impl Bringup {
         Segment::attach(shm).map(Some)
     }
 
-    fn gather(&mut self, control: OwnedFd, mut streams: Vec<Option<OwnedFd>>, mut since: u64) -> Result<Option<Met>, Fault> {
-        while let Some(arrival) = self.party.letters.take() {
-            let Offer::Data(number) = arrival.hello.offer else { continue };
-            // One whose connection was lost is dialed again. A replay is none of these.
-            let free = |place: &&mut Option<OwnedFd>| place.as_ref().is_none_or(dial::closed);
-            let place = streams.get_mut(usize::from(number)).filter(free);
-            let Some(place) = place.filter(|_| arrival.hello.from == self.party.remote.qpn) else { continue };
-            let answer = Reply::Tcp(number).encode(&self.party.remote.token, &arrival.raw);
-            if matches!(send_with_fd(&arrival.socket, &answer, None), Ok(REPLY_SIZE)) {
-                self.tune(&arrival.socket);
-                *place = Some(arrival.socket);
+    /// Takes the dialer's data streams and confirms each with a Reply.
+    fn accept_data(&mut self, control: OwnedFd, mut streams: Vec<Option<OwnedFd>>, mut since: u64) -> Result<Option<Connected>, Fault> {
+        while let Some(stream) = self.args.pending.take() {
+            let Offer::Data(number) = stream.hello.offer else { continue };
+            // The dialer dials a stream again only after it was closed. A replayed Hello comes while it is open.
+            let free = |slot: &&mut Option<OwnedFd>| slot.as_ref().is_none_or(dial::closed);
+            let slot = streams.get_mut(usize::from(number)).filter(free);
+            let Some(slot) = slot.filter(|_| stream.hello.from == self.args.remote.qpn) else { continue };
+            let reply = Reply::Tcp(number).encode(&self.args.remote.token, &stream.raw);
+            if matches!(send_with_fd(&stream.socket, &reply, None), Ok(REPLY_SIZE)) {
+                self.set_options(&stream.socket);
+                *slot = Some(stream.socket);
                 since = clock::now();
             }
         }
         if streams.iter().all(Option::is_some) {
-            return Ok(Some(Met::Tcp(Box::new(TcpWire::new(control, streams.into_iter().flatten().collect())))));
+            return Ok(Some(Connected::Tcp(Box::new(TcpWire::new(control, streams.into_iter().flatten().collect())))));
         }
         if dial::closed(&control) {
             return Err(unreachable("the peer went away before its data streams had come"));
         }
-        let seconds = self.party.config.handshake_timeout_s;
+        let seconds = self.args.config.handshake_timeout_s;
         if clock::now() - since > u64::from(seconds) * 1_000_000_000 {
             return Err(unreachable(format!("the peer's data streams did not come within {seconds} s (RAILHEAD_HANDSHAKE_TIMEOUT_S)")));
         }
-        self.stage = Step::Gather(control, streams, since);
+        self.step = Step::AcceptData(control, streams, since);
         Ok(None)
     }
 
-    /// Sets what can be set on a connected TCP stream; nothing of it is vital.
-    fn tune(&self, socket: &OwnedFd) {
-        let config = &self.party.config;
+    /// Sets the options of a connected TCP stream. The stream works without any of them.
+    fn set_options(&self, socket: &OwnedFd) {
+        let config = &self.args.config;
         let socket = socket2::SockRef::from(socket);
         let _ = socket.set_tcp_nodelay(true);
-        let near = self.party.local.kernel == self.party.remote.kernel;
+        let near = self.args.local.kernel == self.args.remote.kernel;
         match config.tcp_congestion.as_str() {
             // The default may pace loopback (bbr halves its rate); reno may be chosen without privilege.
             "auto" if near => drop(socket.set_tcp_congestion(b"reno")),
@@ -522,16 +531,16 @@ impl Bringup {
             }
         }
         if config.tcp_user_timeout_s > 0 {
-            // Not TCP_USER_TIMEOUT: since Linux 5.11 that also ends the connection to a peer that acknowledges and does not read, because
-            // it is stopped or busy. A host that is silent with data under way is noticed on the comm's control connection.
+            // Not TCP_USER_TIMEOUT: since Linux 5.11 it also ends the connection to a peer whose kernel acks but whose process does not read,
+            // because it is stopped or busy. A host that dies with data in flight is noticed on the comm's control connection.
             let timeout = std::time::Duration::from_secs(u64::from(config.tcp_user_timeout_s));
-            // The kernel knows whole seconds, and takes none of the three if one is 0.
+            // The kernel takes whole seconds, and refuses all three if one is 0.
             let second = std::time::Duration::from_secs(1);
             let keepalive = TcpKeepalive::new().with_time(second.max(timeout / 2)).with_interval(second.max(timeout / 8)).with_retries(4);
             let _ = socket.set_tcp_keepalive(&keepalive);
         }
-        if let Some(class) = self.party.traffic_class.map(u32::from) {
-            let _ = if self.party.remote.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };
+        if let Some(class) = self.args.traffic_class.map(u32::from) {
+            let _ = if self.args.remote.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };
         }
     }
 }
@@ -540,7 +549,7 @@ fn is_emfile(e: &io::Error) -> bool {
     e.raw_os_error() == Some(libc::EMFILE)
 }
 
-/// This process has no descriptor left; the need is the queue pair's own.
+/// The fault of a queue pair for which this process has no descriptor left. Names how many a queue pair needs.
 #[cold]
 pub fn no_descriptor(what: &str, local: &Address) -> Fault {
     let need = 1 + u32::from(local.streams);
@@ -549,8 +558,8 @@ pub fn no_descriptor(what: &str, local: &Address) -> Fault {
 }
 
 #[cold]
-fn not_the_peer() -> io::Error {
-    io::Error::other("the answer does not prove that it is the peer's")
+fn unauthenticated() -> io::Error {
+    io::Error::other("the reply does not prove that it is the peer's")
 }
 
 #[cold]

@@ -1,5 +1,5 @@
-//! Opening streams towards a peer's hub, without blocking: used by whoever dials, and by an acceptor that wonders whether its dialer
-//! still exists.
+//! Opens streams to a peer's hub, without blocking. Used by the dialer, and by an acceptor that checks whether its dialer still exists, on the
+//! thread that drives the queue pair.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
@@ -13,7 +13,7 @@ use crate::base::error::Result;
 use crate::base::fd::{OwnedFd, Socket};
 use crate::base::{clock, rand};
 
-/// Connects to the abstract unix socket of a hub; refused where it is not in this network namespace, or not this user's.
+/// Connects to the abstract unix socket of a hub. Errors: it is not in this network namespace, or not this user's.
 pub fn unix(instance: &[u8; 16]) -> io::Result<OwnedFd> {
     let name = unix_name(instance);
     // SAFETY: plain system call; the result is checked before it is owned.
@@ -62,18 +62,18 @@ pub fn tcp(from: &Address, to: &Address, buffer_kib: u32) -> io::Result<Socket> 
     }
 }
 
-/// Sets the buffers of a socket that is not connected, or of a listener, whose streams inherit them; 0 leaves them to the system. A stream that is
-/// connected has announced its window: should that shrink below the peer's segments, each waits for the peer's timer.
+/// Sets the buffers of a socket that is not connected yet, or of a listener, whose streams inherit them; 0 leaves them to the system. Not for a
+/// connected stream: it has advertised its window, and if that shrinks below the peer's segments, each of them waits for the peer's timer.
 pub fn buffers(socket: &impl AsFd, kib: u32) {
     if kib > 0 {
         let socket = socket2::SockRef::from(socket);
-        // Nothing of it is vital.
+        // The stream works with the system's buffers too.
         let _ = socket.set_send_buffer_size(kib as usize * 1024);
         let _ = socket.set_recv_buffer_size(kib as usize * 1024);
     }
 }
 
-/// Whether a connection that was begun is there.
+/// Whether a socket that was connecting is connected.
 pub fn connected(socket: &Socket) -> io::Result<bool> {
     let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: one live pollfd.
@@ -92,12 +92,12 @@ pub fn closed(socket: &OwnedFd) -> bool {
     n == 0 || (n < 0 && !matches!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted))
 }
 
-/// Greets the peer over a fresh stream; returns the bytes, to which the answer is bound.
-pub fn greet(socket: &OwnedFd, from: &Address, to: &Address, offer: Offer, memory: Option<i32>) -> io::Result<[u8; HELLO_SIZE]> {
+/// Sends a Hello on a new stream; returns its bytes, which the Reply's MAC covers.
+pub fn send_hello(socket: &OwnedFd, from: &Address, to: &Address, offer: Offer, memory: Option<i32>) -> io::Result<[u8; HELLO_SIZE]> {
     let hello = Hello { to: to.qpn, from: from.qpn, nonce: nonce().map_err(io::Error::other)?, offer }.encode(&to.token);
     match send_with_fd(socket, &hello, memory)? {
         HELLO_SIZE => Ok(hello),
-        // A fresh stream takes more than a greeting.
+        // The buffer of a new stream holds more than a Hello.
         n => Err(io::Error::other(format!("the stream took {n} of {HELLO_SIZE} bytes"))),
     }
 }
@@ -108,52 +108,53 @@ fn nonce() -> Result<[u8; 16]> {
     Ok(nonce)
 }
 
-/// How long an acceptor waits before it first wonders, and between two looks at a dialer that seems gone.
-const WONDER_NS: u64 = 250_000_000;
-const AGAIN_NS: u64 = 100_000_000;
-/// How long a dialer must be gone to be given up.
+/// How long an acceptor waits before it first probes its dialer, and between two probes.
+const FIRST_PROBE_NS: u64 = 250_000_000;
+const PROBE_NS: u64 = 100_000_000;
+/// For how long the probes of a dialer must fail until it is given up.
 const GONE_NS: u64 = 2_000_000_000;
 
-/// Watches whether the queue pair that is going to dial us still exists: a stream to its hub stays open as long as it does.
+/// Checks whether the queue pair that is to dial this one still exists: its hub keeps a probing stream open as long as it does.
 #[derive(Default)]
-pub struct Probe {
-    stream: Option<Stream>,
-    /// When to look next; 0 before the first time.
+pub struct DialerProbe {
+    stream: Option<ProbeStream>,
+    /// When to probe next; 0 before the first time.
     next: u64,
     /// Since when the dialer seems gone; 0 while it does not.
     gone_since: u64,
 }
 
-enum Stream {
-    Connecting(Socket),
-    Greeted(OwnedFd),
+enum ProbeStream {
+    Dialing(Socket),
+    /// The Hello is sent.
+    Open(OwnedFd),
 }
 
-impl Probe {
-    /// Looks; an error once the dialer has been gone for long enough.
-    pub fn look(&mut self, local: &Address, remote: &Address) -> io::Result<()> {
+impl DialerProbe {
+    /// Probes the dialer if it is time to. An error once it has been gone for long enough.
+    pub fn check(&mut self, local: &Address, remote: &Address) -> io::Result<()> {
         let now = clock::now();
         if self.next == 0 {
-            self.next = now + WONDER_NS;
+            self.next = now + FIRST_PROBE_NS;
         }
         if now < self.next {
             return Ok(());
         }
-        self.next = now + AGAIN_NS;
+        self.next = now + PROBE_NS;
         let alive = match self.stream.take() {
             None => self.open(local, remote),
-            Some(Stream::Connecting(socket)) => match connected(&socket) {
+            Some(ProbeStream::Dialing(socket)) => match connected(&socket) {
                 Ok(false) => {
-                    self.stream = Some(Stream::Connecting(socket));
+                    self.stream = Some(ProbeStream::Dialing(socket));
                     Ok(())
                 }
-                Ok(true) => self.greet(socket.convert(), local, remote),
+                Ok(true) => self.send_hello(socket.convert(), local, remote),
                 Err(e) => Err(e),
             },
-            Some(Stream::Greeted(socket)) => match recv_with_fd(&socket, &mut [0; 1]) {
+            Some(ProbeStream::Open(socket)) => match recv_with_fd(&socket, &mut [0; 1]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.gone_since = 0;
-                    self.stream = Some(Stream::Greeted(socket));
+                    self.stream = Some(ProbeStream::Open(socket));
                     Ok(())
                 }
                 _ => Err(io::ErrorKind::ConnectionReset.into()),
@@ -161,7 +162,7 @@ impl Probe {
         };
         let Err(e) = alive else { return Ok(()) };
         if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
-            // That says nothing of the dialer.
+            // No descriptor here says nothing about the dialer.
             return Ok(());
         }
         if self.gone_since == 0 {
@@ -172,15 +173,15 @@ impl Probe {
 
     fn open(&mut self, local: &Address, remote: &Address) -> io::Result<()> {
         if let Ok(socket) = unix(&remote.instance) {
-            return self.greet(socket, local, remote);
+            return self.send_hello(socket, local, remote);
         }
-        self.stream = Some(Stream::Connecting(tcp(local, remote, 0)?));
+        self.stream = Some(ProbeStream::Dialing(tcp(local, remote, 0)?));
         Ok(())
     }
 
-    fn greet(&mut self, socket: OwnedFd, local: &Address, remote: &Address) -> io::Result<()> {
-        greet(&socket, local, remote, Offer::Probe, None)?;
-        self.stream = Some(Stream::Greeted(socket));
+    fn send_hello(&mut self, socket: OwnedFd, local: &Address, remote: &Address) -> io::Result<()> {
+        send_hello(&socket, local, remote, Offer::Probe, None)?;
+        self.stream = Some(ProbeStream::Open(socket));
         Ok(())
     }
 }

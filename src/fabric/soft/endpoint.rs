@@ -1,8 +1,8 @@
-//! What two soft queue pairs tell each other before they meet: the endpoint that travels out of band, and the greetings on the wire's
-//! first stream. Pure codecs, little-endian; whatever comes from outside is checked here.
+//! What two soft queue pairs exchange to connect: the endpoint, which travels out of band, and the Hello and the Reply, the first bytes of
+//! every stream. Pure codecs, little-endian, used while queue pairs connect; everything that a peer sent is checked here.
 //!
-//! An endpoint carries a random token. Whoever dials proves, with a MAC, that it has seen the token of the queue pair that it dials; the
-//! answer proves the same of the dialer's. So nobody without the endpoints can connect, answer, or pass memory.
+//! An endpoint carries a random token. The Hello proves, by a MAC, that the dialer knows the token of the queue pair that it dials; the Reply
+//! proves that the acceptor knows the dialer's. So only a peer that has the endpoints can connect, reply or pass memory.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -11,15 +11,15 @@ use crate::base::error::{Error, Result};
 use crate::base::mac::{self, MAC_SIZE};
 use crate::fabric::types::{ENDPOINT_SIZE, Endpoint};
 
-/// Version of everything in this file. Peers of another are refused by name.
+/// Version of everything in this file. A peer of another version is refused, and the error names it.
 const VERSION: u8 = 2;
 const ENDPOINT_MAGIC: [u8; 4] = *b"RHEP";
 const HELLO_MAGIC: [u8; 4] = *b"RHHI";
 const REPLY_MAGIC: [u8; 4] = *b"RHRE";
 
-/// Bytes of a greeting.
+/// Bytes of a Hello.
 pub const HELLO_SIZE: usize = 128;
-/// Bytes of the answer.
+/// Bytes of a Reply.
 pub const REPLY_SIZE: usize = 64;
 /// Characters of a segment's name in /dev/shm; shorter names are padded with NUL.
 const NAME_SIZE: usize = 48;
@@ -34,13 +34,13 @@ pub struct Address {
     pub qpn: u32,
     /// Its secret.
     pub token: Token,
-    /// Names the device's listener among the abstract unix sockets of its network namespace.
+    /// What the hub's abstract unix socket is named after.
     pub instance: [u8; 16],
     /// Hash of the kernel's boot id: equal on one kernel. A hint.
     pub kernel: [u8; 16],
-    /// Listener for streams from elsewhere.
+    /// The hub's TCP listener.
     pub addr: SocketAddr,
-    /// The requester's patience (`QpCaps::rnr_retry`).
+    /// How often its requests are retried for want of a receive (`QpCaps::rnr_retry`).
     pub rnr_retry: u8,
     /// Which wires it takes.
     pub wire: SoftWire,
@@ -118,26 +118,26 @@ impl Address {
 pub enum Offer {
     /// Bytes on this stream.
     Tcp,
-    /// A segment of that length, whose descriptor comes with the greeting.
+    /// A segment of that length, whose descriptor comes with the Hello.
     Passed(u64),
     /// A segment of that length under that name in /dev/shm.
     Named(u64, String),
-    /// Not a first stream at all: data stream of that number, from 0.
+    /// Nothing more: this is the data stream of that number, from 0.
     Data(u8),
-    /// Nothing: the acceptor wants to know whether its dialer still exists. The end of this stream says that it does not.
+    /// Nothing: the acceptor checks whether its dialer still exists. The dialer's hub closes this stream when it does not.
     Probe,
 }
 
-/// A greeting: the first bytes on every stream.
+/// The first bytes that the dialer sends on every stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// Whom it dials.
+    /// Number of the queue pair that is dialed.
     pub to: u32,
-    /// Who dials.
+    /// Number of the queue pair that dials.
     pub from: u32,
-    /// Fresh for every greeting.
+    /// Fresh for every Hello.
     pub nonce: [u8; 16],
-    /// What for.
+    /// What the stream is for.
     pub offer: Offer,
 }
 
@@ -165,12 +165,12 @@ impl Hello {
         out.bytes
     }
 
-    /// Whether a greeting may begin with these bytes.
+    /// Whether a Hello may begin with these bytes.
     pub fn begins(bytes: &[u8]) -> bool {
         bytes.iter().zip(&HELLO_MAGIC).all(|(byte, magic)| byte == magic)
     }
 
-    /// Who is dialed, before the MAC can be checked.
+    /// Which queue pair is dialed, whose token the MAC is to be checked with.
     pub fn peek(bytes: &[u8; HELLO_SIZE]) -> Option<u32> {
         let mut input = Reader { bytes, at: 0 };
         let magic: [u8; 4] = input.take();
@@ -178,7 +178,7 @@ impl Hello {
         (magic == HELLO_MAGIC && version == VERSION).then(|| u32::from_le_bytes(input.take()))
     }
 
-    /// Checks the MAC, then everything else. `None` for whoever has not seen the token.
+    /// Checks the MAC, then everything else. `None` for a peer that does not know the token.
     pub fn decode(bytes: &[u8; HELLO_SIZE], token: &Token) -> Option<Self> {
         let (body, code) = bytes.split_at(HELLO_SIZE - MAC_SIZE);
         if !mac::verify(token, &[b"hello", body], code) {
@@ -205,19 +205,19 @@ impl Hello {
     }
 }
 
-/// What the acceptor says to an offer.
+/// The acceptor's reply to a Hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// Bytes on this stream, and on that many data streams that are still to come; each of them is answered in the same way, with its number.
+    /// To the control stream: over TCP, with that many data streams. To a data stream: its number.
     Tcp(u8),
-    /// The segment.
+    /// Over the segment that was offered.
     Shm,
-    /// Not this way.
+    /// What was offered cannot be used.
     Refused,
 }
 
 impl Reply {
-    /// Bytes, and their MAC under the dialer's token; bound to the greeting that it answers.
+    /// Bytes, and their MAC under the dialer's token, which covers the Hello as well.
     pub fn encode(self, token: &Token, hello: &[u8; HELLO_SIZE]) -> [u8; REPLY_SIZE] {
         let mut out = Writer::new([0; REPLY_SIZE]);
         let (kind, streams) = match self {
@@ -232,7 +232,7 @@ impl Reply {
         out.bytes
     }
 
-    /// Checks that the answer is one, to that greeting.
+    /// Checks that it is a Reply to that Hello.
     pub fn decode(bytes: &[u8; REPLY_SIZE], token: &Token, hello: &[u8; HELLO_SIZE]) -> Option<Self> {
         let (body, code) = bytes.split_at(REPLY_SIZE - MAC_SIZE);
         if !mac::verify(token, &[b"reply", hello, body], code) {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_survives_no_flipped_bit() {
+    fn a_hello_with_a_flipped_bit_is_refused() {
         for offer in [
             Offer::Tcp,
             Offer::Passed(12345),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_belongs_to_its_greeting() {
+    fn a_reply_belongs_to_its_hello() {
         let hello = [3; HELLO_SIZE];
         for reply in [Reply::Tcp(16), Reply::Shm, Reply::Refused] {
             let bytes = reply.encode(&[1; 16], &hello);

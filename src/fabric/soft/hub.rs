@@ -1,7 +1,7 @@
-//! Where a device's incoming streams arrive: its listeners, the half-open streams, and a letter box per queue pair.
+//! Where the incoming streams of a device arrive: its listeners, the half-open streams, and the pending streams of each queue pair.
 //!
-//! A hub is open while its device has queue pairs. Nobody serves it alone: every queue pair that waits for its peer drives it on the thread
-//! that drives that queue pair, and puts what belongs to others into their letter boxes.
+//! A hub listens while its device has queue pairs. It has no thread: every queue pair that is connecting serves it, on the thread that drives
+//! that queue pair, and puts streams that are for another queue pair into that one's pending streams.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -22,56 +22,60 @@ use crate::base::{clock, listen};
 
 /// Closed TCP streams that wait for the peer's end, so that a reset cannot overtake our last acknowledgements.
 const LINGER_MAX: usize = 256;
-/// And for how long at most: a peer that has not taken them by then will not.
+/// How long they wait at most. A peer that has not read our acks by then will not.
 const LINGER_NS: u64 = 30_000_000_000;
 
-/// Streams taken from the kernel per listener and call.
-const ADMIT_AT_ONCE: usize = 256;
+/// Streams accepted per listener and call.
+const ACCEPT_AT_ONCE: usize = 256;
+/// Streams pending for one queue pair at most. It has one peer: a control stream and data streams, each dialed again a few times at most.
+const PENDING_MAX: usize = 64;
 
-/// A stream that somebody opened towards one of our queue pairs, and proved to be entitled to.
-pub struct Arrival {
+/// An authenticated stream: its Hello was made with the token of the queue pair that it is for.
+pub struct IncomingStream {
     /// Non-blocking.
     pub socket: OwnedFd,
     /// Whether it can pass descriptors.
     pub unix: bool,
-    /// The kernel's word for the peer's process (unix only, 0 if it is in no namespace of ours).
+    /// The peer's process by SO_PEERCRED (unix only; 0 if it is in no pid namespace of ours).
     pub pid: Option<i32>,
-    /// The verified greeting, and its bytes.
+    /// The Hello.
     pub hello: Hello,
-    /// As received.
+    /// The Hello as received: the reply's MAC covers it.
     pub raw: [u8; HELLO_SIZE],
-    /// A descriptor that came along.
+    /// The descriptor that came with the Hello.
     pub memory: Option<OwnedFd>,
 }
 
-/// Where a queue pair finds its arrivals.
-pub struct LetterBox {
+/// The streams that arrived for a queue pair and that it has not taken yet.
+pub struct PendingStreams {
     token: Token,
-    full: AtomicBool,
-    /// `None` once the queue pair has met its peer: whatever comes later is a replay.
-    letters: Mutex<Option<VecDeque<Arrival>>>,
+    /// Whether there is one to take. Not set for a stream that only probes.
+    ready: AtomicBool,
+    /// `None` once the queue pair is connected or in ERROR: whatever arrives later is closed.
+    streams: Mutex<Option<VecDeque<IncomingStream>>>,
 }
 
-impl LetterBox {
-    /// The next arrival.
-    pub fn take(&self) -> Option<Arrival> {
+impl PendingStreams {
+    /// The oldest.
+    pub fn take(&self) -> Option<IncomingStream> {
         // Pairs with the Release in `Hub::deliver`; the lock orders the rest.
-        if !self.full.load(Ordering::Acquire) {
+        if !self.ready.load(Ordering::Acquire) {
             return None;
         }
-        let mut letters = lock(&self.letters);
-        let letter = letters.as_mut().and_then(VecDeque::pop_front);
-        self.full.store(letters.as_ref().is_some_and(|letters| !letters.is_empty()), Ordering::Release);
-        letter
+        let mut streams = lock(&self.streams);
+        let stream = streams.as_mut().and_then(VecDeque::pop_front);
+        self.ready.store(streams.as_ref().is_some_and(|streams| !streams.is_empty()), Ordering::Release);
+        stream
     }
 
-    /// Nothing more is expected.
-    pub fn seal(&self) {
-        *lock(&self.letters) = None;
-        self.full.store(false, Ordering::Release);
+    /// Closes those that are pending and every later one.
+    pub fn close(&self) {
+        *lock(&self.streams) = None;
+        self.ready.store(false, Ordering::Release);
     }
 }
 
+/// An accepted stream whose Hello has not come whole.
 struct HalfOpen {
     socket: OwnedFd,
     unix: bool,
@@ -79,17 +83,19 @@ struct HalfOpen {
     have: usize,
     memory: Option<OwnedFd>,
     /// When its first byte came; 0 before.
-    since: u64,
+    first_byte_at: u64,
 }
 
 #[derive(Default)]
 struct State {
-    open: Option<Listeners>,
-    /// Streams that have said nothing yet.
+    listeners: Option<Listeners>,
+    /// Half-open streams of which no byte has come, oldest first.
     silent: VecDeque<HalfOpen>,
-    /// Streams that have said part of a greeting.
-    begun: VecDeque<HalfOpen>,
-    boxes: HashMap<u32, Arc<LetterBox>>,
+    /// Half-open streams of which part of a Hello has come, oldest first.
+    partial: VecDeque<HalfOpen>,
+    /// By the number of the queue pair.
+    pending: HashMap<u32, Arc<PendingStreams>>,
+    /// Closed TCP streams, and until when each is kept.
     linger: VecDeque<(OwnedFd, u64)>,
     next_qpn: u32,
 }
@@ -100,29 +106,29 @@ struct Listeners {
     port: u16,
 }
 
-/// One device's.
+/// The hub of a device.
 pub struct Hub {
     config: Arc<Config>,
-    /// Where it listens; the port is chosen when it opens.
+    /// Where it listens. The port is chosen when it begins to.
     addr: SocketAddr,
     instance: [u8; 16],
-    /// Readable when something was put into a letter box of somebody who may be asleep.
-    bell: OwnedFd,
+    /// An eventfd that wakes the device's sleepers: readable when a pending stream may be for one of them.
+    event: OwnedFd,
     state: Mutex<State>,
 }
 
-/// What a new queue pair needs to know of its hub.
-pub struct Membership {
+/// What [`Hub::add_qp`] gives a new queue pair.
+pub struct AddedQp {
     /// Its number.
     pub qpn: u32,
     /// Where its streams arrive.
-    pub letters: Arc<LetterBox>,
+    pub pending: Arc<PendingStreams>,
     /// Where the hub listens.
     pub addr: SocketAddr,
 }
 
 impl Listeners {
-    /// The next stream that waits; `None`: there is no such listener.
+    /// Accepts the next stream. `None`: there is no such listener.
     fn accept(&self, unix: bool) -> Option<io::Result<OwnedFd>> {
         match (unix, &self.unix) {
             (false, _) => Some(self.tcp.accept().map(|(stream, _)| OwnedFd::new(stream)).map_err(|e| listen::refusal(&self.tcp, e))),
@@ -136,51 +142,51 @@ impl Hub {
     /// A closed hub.
     pub fn new(config: Arc<Config>, addr: SocketAddr, instance: [u8; 16]) -> Result<Self> {
         // SAFETY: plain system call; the result is checked before it is owned.
-        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if bell < 0 {
+        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if event < 0 {
             return Err(Error::last_os("eventfd"));
         }
         // SAFETY: a fresh descriptor that nobody else owns.
-        let bell = unsafe { OwnedFd::from_raw_fd(bell) };
-        Ok(Hub { config, addr, instance, bell, state: Mutex::new(State { next_qpn: 1, ..State::default() }) })
+        let event = unsafe { OwnedFd::from_raw_fd(event) };
+        Ok(Hub { config, addr, instance, event, state: Mutex::new(State { next_qpn: 1, ..State::default() }) })
     }
 
-    /// Names the listener's abstract unix socket.
+    /// What the listener's abstract unix socket is named after.
     pub fn instance(&self) -> &[u8; 16] {
         &self.instance
     }
 
-    /// Admits a queue pair; the first one opens the listeners.
-    pub fn join(&self, token: Token) -> Result<Membership> {
+    /// Adds a queue pair; the first one opens the listeners.
+    pub fn add_qp(&self, token: Token) -> Result<AddedQp> {
         let mut state = lock(&self.state);
-        if state.open.is_none() {
-            state.open = Some(self.open()?);
+        if state.listeners.is_none() {
+            state.listeners = Some(self.listen()?);
         }
         let qpn = (0..u32::MAX)
             .map(|i| state.next_qpn.wrapping_add(i) & 0x00ff_ffff)
-            .find(|qpn| *qpn != 0 && !state.boxes.contains_key(qpn))
+            .find(|qpn| *qpn != 0 && !state.pending.contains_key(qpn))
             .ok_or_else(|| Error::usage("2^24 queue pairs exist on the device, the most there can be"))?;
         state.next_qpn = qpn + 1;
-        let letters = Arc::new(LetterBox { token, full: AtomicBool::new(false), letters: Mutex::new(Some(VecDeque::new())) });
-        state.boxes.insert(qpn, letters.clone());
+        let pending = Arc::new(PendingStreams { token, ready: AtomicBool::new(false), streams: Mutex::new(Some(VecDeque::new())) });
+        state.pending.insert(qpn, pending.clone());
         let mut addr = self.addr;
-        addr.set_port(state.open.as_ref().map_or(0, |open| open.port));
-        Ok(Membership { qpn, letters, addr })
+        addr.set_port(state.listeners.as_ref().map_or(0, |listeners| listeners.port));
+        Ok(AddedQp { qpn, pending, addr })
     }
 
-    /// Lets a queue pair go; the last one closes the listeners.
-    pub fn leave(&self, qpn: u32) {
+    /// Removes a queue pair; the last one closes the listeners.
+    pub fn remove_qp(&self, qpn: u32) {
         let mut state = lock(&self.state);
-        state.boxes.remove(&qpn);
+        state.pending.remove(&qpn);
         reap(&mut state);
-        if state.boxes.is_empty() {
-            state.open = None;
+        if state.pending.is_empty() {
+            state.listeners = None;
             state.silent.clear();
-            state.begun.clear();
+            state.partial.clear();
         }
     }
 
-    /// Closes streams once the peer has closed its ends.
+    /// Keeps streams until the peer has closed its ends.
     pub fn linger(&self, streams: Vec<OwnedFd>) {
         let mut state = lock(&self.state);
         let until = clock::now() + LINGER_NS;
@@ -190,11 +196,11 @@ impl Hub {
         }
     }
 
-    fn open(&self) -> Result<Listeners> {
+    fn listen(&self) -> Result<Listeners> {
         let tcp = listen::tcp(self.addr, &self.config.port_range)?;
         dial::buffers(&tcp, self.config.tcp_buffer_kib);
         let port = tcp.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
-        // Without it the peers on this host use what they use across network namespaces.
+        // If it cannot be had, peers on this host find a segment by name, as they do across network namespaces.
         let unix = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&self.instance))
             .and_then(|name| UnixListener::bind_addr(&name))
             .and_then(|unix| unix.set_nonblocking(true).map(|()| Owned::new(unix)))
@@ -202,9 +208,9 @@ impl Hub {
         Ok(Listeners { tcp, unix, port })
     }
 
-    /// Takes in whoever has come. Cheap when somebody else is at it.
+    /// Accepts streams and reads Hellos, without waiting. Returns at once while another thread does.
     ///
-    /// Errors: somebody has come, and there is no descriptor for his stream.
+    /// Errors: a stream waits to be accepted, and there is no descriptor left for it.
     pub fn serve(&self) -> io::Result<()> {
         let Ok(mut state) = self.state.try_lock() else { return Ok(()) };
         let state = &mut *state;
@@ -212,21 +218,21 @@ impl Hub {
         if !state.linger.is_empty() {
             reap(state);
         }
-        // Then, so that whoever has spoken meanwhile is not among those whom newcomers push out.
+        // Before new streams push out silent ones: a stream whose Hello has come meanwhile is not silent any more.
         let timeout = u64::from(self.config.handshake_timeout_s) * 1_000_000_000;
-        for half in std::mem::take(&mut state.begun).into_iter().chain(std::mem::take(&mut state.silent)) {
-            if half.since == 0 || clock::now() - half.since < timeout {
-                self.hear(state, half);
+        for half in std::mem::take(&mut state.partial).into_iter().chain(std::mem::take(&mut state.silent)) {
+            if half.first_byte_at == 0 || clock::now() - half.first_byte_at < timeout {
+                self.read_hello(state, half);
             }
         }
         for unix in [false, true] {
-            for _ in 0..ADMIT_AT_ONCE {
-                match state.open.as_ref().and_then(|open| open.accept(unix)) {
+            for _ in 0..ACCEPT_AT_ONCE {
+                match state.listeners.as_ref().and_then(|listeners| listeners.accept(unix)) {
                     Some(Ok(stream)) => self.admit(state, stream, unix),
-                    // A stranger's serves as well.
+                    // An unauthenticated stream gives up its descriptor for the new one.
                     Some(Err(e))
                         if e.raw_os_error() == Some(libc::EMFILE)
-                            && state.silent.pop_front().or_else(|| state.begun.pop_front()).is_some() => {}
+                            && state.silent.pop_front().or_else(|| state.partial.pop_front()).is_some() => {}
                     Some(Err(e)) if e.raw_os_error() == Some(libc::EMFILE) => return Err(e),
                     Some(Err(_)) | None => break,
                 }
@@ -235,96 +241,90 @@ impl Hub {
         Ok(())
     }
 
-    /// Takes a new stream on. Its greeting has come along as a rule, so a burst of ranks does not push one another out.
+    /// Takes a new stream on. As a rule its Hello has come already, so ranks that dial all at once do not push each other out.
     fn admit(&self, state: &mut State, socket: OwnedFd, unix: bool) {
         // SAFETY: plain system call on a descriptor that we own.
         if unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
             return;
         }
-        self.hear(state, HalfOpen { socket, unix, bytes: [0; HELLO_SIZE], have: 0, memory: None, since: 0 });
-        if state.silent.len() > self.most()
+        self.read_hello(state, HalfOpen { socket, unix, bytes: [0; HELLO_SIZE], have: 0, memory: None, first_byte_at: 0 });
+        if state.silent.len() > self.config.half_open_max()
             && let Some(oldest) = state.silent.pop_front()
         {
-            // It may have spoken since it was last heard; if not, it is the last one now.
-            self.hear(state, oldest);
-            state.silent.truncate(self.most());
+            // Its Hello may have come since it was last read. If not, it is the last of the queue now and is dropped.
+            self.read_hello(state, oldest);
+            state.silent.truncate(self.config.half_open_max());
         }
     }
 
-    /// Streams of either kind that are kept.
-    fn most(&self) -> usize {
-        self.config.half_open_max()
-    }
-
-    /// Reads what a stream says, and keeps it until that is a whole greeting. One that has said nothing never takes the place of one that has.
-    fn hear(&self, state: &mut State, mut half: HalfOpen) {
+    /// Reads more of a stream's Hello. Delivers the stream if the Hello is whole, else keeps it. A silent stream never pushes out a partial one.
+    fn read_hello(&self, state: &mut State, mut half: HalfOpen) {
         match half.read() {
-            Ok(true) => self.deliver(&state.boxes, half),
-            Ok(false) if half.since == 0 => state.silent.push_back(half),
+            Ok(true) => self.deliver(&state.pending, half),
+            Ok(false) if half.first_byte_at == 0 => state.silent.push_back(half),
             Ok(false) => {
-                state.begun.push_back(half);
-                if state.begun.len() > self.most() {
-                    state.begun.pop_front();
+                state.partial.push_back(half);
+                if state.partial.len() > self.config.half_open_max() {
+                    state.partial.pop_front();
                 }
             }
             Err(_) => {}
         }
     }
 
-    /// Puts a complete stream into its letter box. Strangers are dropped without a word.
-    fn deliver(&self, boxes: &HashMap<u32, Arc<LetterBox>>, half: HalfOpen) {
-        let Some(letters) = Hello::peek(&half.bytes).and_then(|qpn| boxes.get(&qpn)) else { return };
-        let Some(hello) = Hello::decode(&half.bytes, &letters.token) else { return };
+    /// Adds a stream to the pending ones of the queue pair that its Hello names. An unauthenticated stream is closed without a reply.
+    fn deliver(&self, all: &HashMap<u32, Arc<PendingStreams>>, half: HalfOpen) {
+        let Some(pending) = Hello::peek(&half.bytes).and_then(|qpn| all.get(&qpn)) else { return };
+        let Some(hello) = Hello::decode(&half.bytes, &pending.token) else { return };
         let pid = if half.unix { peer_of(&half.socket) } else { None };
-        let mut queue = lock(&letters.letters);
-        let Some(queue) = queue.as_mut() else { return };
-        // A queue pair has one peer: one control stream and its data streams, each dialed again a few times at most.
-        if queue.len() < 64 {
-            // A probe only waits in the box, for as long as the queue pair exists or until it has met its peer: nobody need wake for it.
-            let news = !matches!(hello.offer, Offer::Probe);
-            queue.push_back(Arrival { socket: half.socket, unix: half.unix, pid, hello, raw: half.bytes, memory: half.memory });
-            if news {
-                // Pairs with the Acquire in `LetterBox::take`.
-                letters.full.store(true, Ordering::Release);
-                self.ring();
+        let mut streams = lock(&pending.streams);
+        let Some(streams) = streams.as_mut() else { return };
+        if streams.len() < PENDING_MAX {
+            // A probe is only kept open, until the queue pair is connected or gone: nobody needs to wake up for it.
+            let wakes = !matches!(hello.offer, Offer::Probe);
+            streams.push_back(IncomingStream { socket: half.socket, unix: half.unix, pid, hello, raw: half.bytes, memory: half.memory });
+            if wakes {
+                // Pairs with the Acquire in `PendingStreams::take`.
+                pending.ready.store(true, Ordering::Release);
+                self.notify();
             }
         }
     }
 
-    /// Calls `watch` with each descriptor that a sleeper must watch besides its own streams, and the events. None is closed meanwhile.
+    /// Calls `watch` with each descriptor of the hub that a sleeper must watch, and for which events. None of them is closed meanwhile.
     pub fn watch(&self, mut watch: impl FnMut(RawFd, u32) -> Result<()>) -> Result<()> {
         let input = libc::EPOLLIN as u32;
         let state = lock(&self.state);
-        watch(self.bell.as_raw_fd(), input)?;
-        if let Some(open) = &state.open {
-            watch(open.tcp.as_raw_fd(), input)?;
-            open.unix.as_ref().map_or(Ok(()), |unix| watch(unix.as_raw_fd(), input))?;
+        watch(self.event.as_raw_fd(), input)?;
+        if let Some(listeners) = &state.listeners {
+            watch(listeners.tcp.as_raw_fd(), input)?;
+            listeners.unix.as_ref().map_or(Ok(()), |unix| watch(unix.as_raw_fd(), input))?;
         }
-        // A greeting may follow its stream late, when the listener has nothing to say any more. Once: in its letter box it is not read.
-        state.begun.iter().chain(&state.silent).try_for_each(|half| watch(half.socket.as_raw_fd(), input | libc::EPOLLONESHOT as u32))
+        // A Hello may come long after its stream was accepted. One event only: nothing more is read from the stream once it is pending.
+        state.partial.iter().chain(&state.silent).try_for_each(|half| watch(half.socket.as_raw_fd(), input | libc::EPOLLONESHOT as u32))
     }
 
     /// Wakes the sleepers of the device.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: eight live bytes. A bell that is rung 2^64 times unheard has rung.
-        unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // SAFETY: eight live bytes. A write fails only if the eventfd's count is full, and then it is readable anyway.
+        unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Silences the bell if every letter box was emptied.
-    pub fn hush(&self) {
+    /// Clears the notification if no queue pair has a pending stream to take.
+    pub fn clear_notification(&self) {
         let state = lock(&self.state);
-        // Pairs with the Release in `deliver`, which the state's lock keeps out meanwhile.
-        if state.boxes.values().all(|letters| !letters.full.load(Ordering::Acquire)) {
+        // Pairs with the Release in `deliver`, which cannot run meanwhile, as it needs the lock of the state.
+        if state.pending.values().all(|pending| !pending.ready.load(Ordering::Acquire)) {
             let mut count = [0u8; 8];
             // SAFETY: room for the eight bytes that an eventfd yields.
-            unsafe { libc::read(self.bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+            unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         }
     }
 }
 
 impl HalfOpen {
-    /// Reads more of the greeting; true once it is whole.
+    /// Reads more of the Hello; true once it is whole.
     fn read(&mut self) -> io::Result<bool> {
         loop {
             let (n, memory) = match recv_with_fd(&self.socket, &mut self.bytes[self.have..]) {
@@ -335,7 +335,7 @@ impl HalfOpen {
                 Err(e) => return Err(e),
             };
             if self.have == 0 {
-                self.since = clock::now().max(1);
+                self.first_byte_at = clock::now().max(1);
             }
             self.memory = memory.or(self.memory.take());
             self.have += n;
@@ -349,7 +349,7 @@ impl HalfOpen {
     }
 }
 
-/// Drops the lingering streams that are over.
+/// Reads away what lingering streams have received. Drops those that the peer has closed or that have lingered for long enough.
 fn reap(state: &mut State) {
     let now = clock::now();
     let mut scratch = [0u8; 4096];
@@ -365,7 +365,7 @@ fn reap(state: &mut State) {
     });
 }
 
-/// The abstract name of the unix socket of a hub.
+/// The abstract name of a hub's unix socket.
 pub fn unix_name(instance: &[u8; 16]) -> Vec<u8> {
     instance.iter().fold(b"railhead-".to_vec(), |mut name, byte| {
         name.extend_from_slice(format!("{byte:02x}").as_bytes());

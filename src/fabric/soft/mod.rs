@@ -1,8 +1,8 @@
 //! The embedded software fabric: RC queue pairs in user space, over shared memory within a host and TCP between hosts.
 //!
-//! A device is a network interface. It has a hub, where streams of other processes arrive, and one descriptor to sleep on. Everything else
-//! belongs to a completion queue and is moved by the thread that polls it: each poll steps every queue pair of the queue, which meets its peer
-//! (`connect`), and then moves bytes over its wire (`shm`, `tcp`, or `loopback` for one connected to itself).
+//! A device is a network interface. It has a hub, which accepts streams from other processes, and one descriptor to sleep on. Everything else
+//! belongs to a completion queue and to the thread that polls it. Each poll makes progress on every queue pair of the queue: it connects to its
+//! peer (`connect`), and then moves bytes over its wire (`shm`, `tcp`, or `loopback` for one connected to itself).
 
 mod connect;
 mod dial;
@@ -43,8 +43,8 @@ pub const MAX_INLINE: usize = 64;
 /// Microseconds, for NCCL's topology: what NCCL says of its socket transport (2.27, src/transport/net_socket.cc) would hide that most of
 /// our peers are near.
 const LATENCY_US: f32 = 1.0;
-/// Turns of a poll whose caller is about to sleep, as long as something moves and nothing completes.
-const ARMED_TURNS: u32 = 4096;
+/// How often one poll of an armed queue polls its queue pairs, as long as something moves and nothing completes.
+const ARMED_POLLS: u32 = 4096;
 /// Depth of either queue at most.
 const MAX_DEPTH: u32 = 4096;
 
@@ -59,7 +59,7 @@ struct Shared {
     config: Arc<Config>,
     kernel: [u8; 16],
     hub: Hub,
-    /// What sleepers watch; made when somebody first wants to sleep.
+    /// The epoll descriptor that callers sleep on; made when the first queue with notification is.
     sleep: OnceCell<OwnedFd>,
 }
 
@@ -132,7 +132,7 @@ impl Domain {
         if notify {
             self.notification_fd()?;
         }
-        Ok(CompletionQueue { shared: self.shared.clone(), notify, armed: false, restless: false, qps: Vec::new(), next: 0 })
+        Ok(CompletionQueue { shared: self.shared.clone(), notify, armed: false, needs_repoll: false, qps: Vec::new(), next: 0 })
     }
 
     /// The descriptor to sleep on.
@@ -154,12 +154,12 @@ impl Shared {
         })
     }
 
-    /// Lets sleepers wake for whoever comes to the hub and for greetings that are still to come.
+    /// Wakes sleepers for a stream that reaches the hub, and for a Hello on one that is half-open.
     fn watch_hub(&self) -> Result<()> {
         if self.sleep.get().is_none() { Ok(()) } else { self.hub.watch(|fd, events| self.watch(fd, events)) }
     }
 
-    /// Lets sleepers wake for `events` of `fd`. A descriptor that is closed stops being watched by itself.
+    /// Wakes sleepers for `events` of `fd`. The kernel stops watching a descriptor when it is closed.
     fn watch(&self, fd: RawFd, events: u32) -> Result<()> {
         let sleep = self.sleep_fd()?.as_raw_fd();
         let mut event = libc::epoll_event { events, u64: 0 };
@@ -177,12 +177,12 @@ impl Shared {
 pub struct CompletionQueue {
     shared: Arc<Shared>,
     notify: bool,
-    /// Whether the caller will sleep unless something turns up.
+    /// Whether the caller will sleep unless a poll finds a completion.
     armed: bool,
-    /// The last armed poll gave up before all was drained.
-    restless: bool,
+    /// Whether the last armed poll returned before the queue was drained.
+    needs_repoll: bool,
     qps: Vec<Option<Box<QueuePair>>>,
-    /// Where the next poll begins, so that none is starved.
+    /// The queue pair that the next poll begins with, so that none starves.
     next: usize,
 }
 
@@ -223,60 +223,61 @@ impl CompletionQueue {
         }
     }
 
-    /// Steps every queue pair and takes completions.
+    /// Makes progress on every queue pair and polls completions.
     #[inline(always)]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         if self.armed {
             return self.poll_armed(out);
         }
-        self.turn(out).0
+        self.poll_once(out).0
     }
 
-    /// [`CompletionQueue::poll`] of a caller who is about to sleep.
+    /// [`CompletionQueue::poll`] for a caller that will sleep if it returns 0.
     #[inline(never)]
     fn poll_armed(&mut self, out: &mut [Completion]) -> usize {
-        for _ in 0..ARMED_TURNS {
-            let (n, moved) = self.turn(out);
-            // The caller takes 0 for "nothing to be done here", not for "nothing done yet".
+        for _ in 0..ARMED_POLLS {
+            let (n, moved) = self.poll_once(out);
+            // 0 makes the caller sleep, so it is returned only when nothing is left to do, not when nothing has completed yet.
             if n > 0 || !moved || out.is_empty() {
                 self.armed = n == 0;
                 return n;
             }
-            // What moved may have been what the peer had rung for, so that it would not ring again.
+            // What moved may have used up the notification: the peer sends no other until this side is armed again.
             if self.qps.iter_mut().flatten().any(|qp| qp.arm().is_err()) {
                 break;
             }
         }
-        // A peer that streams without end, or that cannot be watched, does not keep the caller here, nor lets it sleep.
-        self.restless = true;
-        self.shared.hub.ring();
+        // The peer sends without end, or its descriptor cannot be watched: the caller gets its turn, and must not sleep.
+        self.needs_repoll = true;
+        self.shared.hub.notify();
         0
     }
 
-    /// Whether the last armed poll gave up. Another sleeper of the device may have silenced what it rang.
-    pub fn is_restless(&mut self) -> bool {
-        std::mem::take(&mut self.restless)
+    /// Whether the last armed poll returned before the queue was drained. It has also notified the device's descriptor, but another sleeper
+    /// may have cleared that.
+    pub fn needs_repoll(&mut self) -> bool {
+        std::mem::take(&mut self.needs_repoll)
     }
 
-    /// Steps every queue pair once: completions taken, and whether anything moved.
+    /// Polls every queue pair once: how many completions, and whether anything moved.
     #[inline(always)]
-    fn turn(&mut self, out: &mut [Completion]) -> (usize, bool) {
+    fn poll_once(&mut self, out: &mut [Completion]) -> (usize, bool) {
         if let [Some(qp)] = self.qps.as_mut_slice() {
-            return qp.turn(self.armed, out);
+            return qp.poll_once(self.armed, out);
         }
-        self.turn_all(out)
+        self.poll_all(out)
     }
 
-    /// The same of any number of them.
+    /// [`CompletionQueue::poll_once`] of a queue that has not exactly one queue pair.
     #[inline(never)]
-    fn turn_all(&mut self, out: &mut [Completion]) -> (usize, bool) {
+    fn poll_all(&mut self, out: &mut [Completion]) -> (usize, bool) {
         let count = self.qps.len();
         let (mut n, mut moved) = (0, false);
         let mut at = self.next;
         self.next = if self.next + 1 < count { self.next + 1 } else { 0 };
         for _ in 0..count {
             if let Some(Some(qp)) = self.qps.get_mut(at) {
-                let (taken, some) = qp.turn(self.armed, out.get_mut(n..).unwrap_or_default());
+                let (taken, some) = qp.poll_once(self.armed, out.get_mut(n..).unwrap_or_default());
                 n += taken;
                 moved |= some;
             }
@@ -294,11 +295,11 @@ impl CompletionQueue {
             return Err(Error::usage("this completion queue was created without notification"));
         }
         self.armed = true;
-        // The listeners are watched as long as they are open, and whoever comes keeps sleepers awake until taken in.
-        // For want of a descriptor, who waits for a stream fails at the next poll.
+        // Epoll reports a listener as long as a stream waits in it, so it is accepted first. If there is no descriptor left for the stream,
+        // the queue pair that waits for it fails at the next poll.
         let _ = self.shared.hub.serve();
         self.shared.watch_hub()?;
-        self.shared.hub.hush();
+        self.shared.hub.clear_notification();
         self.qps.iter_mut().flatten().try_for_each(|qp| qp.arm())
     }
 }

@@ -1,12 +1,12 @@
-//! A soft queue pair: meets its peer, then moves bytes over the wire that the two have found. Driven by the thread that drives its
+//! A soft queue pair: connects to its peer, then moves bytes over the wire that both sides chose. Used by the thread that drives its
 //! completion queue, which owns it.
 
 use std::sync::Arc;
 
-use super::connect::{self, Bringup, Met, Party};
+use super::connect::{self, ConnectArgs, Connected, Connecting};
 use super::endpoint::{Address, MAX_STREAMS, Token};
-use super::hub::LetterBox;
-use super::queue::{Core, Fault};
+use super::hub::PendingStreams;
+use super::queue::{Fault, WorkQueues};
 use super::shm::{self, ShmWire};
 use super::tcp::TcpWire;
 use super::{Shared, loopback};
@@ -17,38 +17,38 @@ use crate::base::rand;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
 
-/// How far a queue pair is.
-pub enum Link {
-    /// Not connected.
+/// What a queue pair moves its bytes over.
+pub enum Wire {
+    /// Nothing yet: in INIT.
     Unconnected,
-    /// Meeting its peer.
-    Meeting(Box<Bringup>),
-    /// On shared memory.
+    /// Nothing yet: the two sides are choosing a wire.
+    Connecting(Box<Connecting>),
+    /// Shared memory.
     Shm(Box<ShmWire>),
-    /// On TCP.
+    /// TCP.
     Tcp(Box<TcpWire>),
-    /// Connected to itself.
-    Own,
-    /// In ERROR.
-    Down,
+    /// None needed: connected to itself.
+    Loopback,
+    /// Nothing any more: in ERROR.
+    Closed,
 }
 
 /// A queue pair.
 pub struct QueuePair {
-    /// Queues and fate.
-    pub core: Core,
-    /// How far it is.
-    pub link: Link,
+    /// Send queue, receive queue and state.
+    pub wq: WorkQueues,
+    /// The wire.
+    pub wire: Wire,
     shared: Arc<Shared>,
-    letters: Arc<LetterBox>,
+    pending: Arc<PendingStreams>,
     local: Address,
     notify: bool,
     send_slots: usize,
     traffic_class: Option<u8>,
-    /// Polls until the meeting is looked at again.
-    patience: u32,
-    /// Dropping it waits until the peer writes nothing into this side's memory any more.
-    leave: Option<shm::Offers>,
+    /// Polls to skip before [`Connecting`] is stepped again.
+    skip_polls: u32,
+    /// Grants that the peer may still be writing under after the wire was closed. Dropping them waits for the peer.
+    open_grants: Option<shm::Grants>,
 }
 
 impl QueuePair {
@@ -56,27 +56,27 @@ impl QueuePair {
     pub(super) fn new(shared: Arc<Shared>, caps: &QpCaps, stats: RailStats, notify: bool) -> Result<Self> {
         let mut token: Token = [0; 16];
         rand::fill(&mut token)?;
-        let member = shared.hub.join(token)?;
+        let added = shared.hub.add_qp(token)?;
         let local = Address {
-            qpn: member.qpn,
+            qpn: added.qpn,
             token,
             instance: *shared.hub.instance(),
             kernel: shared.kernel,
-            addr: member.addr,
+            addr: added.addr,
             rnr_retry: caps.rnr_retry,
             wire: shared.config.soft_wire,
             streams: shared.config.tcp_streams.min(u32::from(MAX_STREAMS)) as u8,
         };
         Ok(QueuePair {
-            core: Core::new(caps, stats, member.qpn, 0),
-            link: Link::Unconnected,
-            letters: member.letters,
+            wq: WorkQueues::new(caps, stats, added.qpn, 0),
+            wire: Wire::Unconnected,
+            pending: added.pending,
             local,
             notify,
             send_slots: (caps.send_depth as usize).next_power_of_two(),
             traffic_class: caps.traffic_class,
-            patience: 0,
-            leave: None,
+            skip_polls: 0,
+            open_grants: None,
             shared,
         })
     }
@@ -88,27 +88,27 @@ impl QueuePair {
 
     /// Takes the queue pair to RTS.
     pub fn connect(&mut self, remote: &Endpoint) -> Result<()> {
-        if self.core.state() != QpState::Init {
-            return Err(Error::internal(format!("a queue pair in state {:?} cannot be connected", self.core.state())));
+        if self.wq.state() != QpState::Init {
+            return Err(Error::internal(format!("a queue pair in state {:?} cannot be connected", self.wq.state())));
         }
         let remote = Address::decode(remote)?;
-        self.core.ready(remote.rnr_retry);
+        self.wq.ready(remote.rnr_retry);
         if remote.token == self.local.token {
-            self.link = Link::Own;
+            self.wire = Wire::Loopback;
             return Ok(());
         }
-        let party = Party {
+        let args = ConnectArgs {
             config: self.shared.config.clone(),
             local: self.local.clone(),
             remote,
-            letters: self.letters.clone(),
+            pending: self.pending.clone(),
             notify: self.notify,
             send_slots: self.send_slots,
             traffic_class: self.traffic_class,
-            stats: self.core.stats.clone(),
+            stats: self.wq.stats.clone(),
         };
-        match Bringup::new(party) {
-            Ok(meeting) => self.link = Link::Meeting(Box::new(meeting)),
+        match Connecting::new(args) {
+            Ok(connecting) => self.wire = Wire::Connecting(Box::new(connecting)),
             Err(fault) => self.fail(fault),
         }
         Ok(())
@@ -117,46 +117,46 @@ impl QueuePair {
     /// State.
     #[inline]
     pub fn state(&self) -> QpState {
-        self.core.state()
+        self.wq.state()
     }
 
-    /// Whether the peer's end has answered.
+    /// Whether the peer has answered and both sides have the wire.
     #[inline]
-    pub fn met(&self) -> bool {
-        matches!(self.link, Link::Shm(_) | Link::Tcp(_) | Link::Own)
+    pub fn connected(&self) -> bool {
+        matches!(self.wire, Wire::Shm(_) | Wire::Tcp(_) | Wire::Loopback)
     }
 
     /// Number in completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {
-        self.core.qp_num
+        self.wq.qp_num
     }
 
     /// Whether the queue pair is in ERROR because this process has no descriptor left.
     pub fn lacks_descriptor(&self) -> bool {
-        self.core.status() == Some(WcStatus::LocQpOpErr)
+        self.wq.status() == Some(WcStatus::LocQpOpErr)
     }
 
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
-        self.core.error()
+        self.wq.error()
     }
 
     /// The peer's process, on shared memory.
     pub fn peer_process(&self) -> Option<&Arc<Process>> {
-        match &self.link {
-            Link::Shm(wire) => wire.peer_process(),
+        match &self.wire {
+            Wire::Shm(wire) => wire.peer_process(),
             _ => None,
         }
     }
 
-    /// Posts requests, and sends what can go at once.
+    /// Posts requests, and sends those for which the wire has room.
     #[inline(always)]
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
-        self.core.post_send(requests)?;
-        let sent = match &mut self.link {
-            Link::Shm(wire) => wire.kick(&mut self.core),
-            Link::Tcp(wire) => wire.kick(&mut self.core),
+        self.wq.post_send(requests)?;
+        let sent = match &mut self.wire {
+            Wire::Shm(wire) => wire.kick(&mut self.wq),
+            Wire::Tcp(wire) => wire.kick(&mut self.wq),
             _ => Ok(()),
         };
         if let Err(fault) = sent {
@@ -168,7 +168,7 @@ impl QueuePair {
     /// Posts a receive request.
     #[inline(always)]
     pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
-        self.core.post_recv(request)
+        self.wq.post_recv(request)
     }
 
     /// Takes the queue pair to ERROR.
@@ -176,13 +176,13 @@ impl QueuePair {
         self.fail(Fault::oldest(WcStatus::WrFlushErr, "taken to ERROR by its owner"));
     }
 
-    /// Moves what can be moved; true if anything was. `armed`: the caller sleeps if nothing was.
+    /// Sends and receives what it can without waiting; true if anything moved. `armed`: the caller will sleep if nothing did.
     #[inline(always)]
     pub fn progress(&mut self, armed: bool) -> bool {
-        let moved = match &mut self.link {
-            Link::Shm(wire) => wire.progress(&mut self.core),
-            Link::Tcp(wire) => wire.progress(&mut self.core),
-            _ => self.progress_without(armed),
+        let moved = match &mut self.wire {
+            Wire::Shm(wire) => wire.progress(&mut self.wq),
+            Wire::Tcp(wire) => wire.progress(&mut self.wq),
+            _ => self.progress_unconnected(armed),
         };
         moved.unwrap_or_else(|fault| {
             self.fail(fault);
@@ -190,71 +190,72 @@ impl QueuePair {
         })
     }
 
-    /// Moves what can be moved and takes completions: how many, and whether anything moved.
+    /// Makes progress once and polls completions: how many, and whether anything moved.
     #[inline(always)]
-    pub fn turn(&mut self, armed: bool, out: &mut [Completion]) -> (usize, bool) {
+    pub fn poll_once(&mut self, armed: bool, out: &mut [Completion]) -> (usize, bool) {
         let moved = self.progress(armed);
-        let taken = if self.settled() { self.core.harvest(out) } else { 0 };
+        let taken = if self.acks_flushed() { self.wq.poll_completions(out) } else { 0 };
         (taken, moved)
     }
 
-    /// Without a wire.
+    /// [`QueuePair::progress`] of a queue pair that has no wire to a peer.
     #[inline(never)]
-    fn progress_without(&mut self, armed: bool) -> std::result::Result<bool, Fault> {
-        match &self.link {
-            Link::Own => loopback::progress(&mut self.core),
-            Link::Meeting(_) => self.meet(armed),
+    fn progress_unconnected(&mut self, armed: bool) -> std::result::Result<bool, Fault> {
+        match &self.wire {
+            Wire::Loopback => loopback::progress(&mut self.wq),
+            Wire::Connecting(_) => self.step_connecting(armed),
             _ => Ok(false),
         }
     }
 
-    /// Whether completions may be given out: every acknowledgement owed is out of our hands.
+    /// Whether completions may be reported: the kernel or shared memory has every ack that this side owes the peer.
     #[inline]
-    pub fn settled(&self) -> bool {
-        match &self.link {
-            Link::Tcp(wire) => wire.flushed(),
+    pub fn acks_flushed(&self) -> bool {
+        match &self.wire {
+            Wire::Tcp(wire) => wire.flushed(),
             _ => true,
         }
     }
 
+    /// Connects a step further. Once connected, makes progress on the new wire.
     #[cold]
     #[inline(never)]
-    fn meet(&mut self, armed: bool) -> std::result::Result<bool, Fault> {
-        let Link::Meeting(meeting) = &mut self.link else { return Ok(false) };
-        // A meeting costs system calls at every step; a peer that takes long is not met sooner by asking every time.
-        if self.patience > 0 && !armed {
-            self.patience -= 1;
+    fn step_connecting(&mut self, armed: bool) -> std::result::Result<bool, Fault> {
+        let Wire::Connecting(connecting) = &mut self.wire else { return Ok(false) };
+        // Each step costs system calls, and waiting for a slow peer takes no longer with fewer of them.
+        if self.skip_polls > 0 && !armed {
+            self.skip_polls -= 1;
             return Ok(false);
         }
-        self.patience = 8;
+        self.skip_polls = 8;
         match self.shared.hub.serve() {
-            // Whoever dials has his streams.
-            Err(_) if meeting.waits_for_streams() => return Err(connect::no_descriptor("for a stream of the peer's", &self.local)),
+            // Only the acceptor needs a stream from the hub: the dialer has its own.
+            Err(_) if connecting.waits_for_streams() => return Err(connect::no_descriptor("for a stream of the peer's", &self.local)),
             Err(_) | Ok(()) => {}
         }
         self.shared.watch_hub().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
-        if let Some(met) = meeting.step()? {
-            self.letters.seal();
-            self.link = match met {
-                Met::Shm(wire) => {
+        if let Some(connected) = connecting.step()? {
+            self.pending.close();
+            self.wire = match connected {
+                Connected::Shm(wire) => {
                     if !wire.pulls() && self.shared.config.cma != CrossMemory::Never {
-                        self.core.stats.add(RailCounter::CmaRefused, 1);
+                        self.wq.stats.add(RailCounter::CmaRefused, 1);
                     }
-                    Link::Shm(wire)
+                    Wire::Shm(wire)
                 }
-                Met::Tcp(wire) => Link::Tcp(wire),
+                Connected::Tcp(wire) => Wire::Tcp(wire),
             };
         }
         if self.notify {
-            self.shared.hub.hush();
+            self.shared.hub.clear_notification();
         }
         if armed {
-            // The caller drains and then sleeps: what it waits for may be on a new stream by now.
+            // The caller will sleep, and this step may have opened streams that nothing watches yet.
             self.arm().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
         }
-        match &mut self.link {
-            Link::Shm(wire) => wire.progress(&mut self.core),
-            Link::Tcp(wire) => wire.progress(&mut self.core),
+        match &mut self.wire {
+            Wire::Shm(wire) => wire.progress(&mut self.wq),
+            Wire::Tcp(wire) => wire.progress(&mut self.wq),
             _ => Ok(false),
         }
     }
@@ -262,34 +263,34 @@ impl QueuePair {
     /// Asks for a notification.
     pub fn arm(&mut self) -> Result<()> {
         let input = libc::EPOLLIN as u32;
-        match &mut self.link {
-            Link::Meeting(meeting) => meeting.watch(|fd, events| self.shared.watch(fd, events)),
-            Link::Shm(wire) => {
+        match &mut self.wire {
+            Wire::Connecting(connecting) => connecting.watch(|fd, events| self.shared.watch(fd, events)),
+            Wire::Shm(wire) => {
                 wire.arm();
                 self.shared.watch(wire.fd(), input)
             }
-            Link::Tcp(wire) => {
+            Wire::Tcp(wire) => {
                 wire.wake();
                 let output = |wants| if wants { libc::EPOLLOUT as u32 } else { 0 };
                 wire.fds().try_for_each(|(fd, wants)| self.shared.watch(fd, input | output(wants)))
             }
-            Link::Unconnected | Link::Own | Link::Down => Ok(()),
+            Wire::Unconnected | Wire::Loopback | Wire::Closed => Ok(()),
         }
     }
 
-    /// To ERROR, if it is not there yet. The wire goes down, and by that the peer learns.
+    /// To ERROR, if it is not there yet. Closes the wire, which tells the peer.
     #[cold]
     fn fail(&mut self, fault: Fault) {
-        self.core.fail(fault);
-        self.take_down();
+        self.wq.fail(fault);
+        self.close_wire();
     }
 
-    fn take_down(&mut self) {
-        // Whoever dials now, or did and was not heard yet, shall not wait for an answer.
-        self.letters.seal();
-        match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Shm(wire) => self.leave = wire.close(),
-            Link::Tcp(wire) => self.shared.hub.linger(wire.close()),
+    fn close_wire(&mut self) {
+        // A peer that dials now, or has dialed and is still pending, gets its stream closed instead of no answer.
+        self.pending.close();
+        match std::mem::replace(&mut self.wire, Wire::Closed) {
+            Wire::Shm(wire) => self.open_grants = wire.close(),
+            Wire::Tcp(wire) => self.shared.hub.linger(wire.close()),
             _ => {}
         }
     }
@@ -297,7 +298,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        self.take_down();
-        self.shared.hub.leave(self.local.qpn);
+        self.close_wire();
+        self.shared.hub.remove_qp(self.local.qpn);
     }
 }

@@ -1,8 +1,8 @@
-//! What a soft queue pair is, whatever wire it moves bytes over: its send queue, its receive queue and its fate.
-//! Driven by the thread that drives the completion queue; the wires take requests from here and report back here.
+//! The work queues of a soft queue pair, whatever wire moves the bytes: its send queue, its receive queue and its state.
+//! Used by the thread that drives the completion queue. A wire takes requests from here, and reports here what was sent, acked and received.
 //!
-//! No completion is ever stored: the queues remember how far requests were posted, sent, accepted and reported, and completions
-//! are read off these counters. So a queue pair can never have more completions than it has requests.
+//! No completion is ever stored. The queues count how many requests were posted, sent, acked and reported, and completions follow from
+//! these counters. So a queue pair never has more completions than it has requests.
 
 use crate::base::clock;
 use crate::base::stats::{RailCounter, RailStats};
@@ -36,8 +36,8 @@ pub struct Wqe {
     pub imm: u32,
 }
 
-/// Send requests, by free-running counters: `reported <= acked <= sent <= posted`, `posted - reported <= depth`. The rings have their memory
-/// from the start, and fill during the first lap: what was never used was never touched, so it takes none.
+/// Send requests, by free-running counters: `reported <= acked <= sent <= posted`, `posted - reported <= depth`. The rings get their address
+/// space at once and fill during the first lap, so that entries that are never used take no memory.
 pub struct SendQueue {
     ring: Vec<Wqe>,
     inline: Vec<[u8; MAX_INLINE]>,
@@ -45,9 +45,9 @@ pub struct SendQueue {
     depth: u64,
     /// Requests posted.
     pub posted: u64,
-    /// Requests that the wire has taken whole.
+    /// Requests of which the wire has sent every byte.
     pub sent: u64,
-    /// Requests that the peer has accepted.
+    /// Requests that the peer has acked.
     pub acked: u64,
     /// Requests whose completion was polled, or that needed none.
     reported: u64,
@@ -68,10 +68,10 @@ impl SendQueue {
         }
     }
 
-    /// Makes the next entry, within the capacity.
+    /// Appends an entry during the first lap. It fits the capacity.
     #[cold]
     #[inline(never)]
-    fn first_lap(&mut self) {
+    fn grow(&mut self) {
         let none = Wqe {
             wr_id: 0,
             opcode: Opcode::Send,
@@ -102,13 +102,13 @@ impl SendQueue {
         &self.inline[slot][..(self.ring[slot].len as usize).min(MAX_INLINE)]
     }
 
-    /// Whether half of the queue or more waits for the peer, so that acknowledgements should not be put off.
+    /// Whether half of the queue or more is not acked yet, so that the peer should not delay its next ack.
     #[inline]
-    pub fn crowded(&self) -> bool {
+    pub fn half_full(&self) -> bool {
         (self.posted - self.acked) * 2 >= self.depth
     }
 
-    /// Whether the wire has something to take.
+    /// Whether a posted request is not sent yet.
     #[inline]
     pub fn pending(&self) -> bool {
         self.sent != self.posted
@@ -136,35 +136,35 @@ struct RecvQueue {
 }
 
 impl RecvQueue {
-    /// As [`SendQueue::first_lap`], with the request in it. Where the counters do not begin at 0, so do those before it.
+    /// As [`SendQueue::grow`], up to `slot`, which takes the request. More than one entry only if the counters did not begin at 0.
     #[cold]
     #[inline(never)]
-    fn first_lap(&mut self, slot: usize, request: RecvRequest) {
+    fn grow(&mut self, slot: usize, request: RecvRequest) {
         self.ring.resize(slot + 1, Rqe { request, opcode: WcOpcode::Recv, status: WcStatus::Success, byte_len: 0, imm: None });
     }
 }
 
-/// The end of a queue pair. In a box, as what may end in one is on every path, and hardly ever does.
+/// What takes a queue pair to ERROR. Boxed, as every function of the hot path may return one and hardly ever does.
 #[derive(Debug, Clone)]
 pub struct Fault(Box<Cause>);
 
-/// What the request that met a [`Fault`] reports, and why, for a log.
+/// The contents of a [`Fault`].
 #[derive(Debug, Clone)]
 pub struct Cause {
-    /// Status of the request named by `at`; every other outstanding request is flushed.
+    /// Completion status of the request named by `at`; every other outstanding request is flushed.
     pub status: WcStatus,
-    /// Which request it is.
+    /// Which request failed.
     pub at: FaultAt,
-    /// Cause, in words.
+    /// Cause, in words for a log.
     pub why: String,
 }
 
 /// Which send request a fault belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultAt {
-    /// The oldest that the peer has not accepted: what a NAK or a dead peer hits.
+    /// The oldest that is not acked: what a NAK or a dead peer fails.
     Oldest,
-    /// The one that the wire was about to take: what a local key violation hits.
+    /// The oldest that is not sent: what a local key violation fails.
     Sending,
 }
 
@@ -190,29 +190,30 @@ impl std::ops::Deref for Fault {
     }
 }
 
-/// A queue pair without its wire.
-pub struct Core {
-    /// Send queue; the wire advances `sent`, and `acked` through [`Core::acknowledge`].
+/// The send queue and the receive queue of a queue pair, and its state.
+pub struct WorkQueues {
+    /// Send queue. The wire advances `sent`, and `acked` through [`WorkQueues::ack`].
     pub sq: SendQueue,
     rq: RecvQueue,
-    /// Where everything is counted.
+    /// Where the rail's traffic is counted.
     pub stats: RailStats,
     /// Number in completions.
     pub qp_num: u32,
     state: QpState,
+    /// The request that failed, its status, and the cause in words.
     fault: Option<(u64, WcStatus, String)>,
-    /// The requester's patience, learnt from its endpoint.
+    /// The peer's `rnr_retry`, from its endpoint: how long its requests wait for a receive.
     peer_rnr_retry: u8,
     min_rnr_timer_us: u32,
-    /// When the head request began to wait for a receive; 0 when none waits.
+    /// Since when the peer's oldest request waits for a receive; 0 when none waits.
     rnr_since: u64,
 }
 
-impl Core {
-    /// An empty queue pair in INIT. `start` is where the counters begin.
+impl WorkQueues {
+    /// Empty queues in INIT. `start` is where the counters begin.
     pub fn new(caps: &QpCaps, stats: RailStats, qp_num: u32, start: u64) -> Self {
         let slots = (caps.recv_depth as usize).next_power_of_two();
-        Core {
+        WorkQueues {
             sq: SendQueue::new(caps.send_depth, start),
             rq: RecvQueue {
                 ring: Vec::with_capacity(slots),
@@ -260,7 +261,7 @@ impl Core {
         self.fault = Some((at, status, why));
     }
 
-    /// What the request reports that the queue pair's fault is of.
+    /// Status of the request that failed.
     pub fn status(&self) -> Option<WcStatus> {
         self.fault.as_ref().map(|(_, status, _)| *status)
     }
@@ -291,7 +292,7 @@ impl Core {
         for request in requests {
             let slot = (self.sq.posted & self.sq.mask) as usize;
             while slot >= self.sq.ring.len() {
-                self.sq.first_lap();
+                self.sq.grow();
             }
             let wqe = &mut self.sq.ring[slot];
             wqe.wr_id = request.wr_id;
@@ -331,17 +332,17 @@ impl Core {
         let slot = (self.rq.posted & self.rq.mask) as usize;
         match self.rq.ring.get_mut(slot) {
             Some(rqe) => rqe.request = *request,
-            None => self.rq.first_lap(slot, *request),
+            None => self.rq.grow(slot, *request),
         }
         self.rq.posted += 1;
         Ok(())
     }
 
-    /// The peer has accepted every request below `upto`.
+    /// The peer has acked every request below `upto`.
     #[inline]
-    pub fn acknowledge(&mut self, upto: u64) -> Result<(), Fault> {
+    pub fn ack(&mut self, upto: u64) -> Result<(), Fault> {
         if upto < self.sq.acked || upto > self.sq.sent {
-            return Err(self.bad_acknowledgement(upto));
+            return Err(self.bad_ack(upto));
         }
         self.sq.acked = upto;
         Ok(())
@@ -349,7 +350,7 @@ impl Core {
 
     #[cold]
     #[inline(never)]
-    fn bad_acknowledgement(&self, upto: u64) -> Fault {
+    fn bad_ack(&self, upto: u64) -> Fault {
         let (acked, sent) = (self.sq.acked, self.sq.sent);
         Fault::oldest(WcStatus::GeneralErr, format!("peer acknowledged request {upto}, outside {acked}..={sent}"))
     }
@@ -360,19 +361,19 @@ impl Core {
         self.rq.completed != self.rq.posted
     }
 
-    /// Receive requests posted and not yet met by a request.
+    /// Receive requests posted and not completed.
     #[inline]
     pub fn recvs(&self) -> u64 {
         self.rq.posted - self.rq.completed
     }
 
-    /// The receive request at the head, which the wire is to fill and then complete.
+    /// The oldest receive request that is not completed. The wire fills it and then completes it.
     #[inline]
     pub fn peek_recv(&self) -> Option<RecvRequest> {
         self.recv_available().then(|| self.rq.ring[(self.rq.completed & self.rq.mask) as usize].request)
     }
 
-    /// Completes the receive request at the head; false if there is none.
+    /// Completes the oldest receive request; false if there is none.
     #[inline]
     pub fn complete_recv(&mut self, opcode: WcOpcode, byte_len: u32, imm: Option<u32>) -> bool {
         if !self.recv_available() {
@@ -388,7 +389,7 @@ impl Core {
         true
     }
 
-    /// Completes the receive request at the head, if there is one, with the error that its own memory caused.
+    /// Completes the oldest receive request, if there is one, with an error of its own memory.
     #[cold]
     pub fn fail_recv(&mut self, status: WcStatus) {
         if self.complete_recv(WcOpcode::Recv, 0, None) {
@@ -396,23 +397,23 @@ impl Core {
         }
     }
 
-    /// Called by a wire each time a request waits for a receive that is not posted. An error once the requester's patience is
-    /// over: the wire NAKs it.
+    /// Called by a wire each time a request of the peer finds no receive request. An error once the peer's RNR retries are used up: the
+    /// wire then NAKs the request.
     pub fn receiver_not_ready(&mut self) -> Result<(), WcStatus> {
         if self.rnr_since == 0 {
             self.stats.add(RailCounter::RnrWaits, 1);
             self.rnr_since = if self.peer_rnr_retry < 7 { clock::now().max(1) } else { 1 };
         }
         if self.peer_rnr_retry < 7 {
-            let patience = u64::from(self.peer_rnr_retry) * u64::from(self.min_rnr_timer_us) * 1000;
-            if clock::now().saturating_sub(self.rnr_since) > patience {
+            let timeout = u64::from(self.peer_rnr_retry) * u64::from(self.min_rnr_timer_us) * 1000;
+            if clock::now().saturating_sub(self.rnr_since) > timeout {
                 return Err(WcStatus::RnrRetryExcErr);
             }
         }
         Ok(())
     }
 
-    /// Checks and pins local memory of a request.
+    /// Checks and pins memory that a request of this side names.
     #[inline]
     pub fn pin_local(&self, lkey: u32, addr: u64, len: usize, need: Access) -> Result<Pin, WcStatus> {
         mr::pin(lkey, addr, len, need).map_err(|refused| refused.local())
@@ -424,7 +425,7 @@ impl Core {
         mr::pin(rkey, addr, len, need).map_err(|refused| refused.remote())
     }
 
-    /// Drops accepted requests that nobody wants to hear of from the front of the send queue.
+    /// Frees the entries of acked unsignaled requests at the front of the send queue.
     #[inline]
     fn skip_unsignaled(&mut self) {
         while self.sq.reported != self.sq.acked && !self.sq.ring[(self.sq.reported & self.sq.mask) as usize].signaled {
@@ -432,9 +433,9 @@ impl Core {
         }
     }
 
-    /// Moves completions to `out`; returns how many. In ERROR everything outstanding comes out, sends first.
+    /// Writes completions to `out`; returns how many. In ERROR everything outstanding completes, sends first.
     #[inline(always)]
-    pub fn harvest(&mut self, out: &mut [Completion]) -> usize {
+    pub fn poll_completions(&mut self, out: &mut [Completion]) -> usize {
         let mut n = 0;
         while n < out.len() && self.sq.reported != self.sq.acked {
             let wqe = &self.sq.ring[(self.sq.reported & self.sq.mask) as usize];
@@ -443,7 +444,7 @@ impl Core {
                 out[n] = Completion {
                     wr_id: wqe.wr_id,
                     status: WcStatus::Success,
-                    opcode: completes(wqe.opcode),
+                    opcode: wc_opcode(wqe.opcode),
                     byte_len,
                     imm: None,
                     qp_num: self.qp_num,
@@ -481,7 +482,7 @@ impl Core {
                 Some((at, status, _)) if at == self.sq.reported => status,
                 _ => WcStatus::WrFlushErr,
             };
-            out[n] = Completion { wr_id: wqe.wr_id, status, opcode: completes(wqe.opcode), byte_len: 0, imm: None, qp_num: self.qp_num };
+            out[n] = Completion { wr_id: wqe.wr_id, status, opcode: wc_opcode(wqe.opcode), byte_len: 0, imm: None, qp_num: self.qp_num };
             n += 1;
             self.sq.reported += 1;
             self.sq.acked = self.sq.reported;
@@ -508,7 +509,8 @@ impl Core {
 /// Longest request: 2^30 bytes, half of InfiniBand's limit (specification 1.4, 9.3.3.1.5) and NCCL's largest message.
 pub const MAX_LEN: u32 = 1 << 30;
 
-fn completes(opcode: Opcode) -> WcOpcode {
+/// What a send request completes as.
+fn wc_opcode(opcode: Opcode) -> WcOpcode {
     match opcode {
         Opcode::Send | Opcode::SendWithImm => WcOpcode::Send,
         Opcode::Write | Opcode::WriteWithImm => WcOpcode::Write,

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use super::endpoint::Address;
-use super::qp::Link;
+use super::qp::Wire;
 use super::*;
 use crate::base::config::CrossMemory;
 use crate::base::stats::RailCounter;
@@ -162,18 +162,18 @@ fn tcp_with_data_streams_moves_every_size() {
 fn the_traffic_class_is_on_every_stream() {
     let config = Config { soft_wire: crate::base::config::SoftWire::Tcp, tcp_streams: 2, ..Config::default() };
     let mut pair = pair_with(config, QpCaps { traffic_class: Some(0x68), ..QpCaps::default() });
-    let met = |pair: &mut Pair| {
+    let connected = |pair: &mut Pair| {
         for cq in &mut pair.cqs {
             cq.poll(&mut []);
         }
-        (0..2).all(|i| pair.cqs[i].qp(pair.qps[i]).met())
+        (0..2).all(|i| pair.cqs[i].qp(pair.qps[i]).connected())
     };
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !met(&mut pair) {
+    while !connected(&mut pair) {
         assert!(std::time::Instant::now() < end);
     }
     for i in 0..2 {
-        let Link::Tcp(wire) = &pair.cqs[i].qp(pair.qps[i]).link else { panic!("not on TCP") };
+        let Wire::Tcp(wire) = &pair.cqs[i].qp(pair.qps[i]).wire else { panic!("not on TCP") };
         let fds: Vec<RawFd> = wire.fds().map(|(fd, _)| fd).collect();
         assert_eq!(fds.len(), 3);
         for fd in fds {
@@ -186,8 +186,8 @@ fn the_traffic_class_is_on_every_stream() {
 
 const TCP: crate::base::config::SoftWire = crate::base::config::SoftWire::Tcp;
 
-/// Queue pair 0 is the one that dials; neither is connected.
-fn strangers(config: Config, notify: bool) -> (Domain, CompletionQueue, [QpId; 2], [Address; 2]) {
+/// Two queue pairs that are not connected. Number 0 is the one that will dial.
+fn unconnected(config: Config, notify: bool) -> (Domain, CompletionQueue, [QpId; 2], [Address; 2]) {
     let config = Arc::new(Config { socket_ifname: "lo".into(), ..config });
     let domain = devices(&config).unwrap().remove(0).open().unwrap();
     let mut cq = domain.create_cq(notify).unwrap();
@@ -240,7 +240,7 @@ fn a_burst_of_ranks_does_not_push_itself_out() {
         cqs[0].qp(pair[0]).connect(&ends[1]).unwrap();
         cqs[1].qp(pair[1]).connect(&ends[0]).unwrap();
     }
-    eventually("all pairs meet", || {
+    eventually("all pairs connected", || {
         for cq in &mut cqs {
             for _ in 0..300 {
                 cq.poll(&mut []);
@@ -250,7 +250,7 @@ fn a_burst_of_ranks_does_not_push_itself_out() {
             [0, 1].into_iter().all(|i: usize| {
                 let qp = cqs[i].qp(pair[i]);
                 assert_eq!(qp.error(), None);
-                qp.met()
+                qp.connected()
             })
         })
     });
@@ -258,10 +258,10 @@ fn a_burst_of_ranks_does_not_push_itself_out() {
 
 #[test]
 fn a_dialer_that_dies_before_its_data_streams_is_noticed() {
-    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, tcp_streams: 2, ..Config::default() }, false);
+    let (_domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, tcp_streams: 2, ..Config::default() }, false);
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     let control = dialed(&ends[0], &ends[1]);
-    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    dial::send_hello(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
     eventually("an answer", || {
         cq.poll(&mut []);
         readable(control.as_raw_fd(), 0)
@@ -273,7 +273,7 @@ fn a_dialer_that_dies_before_its_data_streams_is_noticed() {
     });
 }
 
-/// Accepts streams at a listener of the test's own, where it stands for queue pair 1 of `strangers`.
+/// Accepts streams at a listener of the test's own, in place of the hub of queue pair 1 of [`unconnected`].
 struct Stand(std::net::TcpListener);
 
 impl Stand {
@@ -285,9 +285,9 @@ impl Stand {
         (Stand(listener), Address { addr, ..of.clone() })
     }
 
-    /// The next stream and its greeting, while `poll` goes on.
+    /// The next stream and its Hello, while `poll` goes on.
     #[track_caller]
-    fn hear(&self, mut poll: impl FnMut()) -> (std::net::TcpStream, [u8; endpoint::HELLO_SIZE]) {
+    fn accept(&self, mut poll: impl FnMut()) -> (std::net::TcpStream, [u8; endpoint::HELLO_SIZE]) {
         let (mut stream, mut hello) = (None, [0; endpoint::HELLO_SIZE]);
         eventually("a stream", || {
             poll();
@@ -303,12 +303,12 @@ impl Stand {
 
 #[test]
 fn every_data_stream_is_confirmed_and_a_closed_one_dialed_again() {
-    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, tcp_streams: 2, ..Config::default() }, false);
+    let (_domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, tcp_streams: 2, ..Config::default() }, false);
     let (stand, peer) = Stand::new(&ends[1]);
     cq.qp(qps[0]).connect(&peer.encode()).unwrap();
-    let (mut control, hello) = stand.hear(|| _ = cq.poll(&mut []));
+    let (mut control, hello) = stand.accept(|| _ = cq.poll(&mut []));
     control.write_all(&endpoint::Reply::Tcp(2).encode(&ends[0].token, &hello)).unwrap();
-    let mut streams: Vec<_> = (0..2).map(|_| stand.hear(|| _ = cq.poll(&mut []))).collect();
+    let mut streams: Vec<_> = (0..2).map(|_| stand.accept(|| _ = cq.poll(&mut []))).collect();
     let number = |hello: &[u8; endpoint::HELLO_SIZE]| match endpoint::Hello::decode(hello, &ends[1].token).unwrap().offer {
         endpoint::Offer::Data(number) => number,
         other => panic!("{other:?}"),
@@ -317,56 +317,56 @@ fn every_data_stream_is_confirmed_and_a_closed_one_dialed_again() {
     for _ in 0..100 {
         cq.poll(&mut []);
     }
-    assert!(!cq.qp(qps[0]).met(), "the peer has confirmed nothing");
-    // One is pushed out before it was heard.
+    assert!(!cq.qp(qps[0]).connected(), "the peer has confirmed nothing");
+    // The hub drops one before it has read its Hello.
     let lost = streams.remove(0);
     drop(lost.0);
-    streams.push(stand.hear(|| _ = cq.poll(&mut [])));
+    streams.push(stand.accept(|| _ = cq.poll(&mut [])));
     assert_eq!(number(&streams[1].1), number(&lost.1));
-    assert_ne!(streams[1].1, lost.1, "a greeting of its own");
+    assert_ne!(streams[1].1, lost.1, "a Hello of its own");
     for (stream, hello) in &mut streams {
-        assert!(!cq.qp(qps[0]).met());
+        assert!(!cq.qp(qps[0]).connected());
         stream.write_all(&endpoint::Reply::Tcp(number(hello)).encode(&ends[0].token, hello)).unwrap();
     }
     eventually("all streams", || {
         cq.poll(&mut []);
         assert_eq!(cq.qp(qps[0]).error(), None);
-        cq.qp(qps[0]).met()
+        cq.qp(qps[0]).connected()
     });
 }
 
 #[test]
 fn drops_that_have_nothing_to_do_with_each_other_do_not_end_a_dial() {
-    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, false);
+    let (_domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, ..Config::default() }, false);
     let (stand, peer) = Stand::new(&ends[1]);
     cq.qp(qps[0]).connect(&peer.encode()).unwrap();
-    drop(stand.hear(|| _ = cq.poll(&mut [])));
+    drop(stand.accept(|| _ = cq.poll(&mut [])));
     // The second is kept for longer than a dial may fail, and then lost as well.
-    let kept = stand.hear(|| _ = cq.poll(&mut []));
+    let kept = stand.accept(|| _ = cq.poll(&mut []));
     let end = std::time::Instant::now() + std::time::Duration::from_millis(5200);
     while std::time::Instant::now() < end {
         (0..20).for_each(|_| _ = cq.poll(&mut []));
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(kept);
-    let (mut control, hello) = stand.hear(|| {
+    let (mut control, hello) = stand.accept(|| {
         cq.poll(&mut []);
         assert_eq!(cq.qp(qps[0]).error(), None);
     });
     control.write_all(&endpoint::Reply::Tcp(0).encode(&ends[0].token, &hello)).unwrap();
     eventually("the wire", || {
         cq.poll(&mut []);
-        cq.qp(qps[0]).met()
+        cq.qp(qps[0]).connected()
     });
 }
 
 #[test]
 fn data_streams_that_do_not_come_are_not_waited_for_without_end() {
     let config = Config { soft_wire: TCP, tcp_streams: 2, handshake_timeout_s: 1, ..Config::default() };
-    let (_domain, mut cq, qps, ends) = strangers(config, false);
+    let (_domain, mut cq, qps, ends) = unconnected(config, false);
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     let control = dialed(&ends[0], &ends[1]);
-    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    dial::send_hello(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
     eventually("ERROR", || {
         cq.poll(&mut []);
         cq.qp(qps[1]).state() == QpState::Error
@@ -375,8 +375,8 @@ fn data_streams_that_do_not_come_are_not_waited_for_without_end() {
 }
 
 #[test]
-fn who_has_spoken_is_not_pushed_out_by_who_has_not() {
-    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, max_half_open: 4, ..Config::default() }, false);
+fn silent_streams_do_not_push_out_one_with_part_of_a_hello() {
+    let (_domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, max_half_open: 4, ..Config::default() }, false);
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     let hello = endpoint::Hello { to: ends[1].qpn, from: ends[0].qpn, nonce: [1; 16], offer: endpoint::Offer::Tcp }.encode(&ends[1].token);
     let mut slow: crate::base::fd::TcpStream = dialed(&ends[0], &ends[1]).convert();
@@ -388,17 +388,17 @@ fn who_has_spoken_is_not_pushed_out_by_who_has_not() {
     }
     assert!(silent.iter().filter(|stream| !dial::closed(stream)).count() <= 4);
     slow.write_all(&hello[50..]).unwrap();
-    eventually("the end of a slow greeting", || {
+    eventually("the end of a slow Hello", || {
         cq.poll(&mut []);
-        cq.qp(qps[1]).met()
+        cq.qp(qps[1]).connected()
     });
 }
 
 #[test]
-fn whoever_knows_the_token_gets_in_through_a_flood() {
+fn a_peer_with_the_token_gets_in_through_a_flood() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
     use std::time::{Duration, Instant};
-    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, tcp_streams: 4, ..Config::default() }, false);
+    let (_domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, tcp_streams: 4, ..Config::default() }, false);
     let (stop, opened) = (AtomicBool::new(false), AtomicU64::new(0));
     let took = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -419,30 +419,30 @@ fn whoever_knows_the_token_gets_in_through_a_flood() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         });
-        // Nobody is at home while the backlog fills.
+        // Nobody serves the hub while the backlog fills.
         eventually("a flood", || opened.load(Relaxed) > 500);
         let start = Instant::now();
         cq.qp(qps[0]).connect(&ends[1].encode()).unwrap();
         cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
-        let met = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            eventually("both have met", || {
+        let connected = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("both connected", || {
                 cq.poll(&mut []);
                 assert_eq!(qps.map(|qp| cq.qp(qp).error().map(str::to_owned)), [None, None]);
-                qps.iter().all(|qp| cq.qp(*qp).met())
+                qps.iter().all(|qp| cq.qp(*qp).connected())
             })
         }));
         stop.store(true, Relaxed);
-        met.map(|()| start.elapsed())
+        connected.map(|()| start.elapsed())
     });
     assert!(took.unwrap() < Duration::from_secs(5));
 }
 
 #[test]
 fn a_queue_pair_in_error_keeps_no_dialer_waiting() {
-    let (_domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, false);
+    let (_domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, ..Config::default() }, false);
     let control = dialed(&ends[0], &ends[1]);
-    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
-    // A third one serves the hub: by now the greeting is in the box of a queue pair that will never look.
+    dial::send_hello(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    // A third one serves the hub: by now the stream is pending for a queue pair that will never take it.
     let third = cq.create_qp(&QpCaps::default(), RailStats::detached()).unwrap();
     cq.qp(third).connect(&ends[0].encode()).unwrap();
     for _ in 0..100 {
@@ -453,8 +453,8 @@ fn a_queue_pair_in_error_keeps_no_dialer_waiting() {
 }
 
 #[test]
-fn a_greeting_that_comes_late_wakes_a_sleeper() {
-    let (domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, true);
+fn a_hello_that_comes_late_wakes_a_sleeper() {
+    let (domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, ..Config::default() }, true);
     let fd = domain.notification_fd().unwrap();
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     drain(&mut cq);
@@ -462,28 +462,28 @@ fn a_greeting_that_comes_late_wakes_a_sleeper() {
     assert!(readable(fd, 2000), "a stream woke nobody");
     drain(&mut cq);
     assert!(!readable(fd, 20), "nothing to do, and yet awake");
-    dial::greet(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
-    assert!(readable(fd, 2000), "a greeting woke nobody");
+    dial::send_hello(&control, &ends[0], &ends[1], endpoint::Offer::Tcp, None).unwrap();
+    assert!(readable(fd, 2000), "a Hello woke nobody");
     drain(&mut cq);
-    assert!(cq.qp(qps[1]).met());
+    assert!(cq.qp(qps[1]).connected());
 }
 
 #[test]
-fn strangers_and_probes_do_not_keep_sleepers_awake() {
-    let (domain, mut cq, qps, ends) = strangers(Config { soft_wire: TCP, ..Config::default() }, true);
+fn unauthenticated_streams_and_probes_do_not_keep_sleepers_awake() {
+    let (domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, ..Config::default() }, true);
     let fd = domain.notification_fd().unwrap();
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     drain(&mut cq);
     let probe = dialed(&ends[1], &ends[0]);
-    dial::greet(&probe, &ends[1], &ends[0], endpoint::Offer::Probe, None).unwrap();
+    dial::send_hello(&probe, &ends[1], &ends[0], endpoint::Offer::Probe, None).unwrap();
     assert!(readable(fd, 2000));
-    // The wake-up of a stream may come twice, once with its greeting.
+    // The wake-up of a stream may come twice, once with its Hello.
     (0..3).for_each(|_| drain(&mut cq));
     assert!(!readable(fd, 20), "a probe keeps everybody awake");
     cq.qp(qps[0]).connect(&ends[1].encode()).unwrap();
-    eventually("both have met", || {
+    eventually("both connected", || {
         drain(&mut cq);
-        cq.qp(qps[0]).met() && cq.qp(qps[1]).met()
+        cq.qp(qps[0]).connected() && cq.qp(qps[1]).connected()
     });
     drain(&mut cq);
     for _ in 0..3 {
@@ -491,5 +491,5 @@ fn strangers_and_probes_do_not_keep_sleepers_awake() {
     }
     assert!(readable(fd, 2000));
     drain(&mut cq);
-    assert!(!readable(fd, 20), "a stranger keeps everybody awake");
+    assert!(!readable(fd, 20), "an unauthenticated stream keeps everybody awake");
 }

@@ -91,20 +91,20 @@ struct Offer {
 }
 
 /// A responder's offers, one per descriptor of a run.
-pub struct Offers {
+pub struct Grants {
     open: [Offer; GRANTS],
     first: u64,
     upto: u64,
     watched: Arc<Watched>,
 }
 
-impl Offers {
+impl Grants {
     /// None. `lane` is the requester's, `peer` its process.
     pub fn new(shm: Arc<Shm>, lane: usize, peer: Option<Arc<Process>>) -> Self {
         let none = [const { AtomicU64::new(0) }; GRANTS];
         let watched = Arc::new(Watched { leaves: none, before: [const { AtomicU64::new(0) }; GRANTS], shm, lane, peer });
         LIVE.with(|live| live.push(watched.clone()));
-        Offers { open: [Offer::default(); GRANTS], first: 0, upto: 0, watched }
+        Grants { open: [Offer::default(); GRANTS], first: 0, upto: 0, watched }
     }
 
     /// Whether `desc` was offered.
@@ -130,7 +130,7 @@ impl Offers {
             && (head..next).all(|desc| apart(&self.open[desc as usize % GRANTS]))
     }
 
-    /// Offers descriptor [`Offers::next`], of which the memory is pinned now; `waiting` descriptors wait with it.
+    /// Grants descriptor [`Grants::next`], of which the memory is pinned now; `waiting` descriptors wait with it.
     pub fn offer(&mut self, head: u64, key: u32, addr: u64, len: u32, waiting: u64) {
         let desc = self.next(head);
         let part = if waiting >= CROWD { len } else { (len / 2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);
@@ -225,7 +225,7 @@ impl Offers {
     }
 }
 
-impl Drop for Offers {
+impl Drop for Grants {
     fn drop(&mut self) {
         self.withdraw();
         LIVE.with(|live| live.retain(|w| !Arc::ptr_eq(w, &self.watched)));

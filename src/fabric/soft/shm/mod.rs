@@ -22,7 +22,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::queue::{Core, Fault};
+use super::queue::{Fault, WorkQueues};
 use crate::base::fd::OwnedFd;
 use crate::base::mem::Shm;
 use crate::base::process::Process;
@@ -32,7 +32,7 @@ use control::{ControlSocket, Record, Seen};
 pub use control::{recv as recv_with_fd, send as send_with_fd};
 use expose::Exposed;
 pub use expose::revoke;
-pub use grant::{Offers, withdraw};
+pub use grant::{Grants, withdraw};
 use rx::Rx;
 pub use segment::Segment;
 use tx::Tx;
@@ -94,23 +94,23 @@ impl ShmWire {
 
     /// Moves what can be moved, both ways; true if anything was.
     #[inline(never)]
-    pub fn progress(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
+    pub fn progress(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         if self.armed {
-            self.listen(core)?;
+            self.listen(wq)?;
         }
         // What the peer publishes tells most of what it has accepted, without a look at the line that it writes for that.
-        let mut moved = self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?;
+        let mut moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         if self.rx.lacks_memory {
-            moved |= self.receive_mapped(core)?;
+            moved |= self.receive_mapped(wq)?;
         }
-        if self.tx.awaits(core) {
-            moved |= self.tx.take_acceptance(core, &self.segment)?;
+        if self.tx.awaits(wq) {
+            moved |= self.tx.take_acceptance(wq, &self.segment)?;
         }
-        if core.sq.pending() {
-            moved |= self.transmit(core)?;
+        if wq.sq.pending() {
+            moved |= self.transmit(wq)?;
         }
         if self.tx.may_share() {
-            moved |= self.tx.share(core, &self.segment);
+            moved |= self.tx.share(wq, &self.segment);
         }
         if moved {
             self.idle = 0;
@@ -120,15 +120,15 @@ impl ShmWire {
         }
         self.idle = self.idle.wrapping_add(1);
         if self.idle.is_multiple_of(IDLE_TURNS) || self.ended.is_some() || self.segment.peer_closed() {
-            self.look_for_the_end(core)?;
+            self.look_for_the_end(wq)?;
         }
         Ok(false)
     }
 
     /// Sends what was just posted.
     #[inline(never)]
-    pub fn kick(&mut self, core: &mut Core) -> std::result::Result<(), Fault> {
-        if self.tx.transmit(core, &self.segment, &self.control)? {
+    pub fn kick(&mut self, wq: &mut WorkQueues) -> std::result::Result<(), Fault> {
+        if self.tx.transmit(wq, &self.segment, &self.control)? {
             self.wake_peer();
         }
         Ok(())
@@ -136,27 +136,27 @@ impl ShmWire {
 
     /// Goes on where [`Rx::receive`] stopped for want of memory, which the peer has passed unless it never will.
     #[inline(never)]
-    fn receive_mapped(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
+    fn receive_mapped(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         if self.control.passes_descriptors() {
-            self.listen(core)?;
+            self.listen(wq)?;
         }
-        let moved = self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?;
+        let moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         self.rx.lacks_memory = false;
         Ok(moved)
     }
 
     /// Sends what could not go when it was posted.
     #[inline(never)]
-    fn transmit(&mut self, core: &mut Core) -> std::result::Result<bool, Fault> {
-        self.tx.transmit(core, &self.segment, &self.control)
+    fn transmit(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
+        self.tx.transmit(wq, &self.segment, &self.control)
     }
 
     /// Takes what the control socket holds.
     #[cold]
     #[inline(never)]
-    fn listen(&mut self, core: &Core) -> std::result::Result<(), Fault> {
+    fn listen(&mut self, wq: &WorkQueues) -> std::result::Result<(), Fault> {
         while self.ended.is_none() {
-            core.stats.add(RailCounter::Syscalls, 1);
+            wq.stats.add(RailCounter::Syscalls, 1);
             match self.control.receive() {
                 Seen::Nothing => break,
                 Seen::Record(Record::Doorbell) => {}
@@ -178,18 +178,17 @@ impl ShmWire {
     /// Once the peer is gone and everything that it left was handled, the queue pair ends.
     #[cold]
     #[inline(never)]
-    fn look_for_the_end(&mut self, core: &mut Core) -> std::result::Result<(), Fault> {
-        self.listen(core)?;
+    fn look_for_the_end(&mut self, wq: &mut WorkQueues) -> std::result::Result<(), Fault> {
+        self.listen(wq)?;
         if self.ended.is_none() && !self.segment.peer_closed() {
             return Ok(());
         }
         // What the peer did before it went is in the segment by now.
         fence(Ordering::SeqCst);
-        let mut moved =
-            self.tx.take_acceptance(core, &self.segment)? || self.rx.receive(core, &mut self.tx, &self.segment, &mut self.maps)?;
+        let mut moved = self.tx.take_acceptance(wq, &self.segment)? || self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         // Also behind what was received: a look that found memory lacking is not for a later call to act on.
         if self.rx.lacks_memory {
-            moved |= self.receive_mapped(core)?;
+            moved |= self.receive_mapped(wq)?;
         }
         if moved {
             return Ok(());
@@ -240,7 +239,7 @@ impl ShmWire {
 
     /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else. The result is to be dropped with the
     /// queue pair, which takes as long as the peer writes the part of a copy that it was granted.
-    pub fn close(self) -> Option<Offers> {
+    pub fn close(self) -> Option<Grants> {
         self.segment.side(self.segment.me).closed.store(1, Ordering::SeqCst);
         self.tx.retire();
         let peer = self.segment.side(1 - self.segment.me);

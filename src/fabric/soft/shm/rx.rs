@@ -8,8 +8,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::mr::Pin;
 use super::super::publish::{publish, publish_words};
-use super::super::queue::{Core, Fault};
-use super::grant::Offers;
+use super::super::queue::{Fault, WorkQueues};
+use super::grant::Grants;
 use super::inline::unpack;
 use super::layout::{DESC_INLINE, DESCS, Desc, GRANTS, Geometry, Head, Lane, PAYLOAD_WORDS, flag, op, place};
 use super::tx::{Tx, round};
@@ -46,7 +46,7 @@ pub struct Rx {
     /// Whether the descriptor at the head waits for memory to be mapped.
     pub lacks_memory: bool,
     /// Copies that the requester shares, and the descriptors that they are of.
-    offers: Offers,
+    offers: Grants,
     offered: [Request; GRANTS],
     /// Bytes of each that this side has read, and counted.
     read: [u32; GRANTS],
@@ -133,7 +133,7 @@ impl Rx {
             write_at: 0,
             filling: false,
             lacks_memory: false,
-            offers: Offers::new(segment.shm.clone(), lane, segment.peer.clone()),
+            offers: Grants::new(segment.shm.clone(), lane, segment.peer.clone()),
             offered: [Request::default(); GRANTS],
             read: [0; GRANTS],
             unread: None,
@@ -143,25 +143,25 @@ impl Rx {
     }
 
     /// Lets the peer write no further part; what has to be kept until it has finished the one that it may be writing.
-    pub fn close(mut self) -> Option<Offers> {
+    pub fn close(mut self) -> Option<Grants> {
         self.offers.refuse().then_some(self.offers)
     }
 
     /// Handles what the peer has published, and tells `tx` what it says of our requests; true if anything moved. Stops before a
     /// descriptor that names memory which `maps` lacks, and sets `lacks_memory`. If that is set, the one at the head is handled in any case.
     #[inline(always)]
-    pub fn receive(&mut self, core: &mut Core, tx: &mut Tx, segment: &Segment, maps: &mut Maps) -> Result<bool, Fault> {
+    pub fn receive(&mut self, wq: &mut WorkQueues, tx: &mut Tx, segment: &Segment, maps: &mut Maps) -> Result<bool, Fault> {
         let mut moved = false;
         let mut copied = 0;
         for _ in 0..DESC_BUDGET {
             let desc = segment.desc(self.lane, self.head);
             let Some(head) = Rx::published(desc, self.head) else {
-                tx.heard_out(core);
+                tx.heard_out(wq);
                 break;
             };
-            tx.hear(core, head.accepted)?;
+            tx.hear(wq, head.accepted)?;
             if head.op == op::WRITE && head.place == place::INLINE && usize::from(head.inline) <= DESC_INLINE {
-                if !self.write_inline(head, desc, core, segment)? {
+                if !self.write_inline(head, desc, wq, segment)? {
                     break;
                 }
                 self.finish(place::INLINE, head.flags, 0, segment);
@@ -177,7 +177,7 @@ impl Rx {
                 }
             }
             let before = self.at;
-            match self.handle(request, core, segment, maps)? {
+            match self.handle(request, wq, segment, maps)? {
                 Outcome::Done => {
                     copied += (request.len as usize).saturating_sub(before);
                     // Of a bounced one, what it took of the ring.
@@ -200,12 +200,12 @@ impl Rx {
 
     /// Does what can be done for the descriptor at the head.
     #[inline(never)]
-    fn handle(&mut self, request: Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
+    fn handle(&mut self, request: Request, wq: &mut WorkQueues, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
         match request.op {
-            op::WRITE if request.place == place::PRIVATE && self.shares(&request) => self.share(&request, core, segment),
-            op::WRITE => self.write(&request, core, segment, maps),
-            op::SEND => self.send(&request, core, segment, maps),
-            op::READ => self.read(&request, core, segment),
+            op::WRITE if request.place == place::PRIVATE && self.shares(&request) => self.share(&request, wq, segment),
+            op::WRITE => self.write(&request, wq, segment, maps),
+            op::SEND => self.send(&request, wq, segment, maps),
+            op::READ => self.read(&request, wq, segment),
             other => Err(self.refuse(segment, WcStatus::RemInvReqErr, format!("the peer published a descriptor of unknown kind {other}"))),
         }
     }
@@ -246,14 +246,14 @@ impl Rx {
 
     /// Does a WRITE whose bytes are in its descriptor, as those of small messages and of announcements are; false if it has to wait.
     #[inline(always)]
-    fn write_inline(&mut self, head: Head, desc: &Desc, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+    fn write_inline(&mut self, head: Head, desc: &Desc, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
         let [addr, key, payload @ .., _] = &desc.words;
         let (addr, key, len) = (addr.load(Ordering::Relaxed), key.load(Ordering::Relaxed), usize::from(head.inline));
-        if completes(head.flags) && !core.recv_available() {
-            return self.not_ready(core, segment).map(|_| false);
+        if completes(head.flags) && !wq.recv_available() {
+            return self.not_ready(wq, segment).map(|_| false);
         }
         if len > 0 {
-            let pin = match core.pin_remote(key as u32, addr, len, Access::REMOTE_WRITE) {
+            let pin = match wq.pin_remote(key as u32, addr, len, Access::REMOTE_WRITE) {
                 Ok(pin) => pin,
                 Err(status) => return Err(self.refuse_write(segment, status, len, addr, key as u32)),
             };
@@ -263,19 +263,19 @@ impl Rx {
             unsafe { publish_words(pin.as_ptr(), &words, len) };
             self.stats.add(RailCounter::RxInline, len as u64);
         }
-        self.written(head.flags, len as u32, (key >> 32) as u32, core);
+        self.written(head.flags, len as u32, (key >> 32) as u32, wq);
         Ok(true)
     }
 
     #[inline(always)]
-    fn write(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
-        if request.completes() && !core.recv_available() {
-            return self.not_ready(core, segment);
+    fn write(&mut self, request: &Request, wq: &mut WorkQueues, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
+        if request.completes() && !wq.recv_available() {
+            return self.not_ready(wq, segment);
         }
         if request.len > 0 {
             let left = request.rest().saturating_sub(self.at);
             let addr = request.addr.wrapping_add(self.at as u64);
-            let pin = match core.pin_remote(request.rkey, addr, left, Access::REMOTE_WRITE) {
+            let pin = match wq.pin_remote(request.rkey, addr, left, Access::REMOTE_WRITE) {
                 Ok(pin) => pin,
                 Err(status) => return Err(self.refuse_write(segment, status, left, addr, request.rkey)),
             };
@@ -284,7 +284,7 @@ impl Rx {
                 unfinished => return Ok(unfinished),
             }
         }
-        self.written(request.flags, request.len, request.imm, core);
+        self.written(request.flags, request.len, request.imm, wq);
         Ok(Outcome::Done)
     }
 
@@ -296,19 +296,19 @@ impl Rx {
 
     /// A WRITE's bytes are in place.
     #[inline]
-    fn written(&mut self, flags: u8, len: u32, imm: u32, core: &mut Core) {
+    fn written(&mut self, flags: u8, len: u32, imm: u32, wq: &mut WorkQueues) {
         if completes(flags) {
-            core.complete_recv(WcOpcode::RecvRdmaWithImm, self.write_at.saturating_add(len), Some(imm));
+            wq.complete_recv(WcOpcode::RecvRdmaWithImm, self.write_at.saturating_add(len), Some(imm));
             self.write_at = 0;
         } else if flags & flag::IMM != 0 {
             self.write_at = self.write_at.saturating_add(len);
         }
     }
 
-    fn send(&mut self, request: &Request, core: &mut Core, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
-        let Some(recv) = core.peek_recv() else { return self.not_ready(core, segment) };
+    fn send(&mut self, request: &Request, wq: &mut WorkQueues, segment: &Segment, maps: &mut Maps) -> Result<Outcome, Fault> {
+        let Some(recv) = wq.peek_recv() else { return self.not_ready(wq, segment) };
         if self.send_at as usize + request.rest() > recv.sge.len as usize {
-            core.fail_recv(WcStatus::LocLenErr);
+            wq.fail_recv(WcStatus::LocLenErr);
             return Err(self.refuse(
                 segment,
                 WcStatus::RemInvReqErr,
@@ -320,11 +320,11 @@ impl Rx {
             let addr = recv.sge.addr.wrapping_add(u64::from(self.send_at)).wrapping_add(self.at as u64);
             // Nothing lands unless all of it may.
             let rest = request.rest().saturating_sub(self.at);
-            let fits = if rest > left { core.pin_local(recv.sge.lkey, addr, rest, Access::LOCAL_WRITE).map(drop) } else { Ok(()) };
-            let pin = match fits.and_then(|()| core.pin_local(recv.sge.lkey, addr, left, Access::LOCAL_WRITE)) {
+            let fits = if rest > left { wq.pin_local(recv.sge.lkey, addr, rest, Access::LOCAL_WRITE).map(drop) } else { Ok(()) };
+            let pin = match fits.and_then(|()| wq.pin_local(recv.sge.lkey, addr, left, Access::LOCAL_WRITE)) {
                 Ok(pin) => pin,
                 Err(status) => {
-                    core.fail_recv(status);
+                    wq.fail_recv(status);
                     return Err(self.refuse(
                         segment,
                         WcStatus::RemOpErr,
@@ -340,18 +340,18 @@ impl Rx {
         self.send_at += request.len;
         if request.flags & flag::LAST != 0 {
             let imm = (request.flags & flag::IMM != 0).then_some(request.imm);
-            core.complete_recv(WcOpcode::Recv, self.send_at, imm);
+            wq.complete_recv(WcOpcode::Recv, self.send_at, imm);
             self.send_at = 0;
         }
         Ok(Outcome::Done)
     }
 
     #[cold]
-    fn read(&mut self, request: &Request, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+    fn read(&mut self, request: &Request, wq: &mut WorkQueues, segment: &Segment) -> Result<Outcome, Fault> {
         let left = (request.len as usize).saturating_sub(self.at);
         if left > 0 {
             let addr = request.addr.wrapping_add(self.at as u64);
-            let pin = match core.pin_remote(request.rkey, addr, left, Access::REMOTE_READ) {
+            let pin = match wq.pin_remote(request.rkey, addr, left, Access::REMOTE_READ) {
                 Ok(pin) => pin,
                 Err(status) => {
                     return Err(self.refuse(
@@ -508,8 +508,8 @@ impl Rx {
 
     #[cold]
     #[inline(never)]
-    fn not_ready(&mut self, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
-        match core.receiver_not_ready() {
+    fn not_ready(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<Outcome, Fault> {
+        match wq.receiver_not_ready() {
             Ok(()) => Ok(Outcome::Waits),
             Err(status) => Err(self.refuse(segment, status, "no receive request was posted in time")),
         }

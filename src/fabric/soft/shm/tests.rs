@@ -143,8 +143,8 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
         let (victim, attacker) = if seed % 2 == 0 { (dialer, acceptor) } else { (acceptor, dialer) };
         let (a, b) = UnixStream::pair().unwrap();
         let caps = QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() };
-        let mut core = Core::new(&caps, RailStats::detached(), 1, 0);
-        core.ready(if rng.below(2) == 0 { 7 } else { 0 });
+        let mut wq = WorkQueues::new(&caps, RailStats::detached(), 1, 0);
+        wq.ready(if rng.below(2) == 0 { 7 } else { 0 });
         let mut wire = ShmWire::new(victim, OwnedFd::new(a), true, 16, RailStats::detached());
         let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 8];
         for _ in 0..400 {
@@ -156,7 +156,7 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
             let len = rng.pick(&[0, 1, 32, 33, 64, 8192, 8193, 65_537, MEMORY as u64]) as u32;
             let sge = Sge { addr, len, lkey: region.lkey() };
             let roomy = Sge { len: if rng.below(32) == 0 { len } else { MEMORY as u32 }, ..sge };
-            let _ = core.post_recv(&RecvRequest { wr_id: 1, sge: roomy });
+            let _ = wq.post_recv(&RecvRequest { wr_id: 1, sge: roomy });
             let opcode = [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read][rng.below(5) as usize];
             let request = SendRequest {
                 wr_id: 2,
@@ -167,14 +167,14 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
                 imm: 3,
                 signaled: rng.below(2) == 0,
             };
-            let _ = core.post_send(&[request]);
+            let _ = wq.post_send(&[request]);
             if rng.below(8) == 0 {
                 wire.arm();
             }
-            let result = if rng.below(8) == 0 { wire.kick(&mut core) } else { wire.progress(&mut core).map(drop) };
-            core.harvest(&mut out);
+            let result = if rng.below(8) == 0 { wire.kick(&mut wq) } else { wire.progress(&mut wq).map(drop) };
+            wq.poll_completions(&mut out);
             if let Err(fault) = result {
-                core.fail(fault);
+                wq.fail(fault);
                 faults += 1;
                 break;
             }

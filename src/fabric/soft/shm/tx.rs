@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::memory;
-use super::super::queue::{Core, Fault, Wqe};
+use super::super::queue::{Fault, WorkQueues, Wqe};
 use super::control::ControlSocket;
 use super::expose::Exposed;
 use super::grant::{self, Taken};
@@ -114,10 +114,10 @@ impl Tx {
 
     /// Publishes what fits; true if anything was.
     #[inline(always)]
-    pub fn transmit(&mut self, core: &mut Core, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
+    pub fn transmit(&mut self, wq: &mut WorkQueues, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
         let mut moved = false;
         let mut budget = COPY_BUDGET;
-        while core.sq.pending() {
+        while wq.sq.pending() {
             if self.tail - self.desc_head >= DESCS {
                 // Pairs with the Release in `Rx`: the responder is done with the descriptors below it.
                 self.desc_head = segment.lane(self.lane).desc_head.load(Ordering::Acquire).min(self.tail);
@@ -125,7 +125,7 @@ impl Tx {
                     break;
                 }
             }
-            if !self.publish_inline(core, segment)? && !self.publish_apart(core, segment, control, &mut budget)? {
+            if !self.publish_inline(wq, segment)? && !self.publish_apart(wq, segment, control, &mut budget)? {
                 break;
             }
             moved = true;
@@ -135,80 +135,80 @@ impl Tx {
 
     /// Publishes what of the next request fits; false if nothing does.
     #[inline(never)]
-    fn publish_apart(&mut self, core: &mut Core, segment: &Segment, control: &ControlSocket, budget: &mut u64) -> Result<bool, Fault> {
-        let request = core.sq.sent;
-        let wqe = *core.sq.get(request);
+    fn publish_apart(&mut self, wq: &mut WorkQueues, segment: &Segment, control: &ControlSocket, budget: &mut u64) -> Result<bool, Fault> {
+        let request = wq.sq.sent;
+        let wqe = *wq.sq.get(request);
         if wqe.opcode == Opcode::Read {
-            return Ok(self.publish_read(core, &wqe, request, segment));
+            return Ok(self.publish_read(wq, &wqe, request, segment));
         }
         if wqe.inline || wqe.len <= BOUNCE_MAX {
-            return self.publish_bounce(core, &wqe, request, segment);
+            return self.publish_bounce(wq, &wqe, request, segment);
         }
-        if self.at == 0 && self.peer_reads(&wqe, core, segment, control)? {
-            return self.publish_in_place(core, &wqe, request, segment);
+        if self.at == 0 && self.peer_reads(&wqe, wq, segment, control)? {
+            return self.publish_in_place(wq, &wqe, request, segment);
         }
         if *budget == 0 {
             return Ok(false);
         }
         *budget = budget.saturating_sub(u64::from(BOUNCE_CHUNK));
-        self.publish_bounce(core, &wqe, request, segment)
+        self.publish_bounce(wq, &wqe, request, segment)
     }
 
     /// Whether something is outstanding, so that the responder's line has to be looked at.
     #[inline]
-    pub fn awaits(&self, core: &Core) -> bool {
-        core.sq.acked != core.sq.sent || self.fill.is_some()
+    pub fn awaits(&self, wq: &WorkQueues) -> bool {
+        wq.sq.acked != wq.sq.sent || self.fill.is_some()
     }
 
     /// Takes over what a descriptor of the responder said on its way: the low bits of how many requests it has accepted.
     #[inline(always)]
-    pub fn hear(&mut self, core: &mut Core, accepted: u16) -> Result<(), Fault> {
-        let more = accepted.wrapping_sub(core.sq.acked as u16);
+    pub fn hear(&mut self, wq: &mut WorkQueues, accepted: u16) -> Result<(), Fault> {
+        let more = accepted.wrapping_sub(wq.sq.acked as u16);
         // READs need a look at their bytes. An older descriptor may tell less than the line did; one that has waited for very long, as
         // there was no receive request for it or for those before it, so much less that its bits seem to tell more.
-        if more == 0 || more > 1 << 15 || !self.reads.is_empty() || core.sq.acked - self.heard >= 1 << 15 {
+        if more == 0 || more > 1 << 15 || !self.reads.is_empty() || wq.sq.acked - self.heard >= 1 << 15 {
             return Ok(());
         }
-        let from = core.sq.acked;
-        core.acknowledge(from + u64::from(more))?;
-        self.over(core, from, core.sq.acked);
+        let from = wq.sq.acked;
+        wq.ack(from + u64::from(more))?;
+        self.over(wq, from, wq.sq.acked);
         Ok(())
     }
 
     /// The responder has published nothing that was not looked at.
     #[inline]
-    pub fn heard_out(&mut self, core: &Core) {
-        self.heard = core.sq.acked;
+    pub fn heard_out(&mut self, wq: &WorkQueues) {
+        self.heard = wq.sq.acked;
     }
 
     /// Takes over what the responder has accepted, refused, answered or asked for.
     #[inline(always)]
-    pub fn take_acceptance(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+    pub fn take_acceptance(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
         let lane = segment.lane(self.lane);
         // Pairs with the Release in `Rx`: what was written for the accepted requests, responses included, is visible.
         let accepted = lane.accepted.load(Ordering::Acquire);
         let mut moved = false;
         let mut upto = accepted;
         if !self.reads.is_empty() {
-            moved |= self.take_response(core, segment)?;
+            moved |= self.take_response(wq, segment)?;
             // A READ is complete only when its bytes are here.
             upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
         }
-        if upto != core.sq.acked {
-            let from = core.sq.acked;
-            core.acknowledge(upto)?;
-            self.over(core, from, upto);
+        if upto != wq.sq.acked {
+            let from = wq.sq.acked;
+            wq.ack(upto)?;
+            self.over(wq, from, upto);
             moved = true;
         }
         if lane.fill_want.load(Ordering::Acquire) != self.filled {
-            self.begin_fill(core, lane)?;
+            self.begin_fill(wq, lane)?;
         }
         if self.fill.is_some() {
-            moved |= self.feed(core, segment)?;
+            moved |= self.feed(wq, segment)?;
         }
         let nak = lane.nak.load(Ordering::Acquire);
         if nak != 0 {
-            return Err(self.refused(core, lane, nak));
+            return Err(self.refused(wq, lane, nak));
         }
         if lane.revoked.load(Ordering::Relaxed) != 0 {
             return Err(Fault::oldest(WcStatus::LocProtErr, "memory was deregistered while the peer was reading it"));
@@ -219,10 +219,10 @@ impl Tx {
     /// The responder has refused a request. What it had accepted before stays accepted.
     #[cold]
     #[inline(never)]
-    fn refused(&self, core: &mut Core, lane: &Lane, nak: u64) -> Fault {
+    fn refused(&self, wq: &mut WorkQueues, lane: &Lane, nak: u64) -> Fault {
         let accepted = lane.accepted.load(Ordering::Acquire);
         let upto = self.reads.front().map_or(accepted, |&read| accepted.min(read));
-        if let Err(nonsense) = core.acknowledge(upto) {
+        if let Err(nonsense) = wq.ack(upto) {
             return nonsense;
         }
         let status = super::status_from(nak);
@@ -231,60 +231,60 @@ impl Tx {
 
     /// Requests `from..upto` were accepted.
     #[inline(always)]
-    fn over(&mut self, core: &Core, from: u64, upto: u64) {
+    fn over(&mut self, wq: &WorkQueues, from: u64, upto: u64) {
         self.exposed.remove(from, upto);
-        self.route.accepted(from, upto, |request| core.sq.get(request).len);
+        self.route.accepted(from, upto, |request| wq.sq.get(request).len);
     }
 
     /// Publishes the next request with its bytes in the descriptor; false if they are too many, or not this side's.
     #[inline(always)]
-    fn publish_inline(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
-        let request = core.sq.sent;
-        let wqe = core.sq.get(request);
+    fn publish_inline(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
+        let request = wq.sq.sent;
+        let wqe = wq.sq.get(request);
         if wqe.len as usize > DESC_INLINE || wqe.opcode == Opcode::Read {
             return Ok(false);
         }
         let packed = if wqe.inline {
-            let from = core.sq.inline_bytes(request);
+            let from = wq.sq.inline_bytes(request);
             // SAFETY: the slice is valid for its length, at most DESC_INLINE.
             unsafe { pack(from.as_ptr(), from.len()) }
         } else if wqe.len > 0 {
-            let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+            let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
             // SAFETY: the pin vouches for `len` bytes, at most DESC_INLINE.
             unsafe { pack(pin.as_ptr(), pin.len()) }
         } else {
             Some((0, [0; PAYLOAD_WORDS]))
         };
         let Some((mask, payload)) = packed else { return Ok(false) };
-        core.stats.add(RailCounter::TxInline, u64::from(wqe.len));
+        wq.stats.add(RailCounter::TxInline, u64::from(wqe.len));
         let head = Head { inline: wqe.len as u8, words: mask, ..Head::default() };
         self.publish(segment, wqe, request, place::INLINE, head.bits(), 0, wqe.len, payload);
-        core.sq.sent += 1;
+        wq.sq.sent += 1;
         Ok(true)
     }
 
-    fn publish_bounce(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+    fn publish_bounce(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
         let len = (wqe.len - self.at).min(BOUNCE_CHUNK.min((self.geometry.bounce / 4) as u32));
         let Some(position) = self.reserve(u64::from(len), segment) else { return Ok(false) };
         let to = segment.ring(self.lane, position, len as usize);
         if wqe.inline {
-            let from = core.sq.inline_bytes(request);
+            let from = wq.sq.inline_bytes(request);
             // SAFETY: `to` is valid for `len` bytes, which is the length of `from`: inline requests are one piece.
             unsafe { mem::copy(from.as_ptr(), to, from.len().min(len as usize)) };
         } else {
             // The whole rest is checked, so that a request that cannot be completed moves nothing.
             let left = (wqe.len - self.at) as usize;
-            let pin = core.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left, Access::empty()).map_err(local_fault)?;
+            let pin = wq.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left, Access::empty()).map_err(local_fault)?;
             // SAFETY: the pin vouches for `left >= len` bytes and `to` is valid for `len`.
             unsafe { mem::copy(pin.as_ptr(), to, len as usize) };
         }
         self.bounce_tail = position + round(u64::from(len));
-        core.stats.add(RailCounter::TxBounce, u64::from(len));
+        wq.stats.add(RailCounter::TxBounce, u64::from(len));
         self.publish(segment, wqe, request, place::BOUNCE, 0, self.at, len, [position, u64::from(wqe.len - self.at), u64::from(len), 0, 0]);
         self.at += len;
         if self.at == wqe.len {
             self.at = 0;
-            core.sq.sent += 1;
+            wq.sq.sent += 1;
         } else {
             stage::reach(Stage::SendHalf);
         }
@@ -292,15 +292,15 @@ impl Tx {
     }
 
     /// Whether the peer can read the request's bytes where they are. Passes it the memory to map, the first time.
-    fn peer_reads(&mut self, wqe: &Wqe, core: &Core, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
-        let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+    fn peer_reads(&mut self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
+        let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
         if let Some((id, _)) = pin.allocation()
             && self.pass(id, control)?
         {
             return Ok(true);
         }
         let can = self.pulls && segment.peer_pulls();
-        Ok(can && (segment.straight || self.route.choose(core.sq.sent, wqe.len) == Way::Straight))
+        Ok(can && (segment.straight || self.route.choose(wq.sq.sent, wqe.len) == Way::Straight))
     }
 
     /// Whether the peer has, or now gets, our allocation `id`.
@@ -321,22 +321,22 @@ impl Tx {
         Ok(passed)
     }
 
-    fn publish_in_place(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+    fn publish_in_place(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
         self.exposed.add(request, wqe.lkey);
         // Checked after it was exposed: a deregistration that this check does not see, sees the exposure.
-        let pin = core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+        let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
         match pin.allocation() {
             Some((id, offset)) if self.passed.contains(&id) => {
-                core.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
+                wq.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
                 self.publish(segment, wqe, request, place::MAPPED, 0, 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
             }
             _ => {
-                core.stats.add(RailCounter::TxCma, u64::from(wqe.len));
+                wq.stats.add(RailCounter::TxCma, u64::from(wqe.len));
                 self.publish(segment, wqe, request, place::PRIVATE, 0, 0, wqe.len, [wqe.addr, 0, u64::from(wqe.len), 0, 0]);
                 self.share_end = self.tail;
             }
         }
-        core.sq.sent += 1;
+        wq.sq.sent += 1;
         Ok(true)
     }
 
@@ -347,15 +347,15 @@ impl Tx {
     }
 
     /// Writes one part of the oldest copy that the responder shares; true if it did.
-    pub fn share(&mut self, core: &mut Core, segment: &Segment) -> bool {
+    pub fn share(&mut self, wq: &mut WorkQueues, segment: &Segment) -> bool {
         while self.share_at != self.share_end {
             let desc = self.share_at;
             let Owner { request, private, .. } = self.owner.get((desc % DESCS) as usize).copied().unwrap_or_default();
-            if !private || request < core.sq.acked || !self.writes || !segment.writes_allowed {
+            if !private || request < wq.sq.acked || !self.writes || !segment.writes_allowed {
                 self.share_at += 1;
                 continue;
             }
-            let wqe = *core.sq.get(request);
+            let wqe = *wq.sq.get(request);
             let grant = segment.grant(self.lane, desc);
             match grant::take(grant, desc, wqe.len) {
                 Taken::NotYet => return false,
@@ -364,8 +364,8 @@ impl Tx {
                     stage::reach(Stage::SendShared);
                     let from = wqe.addr.wrapping_add(u64::from(part.offset));
                     let to = to.wrapping_add(u64::from(part.offset));
-                    core.stats.add(RailCounter::Syscalls, 1);
-                    let copied = core.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
+                    wq.stats.add(RailCounter::Syscalls, 1);
+                    let copied = wq.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
                         // Looked at each time, as the process may have ended, or run another program, with its grants open.
                         // SAFETY: the pin vouches for the part, the cookie for the process, and the grant, taken and not yet given
                         // back, for the responder's consent.
@@ -373,7 +373,7 @@ impl Tx {
                     });
                     if copied {
                         grant::written(grant, desc);
-                        core.stats.add(RailCounter::TxGranted, u64::from(part.len));
+                        wq.stats.add(RailCounter::TxGranted, u64::from(part.len));
                     } else {
                         grant::not_written(grant, desc);
                         self.writes = false;
@@ -385,13 +385,13 @@ impl Tx {
         false
     }
 
-    fn publish_read(&mut self, core: &mut Core, wqe: &Wqe, request: u64, segment: &Segment) -> bool {
+    fn publish_read(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> bool {
         if self.reads.len() == READS {
             return false;
         }
         self.reads.push_back(request);
         self.publish(segment, wqe, request, place::PRIVATE, 0, 0, wqe.len, [0, 0, u64::from(wqe.len), 0, 0]);
-        core.sq.sent += 1;
+        wq.sq.sent += 1;
         true
     }
 
@@ -465,15 +465,15 @@ impl Tx {
 
     /// Moves what came of the oldest READ's response into place.
     #[cold]
-    fn take_response(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+    fn take_response(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
         let lane = segment.lane(self.lane);
         let mut moved = false;
         while let Some(&read) = self.reads.front() {
-            let wqe = *core.sq.get(read);
+            let wqe = *wq.sq.get(read);
             let left = wqe.len - self.read_at;
             if left > 0 {
                 let addr = wqe.addr + u64::from(self.read_at);
-                let pin = core
+                let pin = wq
                     .pin_local(wqe.lkey, addr, left as usize, Access::LOCAL_WRITE)
                     .map_err(|status| Fault::oldest(status, "the local memory of a READ is not registered for writing"))?;
                 // SAFETY: the pin vouches for `left` bytes, the segment for the stream.
@@ -486,7 +486,7 @@ impl Tx {
             } else if lane.accepted.load(Ordering::Acquire) <= read {
                 break;
             }
-            core.stats.add(RailCounter::RxBounce, u64::from(wqe.len));
+            wq.stats.add(RailCounter::RxBounce, u64::from(wqe.len));
             self.reads.pop_front();
             self.read_at = 0;
             moved = true;
@@ -496,14 +496,14 @@ impl Tx {
 
     /// The responder cannot pull a transfer: finds out which, and gives up on pulling for good.
     #[cold]
-    fn begin_fill(&mut self, core: &Core, lane: &Lane) -> Result<(), Fault> {
+    fn begin_fill(&mut self, wq: &WorkQueues, lane: &Lane) -> Result<(), Fault> {
         let want = lane.fill_want.load(Ordering::Acquire);
         self.filled = want;
         if want == 0 {
             return Ok(());
         }
         self.pulls = false;
-        core.stats.add(RailCounter::CmaRefused, 1);
+        wq.stats.add(RailCounter::CmaRefused, 1);
         let nonsense =
             || Fault::oldest(WcStatus::GeneralErr, format!("the peer asked for the bytes of descriptor {want}, which is not in flight"));
         let desc = want - 1;
@@ -511,35 +511,35 @@ impl Tx {
             return Err(nonsense());
         }
         let Owner { request, at, .. } = *self.owner.get((desc % DESCS) as usize).ok_or_else(nonsense)?;
-        if request < core.sq.acked || request >= core.sq.sent {
+        if request < wq.sq.acked || request >= wq.sq.sent {
             return Err(nonsense());
         }
-        let wqe = core.sq.get(request);
+        let wqe = wq.sq.get(request);
         let from = lane.fill_from.load(Ordering::Relaxed);
         if wqe.inline || wqe.opcode == Opcode::Read || from > u64::from(wqe.len - at) {
             return Err(nonsense());
         }
         // It was counted whole when the descriptor was published; what is still missing counts where it goes now.
-        core.stats.take(RailCounter::TxCma, u64::from(wqe.len - at) - from);
+        wq.stats.take(RailCounter::TxCma, u64::from(wqe.len - at) - from);
         self.fill = Some((request, at + from as u32, wqe.len));
         Ok(())
     }
 
     #[cold]
-    fn feed(&mut self, core: &mut Core, segment: &Segment) -> Result<bool, Fault> {
+    fn feed(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
         let Some((request, at, end)) = self.fill else { return Ok(false) };
-        if request < core.sq.acked || at == end {
+        if request < wq.sq.acked || at == end {
             self.fill = None;
             return Ok(false);
         }
-        let wqe = *core.sq.get(request);
+        let wqe = *wq.sq.get(request);
         let lane = segment.lane(self.lane);
-        let pin = core
+        let pin = wq
             .pin_local(wqe.lkey, wqe.addr + u64::from(at), (end - at) as usize, Access::empty())
             .map_err(|status| Fault::oldest(status, "memory was deregistered while it was being sent"))?;
         // SAFETY: the pin vouches for the rest of the request, the segment for the stream.
         let n = unsafe { stream::write(segment.fill(self.lane), &lane.fill_tail, &lane.fill_head, pin.as_ptr(), pin.len()) };
-        core.stats.add(RailCounter::TxBounce, n as u64);
+        wq.stats.add(RailCounter::TxBounce, n as u64);
         self.fill = Some((request, at + n as u32, end));
         Ok(n > 0)
     }

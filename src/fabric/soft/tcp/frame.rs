@@ -4,7 +4,7 @@ use crate::fabric::types::*;
 
 use super::super::MAX_INLINE;
 use super::super::mr::Pin;
-use super::super::queue::{Core, Fault};
+use super::super::queue::{Fault, WorkQueues};
 use super::codec::{HEADER_SIZE, Header};
 
 /// Frames that wait to be sent at most.
@@ -141,14 +141,14 @@ impl Gather {
     }
 
     /// Adds a frame without its first `skip` bytes; nothing is added if its memory is refused.
-    pub fn frame(&mut self, core: &Core, frame: &Frame, skip: usize) -> Result<(), WcStatus> {
+    pub fn frame(&mut self, wq: &WorkQueues, frame: &Frame, skip: usize) -> Result<(), WcStatus> {
         let own = frame.own.get(skip..frame.own_len).unwrap_or(&[]);
         let into = skip.saturating_sub(frame.own_len);
         let left = frame.payload_len() - into;
         let pin = match frame.source {
             Source::Copied => None,
-            Source::Local { lkey, addr, .. } => Some(core.pin_local(lkey, addr.wrapping_add(into as u64), left, Access::empty())?),
-            Source::Remote { rkey, addr, .. } => Some(core.pin_remote(rkey, addr.wrapping_add(into as u64), left, Access::REMOTE_READ)?),
+            Source::Local { lkey, addr, .. } => Some(wq.pin_local(lkey, addr.wrapping_add(into as u64), left, Access::empty())?),
+            Source::Remote { rkey, addr, .. } => Some(wq.pin_remote(rkey, addr.wrapping_add(into as u64), left, Access::REMOTE_READ)?),
         };
         self.own(own);
         if let Some(pin) = pin {

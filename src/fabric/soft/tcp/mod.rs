@@ -28,7 +28,7 @@ use crate::base::fd::OwnedFd;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
-use super::queue::{Core, Fault};
+use super::queue::{Fault, WorkQueues};
 use receiver::Receiver;
 use sender::Sender;
 use streams::Streams;
@@ -94,15 +94,15 @@ impl TcpWire {
     ///
     /// Errors: what ends the queue pair, once everything that came before it was applied.
     #[inline]
-    pub fn progress(&mut self, core: &mut Core) -> Result<bool, Fault> {
+    pub fn progress(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let mut moved = false;
         if self.ended.is_some() || self.receiver.streamed().is_some() || self.receiving.due() {
-            moved = self.receive(core)?;
+            moved = self.receive(wq)?;
         }
-        self.receiver.waits(core);
-        self.receiver.base(core);
+        self.receiver.waits(wq);
+        self.receiver.base(wq);
         if self.broken.is_none() && (!self.blocked || self.sending.due()) {
-            moved |= self.transmit(core)?;
+            moved |= self.transmit(wq)?;
         }
         if self.ended.is_some() || self.broken.is_some() || self.sender.nak_sent() {
             self.last_words()?;
@@ -114,10 +114,10 @@ impl TcpWire {
     ///
     /// Errors: what ends the queue pair.
     #[inline]
-    pub fn kick(&mut self, core: &mut Core) -> Result<(), Fault> {
+    pub fn kick(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
         self.receiving.reset();
         if !self.blocked && self.broken.is_none() {
-            self.transmit(core)?;
+            self.transmit(wq)?;
         }
         Ok(())
     }
@@ -165,22 +165,22 @@ impl TcpWire {
     }
 
     #[inline]
-    fn receive(&mut self, core: &mut Core) -> Result<bool, Fault> {
+    fn receive(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let mut moved = false;
         let mut budget = BUDGET;
         loop {
             if self.receiver.streamed().is_some() {
-                let turn = self.streams.receive(core, &mut self.receiver)?;
+                let turn = self.streams.receive(wq, &mut self.receiver)?;
                 moved |= turn.moved;
                 self.broke(turn.broken);
             }
-            self.apply(core)?;
+            self.apply(wq)?;
             if self.receiver.held() || self.ended.is_some() || budget == 0 {
                 return Ok(moved);
             }
-            let Some(n) = self.recv(core)? else { return Ok(moved) };
+            let Some(n) = self.recv(wq)? else { return Ok(moved) };
             moved = true;
-            self.apply(core)?;
+            self.apply(wq)?;
             if n.short {
                 // The socket was empty a moment ago; it can wait for the next call.
                 return Ok(moved);
@@ -191,18 +191,18 @@ impl TcpWire {
 
     /// Feeds what is staged to the receiver, as far as it takes it.
     #[inline]
-    fn apply(&mut self, core: &mut Core) -> Result<(), Fault> {
+    fn apply(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
         if self.start != self.end || self.receiver.held() {
             let staged = self.staging.get(self.start..self.end).unwrap_or(&[]);
-            self.start += self.receiver.feed(core, staged)?;
+            self.start += self.receiver.feed(wq, staged)?;
         }
         Ok(())
     }
 
     /// One system call on the control stream; `staging` is empty. None if nothing came.
     #[inline]
-    fn recv(&mut self, core: &mut Core) -> Result<Option<Received>, Fault> {
-        let target = self.receiver.target(core)?;
+    fn recv(&mut self, wq: &mut WorkQueues) -> Result<Option<Received>, Fault> {
+        let target = self.receiver.target(wq)?;
         let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         let mut direct = 0;
         if let Some((pin, n)) = &target {
@@ -211,7 +211,7 @@ impl TcpWire {
         }
         let ahead = if self.receiver.bulk() { BETWEEN.min(self.staging.len()) } else { self.staging.len() };
         iov[1] = libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: ahead };
-        core.stats.add(RailCounter::Syscalls, 1);
+        wq.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the first element is pinned until after the call, the second is ours.
         let io = unsafe { sys::recv(self.control.as_raw_fd(), &mut iov) };
         drop(target);
@@ -221,25 +221,25 @@ impl TcpWire {
                 let placed = n.min(direct);
                 (self.start, self.end) = (0, n - placed);
                 if placed > 0 {
-                    self.receiver.placed(core, placed)?;
+                    self.receiver.placed(wq, placed)?;
                 }
                 return Ok(Some(Received { bytes: n, short: n < direct + ahead }));
             }
             Io::Blocked => self.receiving.miss(),
             Io::Closed => self.end_control("the peer closed the connection".to_string()),
             Io::Failed(error) => self.end_control(error.to_string()),
-            Io::BadMemory => self.receiver.unwritable(core)?,
+            Io::BadMemory => self.receiver.unwritable(wq)?,
         }
         Ok(None)
     }
 
     #[inline]
-    fn transmit(&mut self, core: &mut Core) -> Result<bool, Fault> {
+    fn transmit(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let mut moved = false;
         let mut budget = BUDGET;
         while budget > 0 {
-            self.sender.fill(core, &mut self.receiver, self.streams.len())?;
-            let Some(io) = self.sender.send(self.control.as_raw_fd(), core, &mut self.receiver)? else {
+            self.sender.fill(wq, &mut self.receiver, self.streams.len())?;
+            let Some(io) = self.sender.send(self.control.as_raw_fd(), wq, &mut self.receiver)? else {
                 self.blocked = false;
                 break;
             };
@@ -262,8 +262,8 @@ impl TcpWire {
             }
         }
         if self.streams.len() > 0 {
-            let base = self.receiver.base(core);
-            let turn = self.streams.transmit(core, base, &mut self.sender.window)?;
+            let base = self.receiver.base(wq);
+            let turn = self.streams.transmit(wq, base, &mut self.sender.window)?;
             moved |= turn.moved;
             self.broke(turn.broken);
         }

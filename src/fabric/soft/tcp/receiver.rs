@@ -14,7 +14,7 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
 use super::super::mr::Pin;
-use super::super::queue::{Core, Fault};
+use super::super::queue::{Fault, WorkQueues};
 use super::codec::{self, FLAG_ASK, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, MAX_READS};
 use super::ring::Ring;
 
@@ -145,7 +145,7 @@ impl Receiver {
     /// at the head: give the rest again once it is complete.
     ///
     /// Errors: what ends the queue pair.
-    pub fn feed(&mut self, core: &mut Core, bytes: &[u8]) -> Result<usize, Fault> {
+    pub fn feed(&mut self, wq: &mut WorkQueues, bytes: &[u8]) -> Result<usize, Fault> {
         let mut rest = bytes;
         loop {
             if self.body_left > 0 {
@@ -153,7 +153,7 @@ impl Receiver {
                     break;
                 }
                 let (now, later) = rest.split_at((self.body_left as usize).min(rest.len()));
-                self.store(core, now)?;
+                self.store(wq, now)?;
                 rest = later;
                 continue;
             }
@@ -168,7 +168,7 @@ impl Receiver {
                     break;
                 }
             }
-            if !self.begin(core)? {
+            if !self.begin(wq)? {
                 break;
             }
             self.header_len = 0;
@@ -188,12 +188,12 @@ impl Receiver {
     }
 
     /// Memory that the next bytes of the control stream may be received straight into, and how many.
-    pub fn target(&mut self, core: &mut Core) -> Result<Option<(Pin, usize)>, Fault> {
+    pub fn target(&mut self, wq: &mut WorkQueues) -> Result<Option<(Pin, usize)>, Fault> {
         if self.body_left < DIRECT_MIN || !matches!(self.body, Body::Request | Body::Response) {
             return Ok(None);
         }
         let left = self.body_left as usize;
-        Ok(self.place(core)?.map(|pin| {
+        Ok(self.place(wq)?.map(|pin| {
             let n = left.min(pin.len());
             (pin, n)
         }))
@@ -206,23 +206,23 @@ impl Receiver {
     }
 
     /// `n` bytes were received into [`Receiver::target`].
-    pub fn placed(&mut self, core: &mut Core, n: usize) -> Result<(), Fault> {
-        core.stats.add(RailCounter::RxTcp, n as u64);
+    pub fn placed(&mut self, wq: &mut WorkQueues, n: usize) -> Result<(), Fault> {
+        wq.stats.add(RailCounter::RxTcp, n as u64);
         self.body_left = self.body_left.saturating_sub(n as u32);
         if self.body == Body::Response {
-            return self.answered(core, n as u32);
+            return self.answered(wq, n as u32);
         }
-        self.advance(core, n as u32)
+        self.advance(wq, n as u32)
     }
 
     /// The kernel could not write where [`Receiver::target`] or [`Receiver::segment_place`] pointed.
     #[cold]
-    pub fn unwritable(&mut self, core: &mut Core) -> Result<(), Fault> {
+    pub fn unwritable(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
         if self.body_left > 0 && self.body == Body::Response {
             return Err(Fault::oldest(WcStatus::LocProtErr, "the local memory of a READ cannot be written"));
         }
         if matches!(self.incoming, Some(incoming) if incoming.kind == Kind::Send) {
-            self.fail_recv(core, WcStatus::LocProtErr);
+            self.fail_recv(wq, WcStatus::LocProtErr);
         }
         self.refuse(WcStatus::RemOpErr, "registered memory cannot be written");
         Ok(())
@@ -235,15 +235,15 @@ impl Receiver {
     }
 
     /// Where `len` bytes at `offset` of the streamed request go; none if the request was refused.
-    pub fn segment_place(&mut self, core: &mut Core, offset: u32, len: u32) -> Option<Pin> {
+    pub fn segment_place(&mut self, wq: &mut WorkQueues, offset: u32, len: u32) -> Option<Pin> {
         let incoming = self.incoming?;
-        self.pin(core, &incoming, offset, len as usize)
+        self.pin(wq, &incoming, offset, len as usize)
     }
 
     /// `n` bytes of the streamed request were received.
-    pub fn segment_placed(&mut self, core: &mut Core, n: usize) -> Result<(), Fault> {
-        core.stats.add(RailCounter::RxTcp, n as u64);
-        self.advance(core, n as u32)
+    pub fn segment_placed(&mut self, wq: &mut WorkQueues, n: usize) -> Result<(), Fault> {
+        wq.stats.add(RailCounter::RxTcp, n as u64);
+        self.advance(wq, n as u32)
     }
 
     /// How many requests the peer may be told were accepted: READs count once they are answered.
@@ -260,8 +260,8 @@ impl Receiver {
 
     /// How many receives were posted so far, modulo 2^32.
     #[inline]
-    pub fn posted(&self, core: &Core) -> u32 {
-        self.received.wrapping_add(core.recvs() as u32)
+    pub fn posted(&self, wq: &WorkQueues) -> u32 {
+        self.received.wrapping_add(wq.recvs() as u32)
     }
 
     /// How many receives were completed so far, modulo 2^32.
@@ -298,15 +298,15 @@ impl Receiver {
 
     /// Whether the peer's next request waits for a receive that is not posted; counts the wait and ends it after the peer's patience.
     #[inline]
-    pub fn waits(&mut self, core: &mut Core) -> bool {
+    pub fn waits(&mut self, wq: &mut WorkQueues) -> bool {
         if !self.waiting {
             return false;
         }
-        if core.recv_available() {
+        if wq.recv_available() {
             self.waiting = false;
             return false;
         }
-        if let Err(status) = core.receiver_not_ready() {
+        if let Err(status) = wq.receiver_not_ready() {
             self.refuse(status, "no receive request was posted in time");
         }
         true
@@ -314,8 +314,8 @@ impl Receiver {
 
     /// What our send queue had sent before this wire sent anything.
     #[inline]
-    pub fn base(&mut self, core: &Core) -> u64 {
-        *self.base.get_or_insert(core.sq.sent)
+    pub fn base(&mut self, wq: &WorkQueues) -> u64 {
+        *self.base.get_or_insert(wq.sq.sent)
     }
 
     /// Receives that the peer has posted so far, modulo 2^32.
@@ -335,28 +335,28 @@ impl Receiver {
     }
 
     /// Begins the frame whose header is complete; false if it has to wait for the streamed request at the head.
-    fn begin(&mut self, core: &mut Core) -> Result<bool, Fault> {
+    fn begin(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let header = Header::decode(&self.header).map_err(malformed)?;
         // The last part of a long payload may be short, and says nothing about what follows.
         if header.len > 0 && header.kind != Kind::Part {
             self.bulk = header.len >= BULK_MIN;
         }
         match header.kind {
-            Kind::Ack => self.acknowledged(core, &header)?,
+            Kind::Ack => self.acknowledged(wq, &header)?,
             Kind::Nak => {
                 let status = codec::status_of(header.arg);
                 return Err(Fault::oldest(status, format!("the peer refused a request: {status}")));
             }
             Kind::Response => {
                 let Some(read) = self.awaited.front() else { return Err(malformed("an answer to no READ")) };
-                let wanted = core.sq.get(read.index).len;
+                let wanted = wq.sq.get(read.index).len;
                 if header.total != wanted || header.len > wanted - read.done || (header.len == 0) != (wanted == 0) {
                     return Err(malformed("an answer that does not fit its READ"));
                 }
                 self.body = Body::Response;
                 self.body_left = header.len;
                 if header.len == 0 {
-                    self.answered(core, 0)?;
+                    self.answered(wq, 0)?;
                 }
             }
             _ if self.refusal.is_some() => {
@@ -379,16 +379,16 @@ impl Receiver {
                 }
                 match header.kind {
                     Kind::Wait => self.waiting = true,
-                    Kind::Read => self.read(core, &header)?,
-                    _ => self.request(core, &header)?,
+                    Kind::Read => self.read(wq, &header)?,
+                    _ => self.request(wq, &header)?,
                 }
             }
         }
         Ok(true)
     }
 
-    fn acknowledged(&mut self, core: &mut Core, header: &Header) -> Result<(), Fault> {
-        let upto = self.base(core).checked_add(header.addr).ok_or_else(|| malformed("an impossible acknowledgement"))?;
+    fn acknowledged(&mut self, wq: &mut WorkQueues, header: &Header) -> Result<(), Fault> {
+        let upto = self.base(wq).checked_add(header.addr).ok_or_else(|| malformed("an impossible acknowledgement"))?;
         if self.awaited.front().is_some_and(|read| read.index < upto) {
             return Err(malformed("an acknowledgement of a READ that it did not answer"));
         }
@@ -396,11 +396,11 @@ impl Receiver {
             return Err(malformed("an impossible number of receives"));
         }
         self.announced = header.arg;
-        core.acknowledge(upto)
+        wq.ack(upto)
     }
 
     #[inline]
-    fn request(&mut self, core: &mut Core, header: &Header) -> Result<(), Fault> {
+    fn request(&mut self, wq: &mut WorkQueues, header: &Header) -> Result<(), Fault> {
         self.body_left = header.len;
         let imm = (header.flags & FLAG_IMM != 0).then_some(header.imm);
         let mut incoming = Incoming {
@@ -415,9 +415,9 @@ impl Receiver {
         };
         self.body = Body::Request;
         if header.kind == Kind::Send {
-            let Some(recv) = core.peek_recv() else { return Err(malformed("a SEND without being told of a receive for it")) };
+            let Some(recv) = wq.peek_recv() else { return Err(malformed("a SEND without being told of a receive for it")) };
             if header.total > recv.sge.len {
-                self.fail_recv(core, WcStatus::LocLenErr);
+                self.fail_recv(wq, WcStatus::LocLenErr);
                 self.refuse(
                     WcStatus::RemInvReqErr,
                     format!("the peer sent {} bytes to a receive request of {}", header.total, recv.sge.len),
@@ -426,7 +426,7 @@ impl Receiver {
             }
             incoming.key = recv.sge.lkey;
             incoming.addr = recv.sge.addr;
-        } else if imm.is_some() && !core.recv_available() {
+        } else if imm.is_some() && !wq.recv_available() {
             return Err(malformed("an immediate without being told of a receive for it"));
         } else if header.total as usize <= ORDERED_MAX && header.addr.wrapping_add(u64::from(header.total)) % 8 == 0 {
             self.body = Body::Small;
@@ -434,17 +434,17 @@ impl Receiver {
         self.incoming = Some(incoming);
         if incoming.segment > 0 {
             // Segments are checked one by one, but a request that does not fit as a whole must not land in part.
-            self.pin(core, &incoming, 0, incoming.total as usize);
+            self.pin(wq, &incoming, 0, incoming.total as usize);
         }
         if header.total == 0 {
-            self.accept(core, &incoming)?;
+            self.accept(wq, &incoming)?;
         }
         Ok(())
     }
 
-    fn read(&mut self, core: &mut Core, header: &Header) -> Result<(), Fault> {
+    fn read(&mut self, wq: &mut WorkQueues, header: &Header) -> Result<(), Fault> {
         if header.total > 0
-            && let Err(status) = core.pin_remote(header.rkey, header.addr, header.total as usize, Access::REMOTE_READ)
+            && let Err(status) = wq.pin_remote(header.rkey, header.addr, header.total as usize, Access::REMOTE_READ)
         {
             self.refuse(status, format!("the peer may not read {} bytes at {:#x} with key {:#x}", header.total, header.addr, header.rkey));
             return Ok(());

@@ -12,7 +12,7 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
 use super::super::MAX_INLINE;
-use super::super::queue::{Core, Fault, Wqe};
+use super::super::queue::{Fault, WorkQueues, Wqe};
 use super::codec::{
     CHUNK, FLAG_ASK, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, SEGMENT_MAX, SEGMENT_MIN, STREAM_MIN, status_number,
 };
@@ -66,10 +66,10 @@ impl Window {
     }
 
     /// A frame or segment of `request` was handed to the kernel.
-    pub fn piece_done(&mut self, core: &mut Core, request: u64) {
+    pub fn piece_done(&mut self, wq: &mut WorkQueues, request: u64) {
         self.left[request as usize % WINDOW] -= 1;
-        while core.sq.sent != self.opened && self.left[core.sq.sent as usize % WINDOW] == 0 {
-            core.sq.sent += 1;
+        while wq.sq.sent != self.opened && self.left[wq.sq.sent as usize % WINDOW] == 0 {
+            wq.sq.sent += 1;
         }
     }
 }
@@ -138,9 +138,9 @@ impl Sender {
     }
 
     /// Makes frames of what there is to send, as far as there is room. `streams` is the number of data streams.
-    pub fn fill(&mut self, core: &mut Core, receiver: &mut Receiver, streams: usize) -> Result<(), Fault> {
+    pub fn fill(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<(), Fault> {
         if !self.started {
-            self.window.opened = receiver.base(core);
+            self.window.opened = receiver.base(wq);
             self.started = true;
         }
         while !self.frames.is_full() && self.queued < QUEUED_MAX {
@@ -149,7 +149,7 @@ impl Sender {
             if first && self.answer(receiver) {
                 continue;
             }
-            if !self.request(core, receiver, streams)? && (first || !self.answer(receiver)) {
+            if !self.request(wq, receiver, streams)? && (first || !self.answer(receiver)) {
                 break;
             }
         }
@@ -157,8 +157,8 @@ impl Sender {
     }
 
     /// One system call: sends from the front of what there is. None if there is nothing.
-    pub fn send(&mut self, fd: RawFd, core: &mut Core, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
-        self.prepare_owed(core, receiver);
+    pub fn send(&mut self, fd: RawFd, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
+        self.prepare_owed(wq, receiver);
         if self.owed.len == 0 && self.frames.is_empty() {
             return Ok(None);
         }
@@ -170,7 +170,7 @@ impl Sender {
         for i in 0..self.frames.len() {
             let Some(frame) = self.frames.get(i) else { break };
             let skip = if i == 0 { self.front_done } else { 0 };
-            if let Err(status) = gather.frame(core, frame, skip) {
+            if let Err(status) = gather.frame(wq, frame, skip) {
                 if gather.bytes == 0 {
                     return Err(lost(frame, status));
                 }
@@ -180,12 +180,12 @@ impl Sender {
                 gather.own(self.owed.bytes.get(..self.owed.len).unwrap_or(&[]));
             }
         }
-        core.stats.add(RailCounter::Syscalls, 1);
+        wq.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the elements point into `self`, or into registered memory pinned until after the call.
         let io = unsafe { sys::send(fd, gather.iovs()) };
         drop(gather);
         match io {
-            Io::Moved(n) => self.sent(n, owed_first, core, receiver),
+            Io::Moved(n) => self.sent(n, owed_first, wq, receiver),
             Io::BadMemory => {
                 return Err(Fault::sending(WcStatus::LocProtErr, "registered memory cannot be read"));
             }
@@ -211,16 +211,16 @@ impl Sender {
     }
 
     /// Brings what the peer is owed up to date, unless it is half sent.
-    fn prepare_owed(&mut self, core: &Core, receiver: &Receiver) {
+    fn prepare_owed(&mut self, wq: &WorkQueues, receiver: &Receiver) {
         if self.owed.done > 0 {
             return;
         }
-        let (accepted, posted) = (receiver.ackable(), receiver.posted(core));
+        let (accepted, posted) = (receiver.ackable(), receiver.posted(wq));
         let nak = receiver.refusal().filter(|_| !self.nak_sent && receiver.serving().is_empty());
         self.owed.len = 0;
         // Receives travel with acknowledgements. They get a frame of their own only if the peer knows of less than half of them.
         let known = self.posted.wrapping_sub(receiver.received());
-        let few = posted != self.posted && u64::from(known) < core.recvs().div_ceil(2);
+        let few = posted != self.posted && u64::from(known) < wq.recvs().div_ceil(2);
         let waited_for = accepted != self.acked && (receiver.asked() > self.acked || !self.frames.is_empty());
         if !waited_for && nak.is_none() && !few {
             return;
@@ -244,10 +244,10 @@ impl Sender {
     }
 
     /// Accounts for `n` bytes sent, in the order in which [`Sender::send`] gathered them.
-    fn sent(&mut self, n: usize, owed_first: bool, core: &mut Core, receiver: &mut Receiver) {
+    fn sent(&mut self, n: usize, owed_first: bool, wq: &mut WorkQueues, receiver: &mut Receiver) {
         let mut n = n;
         if !owed_first {
-            n = self.frame_sent(n, core, receiver);
+            n = self.frame_sent(n, wq, receiver);
             if self.front_done > 0 {
                 return;
             }
@@ -263,12 +263,12 @@ impl Sender {
             self.owed.done = 0;
         }
         while n > 0 {
-            n = self.frame_sent(n, core, receiver);
+            n = self.frame_sent(n, wq, receiver);
         }
     }
 
     /// Accounts for at most `n` bytes of the frame at the front; returns what is left of `n`.
-    fn frame_sent(&mut self, n: usize, core: &mut Core, receiver: &mut Receiver) -> usize {
+    fn frame_sent(&mut self, n: usize, wq: &mut WorkQueues, receiver: &mut Receiver) -> usize {
         let Some(frame) = self.frames.front() else { return 0 };
         let rest = frame.len() - self.front_done;
         if n < rest {
@@ -281,10 +281,10 @@ impl Sender {
         self.front_done = 0;
         let (after, moved) = (frame.after, (frame.payload_len() + copied) as u64);
         self.frames.pop();
-        core.stats.add(RailCounter::TxTcp, moved);
+        wq.stats.add(RailCounter::TxTcp, moved);
         match after {
             After::Nothing => {}
-            After::Request(request) => self.window.piece_done(core, request),
+            After::Request(request) => self.window.piece_done(wq, request),
             After::Served => {
                 receiver.served();
                 self.answering -= 1;
@@ -316,16 +316,16 @@ impl Sender {
     }
 
     /// Adds the next frame of our requests; false if there is none to add now.
-    fn request(&mut self, core: &mut Core, receiver: &mut Receiver, streams: usize) -> Result<bool, Fault> {
+    fn request(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<bool, Fault> {
         if self.part > 0 {
-            self.part(core);
+            self.part(wq);
             return Ok(true);
         }
         let request = self.window.opened;
-        if request == core.sq.posted || request - core.sq.sent >= WINDOW as u64 {
+        if request == wq.sq.posted || request - wq.sq.sent >= WINDOW as u64 {
             return Ok(false);
         }
-        let wqe = *core.sq.get(request);
+        let wqe = *wq.sq.get(request);
         let consumes = matches!(wqe.opcode, Opcode::Send | Opcode::SendWithImm | Opcode::WriteWithImm);
         if consumes && receiver.announced() == self.used {
             if self.wait_told == Some(request) {
@@ -341,7 +341,7 @@ impl Sender {
         let need = if wqe.opcode == Opcode::Read { Access::LOCAL_WRITE } else { Access::empty() };
         let mut frame = Frame::default();
         if wqe.len > 0 && !wqe.inline {
-            let refused = match core.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, need) {
+            let refused = match wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, need) {
                 Ok(pin) if wqe.opcode != Opcode::Read && wqe.len as usize <= MAX_INLINE => {
                     let mut bytes = [0; MAX_INLINE];
                     // SAFETY: the pin covers `len` bytes, which the guard keeps within `bytes`.
@@ -354,7 +354,7 @@ impl Sender {
             };
             if let Some(status) = refused {
                 // Reported only once every earlier request that somebody waits for is accepted, so that these complete.
-                let its_turn = core.sq.sent == request && core.sq.acked >= self.asked;
+                let its_turn = wq.sq.sent == request && wq.sq.acked >= self.asked;
                 return if its_turn {
                     Err(Fault::sending(status, "a send request names local memory that is not registered"))
                 } else {
@@ -362,12 +362,12 @@ impl Sender {
                 };
             }
         } else if wqe.inline {
-            frame.copy(core.sq.inline_bytes(request));
+            frame.copy(wq.sq.inline_bytes(request));
         }
         if consumes {
             self.used = self.used.wrapping_add(1);
         }
-        let asks = wqe.signaled || wqe.opcode == Opcode::Read || core.sq.crowded();
+        let asks = wqe.signaled || wqe.opcode == Opcode::Read || wq.sq.half_full();
         if asks {
             self.asked = request + 1;
         }
@@ -418,9 +418,9 @@ impl Sender {
     }
 
     /// Adds the next frame of the request opened last.
-    fn part(&mut self, core: &Core) {
+    fn part(&mut self, wq: &WorkQueues) {
         let request = self.window.opened - 1;
-        let wqe = core.sq.get(request);
+        let wqe = wq.sq.get(request);
         let len = (wqe.len - self.part).min(CHUNK);
         let header = Header { len, ..Header::new(Kind::Part) };
         let source = Source::Local { lkey: wqe.lkey, addr: wqe.addr.wrapping_add(u64::from(self.part)), len };

@@ -10,7 +10,7 @@ use crate::base::fd::OwnedFd;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
-use super::super::queue::{Core, Fault, MAX_LEN};
+use super::super::queue::{Fault, MAX_LEN, WorkQueues};
 use super::codec::{SEGMENT_HEADER_SIZE, SEGMENT_MIN, SegmentHeader};
 use super::receiver::Receiver;
 use super::sender::Window;
@@ -111,7 +111,7 @@ impl Streams {
     }
 
     /// Sends what the streams take. The next segment goes to the first stream that takes at least a byte of it.
-    pub fn transmit(&mut self, core: &mut Core, base: u64, window: &mut Window) -> Result<Turn, Fault> {
+    pub fn transmit(&mut self, wq: &mut WorkQueues, base: u64, window: &mut Window) -> Result<Turn, Fault> {
         let mut turn = Turn { moved: false, broken: None };
         let count = self.streams.len();
         for i in 0..count {
@@ -120,7 +120,7 @@ impl Streams {
             let mut budget = BUDGET;
             while budget > 0 && turn.broken.is_none() {
                 let fresh = stream.outgoing.is_none();
-                let Some(segment) = stream.outgoing.or_else(|| next(core, base, window)) else {
+                let Some(segment) = stream.outgoing.or_else(|| next(wq, base, window)) else {
                     // Another stream has taken what this one had no room for.
                     stream.blocked = false;
                     break;
@@ -128,21 +128,21 @@ impl Streams {
                 if stream.blocked && !stream.backoff.due() {
                     break;
                 }
-                match stream.send(core, &segment)? {
+                match stream.send(wq, &segment)? {
                     Io::Moved(n) => {
                         turn.moved = true;
                         stream.blocked = false;
                         stream.backoff.reset();
                         budget = budget.saturating_sub(n);
                         if fresh {
-                            give(window, segment.len, core);
+                            give(window, segment.len, wq);
                         }
                         let done = segment.done + n;
                         stream.outgoing = Some(Outgoing { done, ..segment });
                         if done == SEGMENT_HEADER_SIZE + segment.len as usize {
                             stream.outgoing = None;
-                            core.stats.add(RailCounter::TxTcp, u64::from(segment.len));
-                            window.piece_done(core, segment.request);
+                            wq.stats.add(RailCounter::TxTcp, u64::from(segment.len));
+                            window.piece_done(wq, segment.request);
                         }
                     }
                     Io::Failed(error) => turn.broken = Some(error.to_string()),
@@ -160,7 +160,7 @@ impl Streams {
     }
 
     /// Receives what belongs to the request at the head, until it is complete or nothing more is there.
-    pub fn receive(&mut self, core: &mut Core, receiver: &mut Receiver) -> Result<Turn, Fault> {
+    pub fn receive(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Turn, Fault> {
         let mut turn = Turn { moved: false, broken: None };
         for at in 0..self.streams.len() {
             let mut budget = BUDGET;
@@ -174,14 +174,14 @@ impl Streams {
                 if stream.ended.is_some() || !stream.admit(index, total, segment, &mut self.seen)? {
                     break;
                 }
-                match stream.recv(core, receiver)? {
+                match stream.recv(wq, receiver)? {
                     Some(Io::Moved(n)) => {
                         turn.moved = true;
                         budget = budget.saturating_sub(n);
                     }
                     Some(Io::Closed) => stream.ended = Some("the peer closed a data stream".to_string()),
                     Some(Io::Failed(error)) => stream.ended = Some(error.to_string()),
-                    Some(Io::BadMemory) => receiver.unwritable(core)?,
+                    Some(Io::BadMemory) => receiver.unwritable(wq)?,
                     Some(Io::Blocked) => break,
                     None => return Ok(turn),
                 }
@@ -193,37 +193,37 @@ impl Streams {
 }
 
 /// The next segment that no stream has yet.
-fn next(core: &Core, base: u64, window: &Window) -> Option<Outgoing> {
+fn next(wq: &WorkQueues, base: u64, window: &Window) -> Option<Outgoing> {
     let job = window.streamed.front()?;
-    let len = (core.sq.get(job.request).len - job.given).min(job.segment);
+    let len = (wq.sq.get(job.request).len - job.given).min(job.segment);
     let header = SegmentHeader { index: job.request - base, offset: job.given, len };
     Some(Outgoing { request: job.request, header: header.encode(), offset: job.given, len, done: 0 })
 }
 
 /// A stream took the segment that [`next`] showed.
-fn give(window: &mut Window, len: u32, core: &Core) {
+fn give(window: &mut Window, len: u32, wq: &WorkQueues) {
     if let Some(job) = window.streamed.front_mut() {
         job.given += len;
-        if job.given == core.sq.get(job.request).len {
+        if job.given == wq.sq.get(job.request).len {
             window.streamed.pop();
         }
     }
 }
 
 impl Stream {
-    fn send(&self, core: &mut Core, segment: &Outgoing) -> Result<Io, Fault> {
-        let wqe = *core.sq.get(segment.request);
+    fn send(&self, wq: &mut WorkQueues, segment: &Outgoing) -> Result<Io, Fault> {
+        let wqe = *wq.sq.get(segment.request);
         let own = segment.header.get(segment.done..).unwrap_or(&[]);
         let into = segment.done.saturating_sub(SEGMENT_HEADER_SIZE);
         let addr = wqe.addr.wrapping_add(u64::from(segment.offset) + into as u64);
-        let pin = core
+        let pin = wq
             .pin_local(wqe.lkey, addr, segment.len as usize - into, Access::empty())
             .map_err(|status| Fault::sending(status, "memory was deregistered while it was being sent"))?;
         let mut iov = [
             libc::iovec { iov_base: own.as_ptr().cast_mut().cast(), iov_len: own.len() },
             libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: pin.len() },
         ];
-        core.stats.add(RailCounter::Syscalls, 1);
+        wq.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the first element is in `segment`, the second pinned until after the call.
         Ok(unsafe { sys::send(self.fd.as_raw_fd(), &mut iov) })
     }
@@ -249,11 +249,11 @@ impl Stream {
     }
 
     /// One system call: the rest of an admitted segment and the next header. None if the request was refused.
-    fn recv(&mut self, core: &mut Core, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
+    fn recv(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
         let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         let mut pin = None;
         if let Some(incoming) = &self.incoming {
-            let Some(place) = receiver.segment_place(core, incoming.header.offset + incoming.done, incoming.header.len - incoming.done)
+            let Some(place) = receiver.segment_place(wq, incoming.header.offset + incoming.done, incoming.header.len - incoming.done)
             else {
                 return Ok(None);
             };
@@ -263,7 +263,7 @@ impl Stream {
         if let Some(header) = self.header.get_mut(self.header_len..) {
             iov[1] = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
         }
-        core.stats.add(RailCounter::Syscalls, 1);
+        wq.stats.add(RailCounter::Syscalls, 1);
         // SAFETY: the first element is pinned until after the call, the second is in `self`.
         let io = unsafe { sys::recv(self.fd.as_raw_fd(), &mut iov) };
         drop(pin);
@@ -276,7 +276,7 @@ impl Stream {
                 if incoming.done == incoming.header.len {
                     self.incoming = None;
                 }
-                receiver.segment_placed(core, payload)?;
+                receiver.segment_placed(wq, payload)?;
             }
             self.header_len += headers;
             if self.header_len == SEGMENT_HEADER_SIZE {

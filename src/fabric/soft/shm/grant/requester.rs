@@ -19,7 +19,7 @@ pub enum Taken {
 /// Takes a part of descriptor `desc`, which is `len` bytes long, for the requester.
 #[inline]
 pub fn take(grant: &Grant, desc: u64, len: u32) -> Taken {
-    // Pairs with the Release in `Offers::offer`.
+    // Pairs with the Release in `Grants::offer`.
     let number = grant.number.load(Ordering::Acquire);
     if number != desc + 1 {
         return if number > desc + 1 { Taken::Over } else { Taken::NotYet };
@@ -27,7 +27,7 @@ pub fn take(grant: &Grant, desc: u64, len: u32) -> Taken {
     loop {
         let claims = grant.claims.load(Ordering::Relaxed);
         let (to, part, parts) = (grant.to.load(Ordering::Relaxed), grant.part.load(Ordering::Relaxed), grant.parts.load(Ordering::Relaxed));
-        // Pairs with the fence in `Offers::offer`: had these words been changed for another descriptor, `claims` would have been before.
+        // Pairs with the fence in `Grants::offer`: had these words been changed for another descriptor, `claims` would have been before.
         fence(Ordering::Acquire);
         let state = claims & 0xffff_ffff;
         let (own, peers) = (state >> OWN_SHIFT & OWN, state & PEERS);
@@ -46,7 +46,7 @@ pub fn take(grant: &Grant, desc: u64, len: u32) -> Taken {
 #[inline]
 pub fn written(grant: &Grant, desc: u64) {
     let count = about(grant.done.load(Ordering::Relaxed), desc);
-    // Pairs with the Acquire in `Offers::progress` and in `Watched::withdraw`: the bytes are there.
+    // Pairs with the Acquire in `Grants::progress` and in `Watched::withdraw`: the bytes are there.
     grant.done.store(tag(desc) | (count + 1), Ordering::Release);
 }
 

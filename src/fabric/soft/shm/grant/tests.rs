@@ -3,13 +3,13 @@
 use super::*;
 use crate::fabric::soft::shm::layout::Geometry;
 
-fn offers(peer: Option<i32>) -> Offers {
+fn offers(peer: Option<i32>) -> Grants {
     let peer = peer.and_then(Process::find);
     let len = Geometry::new(64 * 1024).unwrap().len();
-    Offers::new(Arc::new(Shm::create("railhead-test", len).unwrap()), 0, peer)
+    Grants::new(Arc::new(Shm::create("railhead-test", len).unwrap()), 0, peer)
 }
 
-fn parts(offers: &mut Offers, desc: u64) -> Vec<Part> {
+fn parts(offers: &mut Grants, desc: u64) -> Vec<Part> {
     std::iter::from_fn(|| match offers.progress(desc) {
         Progress::Part(part) => Some(part),
         _ => None,

@@ -15,7 +15,7 @@ impl Rx {
     }
 
     /// Moves one part of the copies under way, or accepts the descriptor at the head.
-    pub(super) fn share(&mut self, first: &Request, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+    pub(super) fn share(&mut self, first: &Request, wq: &mut WorkQueues, segment: &Segment) -> Result<Outcome, Fault> {
         if self.unread.is_some() && self.offers.refuse() {
             return Ok(Outcome::Waits);
         }
@@ -26,16 +26,16 @@ impl Rx {
             return Ok(Outcome::Waits);
         }
         if self.offers.next(self.head) - self.head < GRANTS as u64 {
-            self.offer(core, segment);
+            self.offer(wq, segment);
         }
         let upto = self.offers.next(self.head);
         if upto == self.head {
             // Whatever is wrong with it is found there.
-            return self.write_alone(first, core, segment);
+            return self.write_alone(first, wq, segment);
         }
         let request = self.offered[self.head as usize % GRANTS];
-        if request.completes() && !core.recv_available() {
-            return self.not_ready(core, segment);
+        if request.completes() && !wq.recv_available() {
+            return self.not_ready(wq, segment);
         }
         for desc in self.head..upto {
             match self.offers.progress(desc) {
@@ -43,11 +43,11 @@ impl Rx {
                 Progress::Done(granted) if desc == self.head => {
                     self.stats.add(RailCounter::RxCma, u64::from(granted));
                     self.offers.end(desc);
-                    self.written(request.flags, request.len, request.imm, core);
+                    self.written(request.flags, request.len, request.imm, wq);
                     return Ok(Outcome::Done);
                 }
                 Progress::Done(_) => {}
-                Progress::Part(part) => return self.read_part(desc, part, core, segment),
+                Progress::Part(part) => return self.read_part(desc, part, wq, segment),
                 Progress::Withdrawn => {
                     // A peer that is stopped in the middle of a part must not hold up this thread's other work.
                     if self.offers.refuse() {
@@ -56,7 +56,7 @@ impl Rx {
                     // No descriptor is offered twice.
                     self.shared_from = upto;
                     self.take_back();
-                    return self.write_alone(first, core, segment);
+                    return self.write_alone(first, wq, segment);
                 }
                 Progress::Nonsense => {
                     return Err(self.refuse(segment, WcStatus::RemInvReqErr, "the peer spoilt the record of a shared copy"));
@@ -66,15 +66,15 @@ impl Rx {
         Ok(Outcome::Waits)
     }
 
-    /// Offers what waits, in order, up to the first descriptor that cannot be shared.
-    fn offer(&mut self, core: &mut Core, segment: &Segment) {
+    /// Grants what waits, in order, up to the first descriptor that cannot be shared.
+    fn offer(&mut self, wq: &mut WorkQueues, segment: &Segment) {
         if !segment.peer_pulls() {
             return;
         }
         let mut number = self.offers.next(self.head);
         // WRITEs that need a receive request wait for it with nothing moved.
         let mut receives =
-            core.recvs().saturating_sub((self.head..number).filter(|&d| self.offered[d as usize % GRANTS].completes()).count() as u64);
+            wq.recvs().saturating_sub((self.head..number).filter(|&d| self.offered[d as usize % GRANTS].completes()).count() as u64);
         let mut waiting = number - self.head;
         while waiting < GRANTS as u64 && self.look(segment, self.head + waiting).is_some() {
             waiting += 1;
@@ -89,7 +89,7 @@ impl Rx {
             {
                 break;
             }
-            let Ok(_pin) = core.pin_remote(request.rkey, request.addr, request.len as usize, Access::REMOTE_WRITE) else { break };
+            let Ok(_pin) = wq.pin_remote(request.rkey, request.addr, request.len as usize, Access::REMOTE_WRITE) else { break };
             self.offered[number as usize % GRANTS] = request;
             self.read[number as usize % GRANTS] = 0;
             self.offers.offer(self.head, request.rkey, request.addr, request.len, waiting);
@@ -108,10 +108,10 @@ impl Rx {
     }
 
     /// Reads a part that is this side's.
-    fn read_part(&mut self, desc: u64, part: Part, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+    fn read_part(&mut self, desc: u64, part: Part, wq: &mut WorkQueues, segment: &Segment) -> Result<Outcome, Fault> {
         let request = self.offered[desc as usize % GRANTS];
         let addr = request.addr.wrapping_add(u64::from(part.offset));
-        let pin = match core.pin_remote(request.rkey, addr, part.len as usize, Access::REMOTE_WRITE) {
+        let pin = match wq.pin_remote(request.rkey, addr, part.len as usize, Access::REMOTE_WRITE) {
             Ok(pin) => pin,
             Err(status) => {
                 let why = format!("memory at {addr:#x} with key {:#x} was deregistered while the peer wrote to it", request.rkey);
@@ -138,9 +138,9 @@ impl Rx {
 
     /// Writes the descriptor at the head without help.
     #[cold]
-    fn write_alone(&mut self, request: &Request, core: &mut Core, segment: &Segment) -> Result<Outcome, Fault> {
+    fn write_alone(&mut self, request: &Request, wq: &mut WorkQueues, segment: &Segment) -> Result<Outcome, Fault> {
         self.shared_from = self.shared_from.max(self.head + 1);
         let mut none = Maps::none();
-        self.write(request, core, segment, &mut none)
+        self.write(request, wq, segment, &mut none)
     }
 }

@@ -7,28 +7,28 @@ use crate::fabric::types::*;
 
 use super::super::super::mr::Pin;
 use super::super::super::publish::publish;
-use super::super::super::queue::{Core, Fault};
+use super::super::super::queue::{Fault, WorkQueues};
 use super::super::codec::Kind;
 use super::{Body, Incoming, Receiver, malformed};
 
 impl Receiver {
     /// Puts payload of the frame under way where it belongs. At most `body_left` bytes.
-    pub(super) fn store(&mut self, core: &mut Core, bytes: &[u8]) -> Result<(), Fault> {
+    pub(super) fn store(&mut self, wq: &mut WorkQueues, bytes: &[u8]) -> Result<(), Fault> {
         let n = bytes.len() as u32;
         match self.body {
             Body::Skip => self.body_left -= n,
             Body::Small => {
                 self.body_left -= n;
-                return self.store_small(core, bytes);
+                return self.store_small(wq, bytes);
             }
-            Body::Request | Body::Response => match self.place(core)? {
+            Body::Request | Body::Response => match self.place(wq)? {
                 None => self.body_left -= n,
                 Some(pin) => {
                     // SAFETY: the pin covers the rest of the request or READ, to which the headers' checks have bound the payload; `bytes` is
                     // the wire's own buffer, never registered memory.
                     unsafe { mem::copy(bytes.as_ptr(), pin.as_ptr(), bytes.len().min(pin.len())) };
                     drop(pin);
-                    return self.placed(core, bytes.len());
+                    return self.placed(wq, bytes.len());
                 }
             },
         }
@@ -36,7 +36,7 @@ impl Receiver {
     }
 
     #[inline]
-    fn store_small(&mut self, core: &mut Core, bytes: &[u8]) -> Result<(), Fault> {
+    fn store_small(&mut self, wq: &mut WorkQueues, bytes: &[u8]) -> Result<(), Fault> {
         let Some(mut incoming) = self.incoming else { return Ok(()) };
         let start = incoming.done as usize;
         let whole = if bytes.len() == incoming.total as usize {
@@ -48,49 +48,49 @@ impl Receiver {
         };
         incoming.done += bytes.len() as u32;
         if incoming.done == incoming.total {
-            match core.pin_remote(incoming.key, incoming.addr, whole.len(), Access::REMOTE_WRITE) {
+            match wq.pin_remote(incoming.key, incoming.addr, whole.len(), Access::REMOTE_WRITE) {
                 // SAFETY: the pin covers as many bytes.
                 Ok(pin) => unsafe { publish(pin.as_ptr(), whole) },
                 Err(status) => {
-                    self.refuse_place(core, &incoming, status);
+                    self.refuse_place(wq, &incoming, status);
                     return Ok(());
                 }
             }
-            core.stats.add(RailCounter::RxTcp, u64::from(incoming.total));
-            return self.accept(core, &incoming);
+            wq.stats.add(RailCounter::RxTcp, u64::from(incoming.total));
+            return self.accept(wq, &incoming);
         }
         self.incoming = Some(incoming);
         Ok(())
     }
 
     /// Pins where the next payload byte goes, up to the end of its request; none if the request had to be refused.
-    pub(super) fn place(&mut self, core: &mut Core) -> Result<Option<Pin>, Fault> {
+    pub(super) fn place(&mut self, wq: &mut WorkQueues) -> Result<Option<Pin>, Fault> {
         if self.body == Body::Response {
             let Some(read) = self.awaited.front() else { return Err(malformed("an answer to no READ")) };
-            let wqe = core.sq.get(read.index);
+            let wqe = wq.sq.get(read.index);
             let left = wqe.len.saturating_sub(read.done) as usize;
-            return core
+            return wq
                 .pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(read.done)), left, Access::LOCAL_WRITE)
                 .map(Some)
                 .map_err(|status| Fault::oldest(status, "the local memory of a READ is not registered for writing"));
         }
         let Some(incoming) = self.incoming else { return Ok(None) };
-        Ok(self.pin(core, &incoming, incoming.done, (incoming.total - incoming.done) as usize))
+        Ok(self.pin(wq, &incoming, incoming.done, (incoming.total - incoming.done) as usize))
     }
 
-    pub(super) fn pin(&mut self, core: &mut Core, incoming: &Incoming, offset: u32, len: usize) -> Option<Pin> {
+    pub(super) fn pin(&mut self, wq: &mut WorkQueues, incoming: &Incoming, offset: u32, len: usize) -> Option<Pin> {
         let addr = incoming.addr.wrapping_add(u64::from(offset));
         let pinned = match incoming.kind {
-            Kind::Send => core.pin_local(incoming.key, addr, len, Access::LOCAL_WRITE),
-            _ => core.pin_remote(incoming.key, addr, len, Access::REMOTE_WRITE),
+            Kind::Send => wq.pin_local(incoming.key, addr, len, Access::LOCAL_WRITE),
+            _ => wq.pin_remote(incoming.key, addr, len, Access::REMOTE_WRITE),
         };
-        pinned.map_err(|status| self.refuse_place(core, incoming, status)).ok()
+        pinned.map_err(|status| self.refuse_place(wq, incoming, status)).ok()
     }
 
     #[cold]
-    fn refuse_place(&mut self, core: &mut Core, incoming: &Incoming, status: WcStatus) {
+    fn refuse_place(&mut self, wq: &mut WorkQueues, incoming: &Incoming, status: WcStatus) {
         if incoming.kind == Kind::Send {
-            self.fail_recv(core, status);
+            self.fail_recv(wq, status);
             self.refuse(WcStatus::RemOpErr, "a receive request names memory that is not registered for writing");
         } else {
             let why = format!("the peer may not write {} bytes at {:#x} with key {:#x}", incoming.total, incoming.addr, incoming.key);
@@ -99,18 +99,18 @@ impl Receiver {
     }
 
     #[cold]
-    pub(super) fn fail_recv(&mut self, core: &mut Core, status: WcStatus) {
-        core.fail_recv(status);
+    pub(super) fn fail_recv(&mut self, wq: &mut WorkQueues, status: WcStatus) {
+        wq.fail_recv(status);
         self.received = self.received.wrapping_add(1);
     }
 
     #[inline]
-    pub(super) fn advance(&mut self, core: &mut Core, n: u32) -> Result<(), Fault> {
+    pub(super) fn advance(&mut self, wq: &mut WorkQueues, n: u32) -> Result<(), Fault> {
         let Some(incoming) = &mut self.incoming else { return Ok(()) };
         incoming.done = incoming.done.saturating_add(n).min(incoming.total);
         let incoming = *incoming;
         if incoming.done == incoming.total {
-            return self.accept(core, &incoming);
+            return self.accept(wq, &incoming);
         }
         stage::reach(Stage::RecvHalf);
         Ok(())
@@ -118,10 +118,10 @@ impl Receiver {
 
     /// Every byte of the request at the head is in place.
     #[inline]
-    pub(super) fn accept(&mut self, core: &mut Core, incoming: &Incoming) -> Result<(), Fault> {
+    pub(super) fn accept(&mut self, wq: &mut WorkQueues, incoming: &Incoming) -> Result<(), Fault> {
         let opcode = if incoming.kind == Kind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
         if incoming.kind == Kind::Send || incoming.imm.is_some() {
-            if !core.complete_recv(opcode, incoming.total, incoming.imm) {
+            if !wq.complete_recv(opcode, incoming.total, incoming.imm) {
                 return Err(malformed("a request without being told of a receive for it"));
             }
             self.received = self.received.wrapping_add(1);
@@ -135,10 +135,10 @@ impl Receiver {
     }
 
     /// `n` more bytes of our oldest READ are here.
-    pub(super) fn answered(&mut self, core: &mut Core, n: u32) -> Result<(), Fault> {
+    pub(super) fn answered(&mut self, wq: &mut WorkQueues, n: u32) -> Result<(), Fault> {
         let Some(read) = self.awaited.front_mut() else { return Err(malformed("an answer to no READ")) };
         read.done = read.done.saturating_add(n);
-        if read.done >= core.sq.get(read.index).len {
+        if read.done >= wq.sq.get(read.index).len {
             self.awaited.pop();
         }
         Ok(())

@@ -65,8 +65,8 @@ fn local_violations_hit_the_request_itself() {
                         break fault;
                     }
                 };
-                a.core.fail(fault);
-                a.harvest();
+                a.wq.fail(fault);
+                a.poll_completions();
                 assert_eq!(a.took(), [(1, WcStatus::Success), (2, WcStatus::LocProtErr), (3, WcStatus::WrFlushErr)]);
             }
         }
@@ -113,7 +113,7 @@ fn memory_deregistered_midway_is_never_touched_again() {
         let from = Memory::patterned(len, 1);
         let mut to = Memory::new(len, ALL);
         a.post(write(1, from.sge(0, len), &to, 0));
-        drive(&mut a, &mut b, |_, b| b.core.stats.get(RailCounter::RxTcp) > 100_000);
+        drive(&mut a, &mut b, |_, b| b.wq.stats.get(RailCounter::RxTcp) > 100_000);
         to.mr = None;
         to.words.fill(0);
         let (of_a, _) = faults(&mut a, &mut b);
@@ -137,7 +137,7 @@ fn memory_deregistered_while_it_is_sent_or_read_ends_the_pair() {
                 a.post(write(1, from.sge(0, len), &to, 0));
                 (&mut a, &mut b)
             };
-            drive(giver, taker, |_, b| b.core.stats.get(RailCounter::RxTcp) > 100_000);
+            drive(giver, taker, |_, b| b.wq.stats.get(RailCounter::RxTcp) > 100_000);
             from.mr = None;
             let fault = loop {
                 taker.step().unwrap();
@@ -162,7 +162,7 @@ fn a_send_waits_for_its_receive_and_holds_up_nothing_else() {
     b.post(write(3, theirs.sge(0, 5000), &at_a, 0));
     drive(&mut a, &mut b, |_, b| b.done.len() == 1);
     assert!(a.done.is_empty());
-    assert_eq!(b.core.stats.get(RailCounter::RnrWaits), 1);
+    assert_eq!(b.wq.stats.get(RailCounter::RnrWaits), 1);
     b.recv(4, at_b.sge(0, 5000));
     drive(&mut a, &mut b, |a, b| a.done.len() == 2 && b.done.len() == 2);
     assert!(at_a.bytes() == theirs.bytes() && at_b.bytes() == mine.bytes());
@@ -186,8 +186,8 @@ fn a_requesters_patience_ends() {
     };
     assert_eq!(fault.status, WcStatus::RnrRetryExcErr);
     assert!(clock::now() - begun >= 2_000_000);
-    a.core.fail(fault);
-    a.harvest();
+    a.wq.fail(fault);
+    a.poll_completions();
     assert_eq!(a.took(), [(1, WcStatus::Success), (2, WcStatus::RnrRetryExcErr), (3, WcStatus::WrFlushErr)]);
 }
 
@@ -205,7 +205,7 @@ fn what_came_before_the_end_of_the_stream_is_applied() {
             a.post(of(Opcode::WriteWithImm, write(i, from.sge(0, len), &to, 0)));
             a.step().unwrap();
         }
-        assert!(!a.core.sq.pending(), "the sockets do not hold both requests");
+        assert!(!a.wq.sq.pending(), "the sockets do not hold both requests");
         drop(a.wire.close());
         let fault = loop {
             if let Err(fault) = b.step() {
@@ -213,7 +213,7 @@ fn what_came_before_the_end_of_the_stream_is_applied() {
             }
         };
         assert_eq!(fault.status, WcStatus::RetryExcErr);
-        b.harvest();
+        b.poll_completions();
         assert_eq!(b.took(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
         assert!(to.bytes() == from.bytes());
     }
@@ -227,7 +227,7 @@ fn a_peer_that_dies_midway_is_noticed_on_both_paths() {
         let to = Memory::new(1_500_000, ALL);
         a.post(write(1, from.sge(0, 1_500_000), &to, 0));
         b.post(write(2, to.sge(0, 1_500_000), &from, 0));
-        drive(&mut a, &mut b, |_, b| b.core.stats.get(RailCounter::RxTcp) > 300_000);
+        drive(&mut a, &mut b, |_, b| b.wq.stats.get(RailCounter::RxTcp) > 300_000);
         drop(a.wire);
         let fault = loop {
             if let Err(fault) = b.step() {
@@ -236,8 +236,8 @@ fn a_peer_that_dies_midway_is_noticed_on_both_paths() {
         };
         assert_eq!(fault.status, WcStatus::RetryExcErr, "{}", fault.why);
         assert!(fault.why.starts_with("lost the peer"), "{}", fault.why);
-        b.core.fail(fault);
-        b.harvest();
+        b.wq.fail(fault);
+        b.poll_completions();
         assert_eq!(b.took(), [(2, WcStatus::RetryExcErr)]);
     }
 }
@@ -281,15 +281,15 @@ fn nonsense_out_of_place_is_a_fault() {
     // Room for the long ones.
     let room = Memory::new(4 << 20, ALL);
     for (what, headers) in cases {
-        let mut core = Core::new(&QpCaps::default(), RailStats::detached(), 1, 0);
-        core.ready(7);
+        let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
+        wq.ready(7);
         let mut receiver = Receiver::new();
         let mut outcome = Ok(0);
         for header in headers {
             let header = if header.total > 8192 { Header { addr: room.addr(), rkey: room.key(), ..header } } else { header };
             let mut frame = header.encode().to_vec();
             frame.resize(frame.len() + header.len as usize, 1);
-            outcome = outcome.and_then(|_| receiver.feed(&mut core, &frame));
+            outcome = outcome.and_then(|_| receiver.feed(&mut wq, &frame));
         }
         assert_eq!(outcome.expect_err(what).status, WcStatus::GeneralErr, "{what}");
     }
@@ -365,17 +365,17 @@ fn a_segment_of_a_later_request_waits() {
     for _ in 0..100 {
         b.step().unwrap();
     }
-    assert_eq!(b.core.stats.get(RailCounter::RxTcp), 0);
+    assert_eq!(b.wq.stats.get(RailCounter::RxTcp), 0);
 }
 
 proptest! {
     #[test]
     fn noise_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..2000), cut in 1usize..64) {
-        let mut core = Core::new(&QpCaps::default(), RailStats::detached(), 1, 0);
-        core.ready(7);
+        let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
+        wq.ready(7);
         let mut receiver = Receiver::new();
         for part in noise.chunks(cut) {
-            if receiver.feed(&mut core, part).is_err() {
+            if receiver.feed(&mut wq, part).is_err() {
                 break;
             }
         }
@@ -387,10 +387,10 @@ proptest! {
         recvs in 0u64..4,
     ) {
         let to = Memory::new(128, ALL);
-        let mut core = Core::new(&QpCaps::default(), RailStats::detached(), 1, 0);
-        core.ready(7);
+        let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
+        wq.ready(7);
         for i in 0..recvs {
-            core.post_recv(&RecvRequest { wr_id: i, sge: to.sge(0, 100) }).unwrap();
+            wq.post_recv(&RecvRequest { wr_id: i, sge: to.sge(0, 100) }).unwrap();
         }
         let mut receiver = Receiver::new();
         for (kind, flags, len, addr, total, fits, arg) in frames {
@@ -400,7 +400,7 @@ proptest! {
             let mut bytes = header.encode().to_vec();
             bytes[0] = kind;
             bytes.resize(bytes.len() + len as usize, 7);
-            if receiver.feed(&mut core, &bytes).is_err() {
+            if receiver.feed(&mut wq, &bytes).is_err() {
                 break;
             }
         }

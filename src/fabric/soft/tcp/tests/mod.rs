@@ -7,7 +7,7 @@ mod moves;
 use std::os::unix::net::UnixStream;
 
 use super::super::MemoryRegion;
-use super::super::queue::{Core, Fault};
+use super::super::queue::{Fault, WorkQueues};
 use super::*;
 use crate::base::stats::RailStats;
 
@@ -67,7 +67,7 @@ impl Drop for Memory {
 
 /// One end.
 pub struct Side {
-    pub core: Core,
+    pub wq: WorkQueues,
     pub wire: TcpWire,
     pub done: Vec<Completion>,
 }
@@ -93,9 +93,9 @@ pub fn streams(buffer: Option<usize>) -> (OwnedFd, OwnedFd) {
 }
 
 pub fn side(setup: &Setup, control: OwnedFd, data: Vec<OwnedFd>) -> Side {
-    let mut core = Core::new(&setup.caps, RailStats::detached(), 7, setup.start);
-    core.ready(setup.caps.rnr_retry);
-    Side { core, wire: TcpWire::new(control, data), done: Vec::new() }
+    let mut wq = WorkQueues::new(&setup.caps, RailStats::detached(), 7, setup.start);
+    wq.ready(setup.caps.rnr_retry);
+    Side { wq, wire: TcpWire::new(control, data), done: Vec::new() }
 }
 
 pub fn pair(setup: Setup) -> (Side, Side) {
@@ -106,26 +106,26 @@ pub fn pair(setup: Setup) -> (Side, Side) {
 
 impl Side {
     pub fn post(&mut self, request: SendRequest<'_>) {
-        self.core.post_send(&[request]).unwrap();
-        self.wire.kick(&mut self.core).unwrap();
+        self.wq.post_send(&[request]).unwrap();
+        self.wire.kick(&mut self.wq).unwrap();
     }
 
     pub fn recv(&mut self, wr_id: u64, sge: Sge) {
-        self.core.post_recv(&RecvRequest { wr_id, sge }).unwrap();
+        self.wq.post_recv(&RecvRequest { wr_id, sge }).unwrap();
     }
 
     /// One step, and what completed.
     pub fn step(&mut self) -> Result<bool, Fault> {
-        let moved = self.wire.progress(&mut self.core)?;
-        self.harvest();
+        let moved = self.wire.progress(&mut self.wq)?;
+        self.poll_completions();
         Ok(moved)
     }
 
-    pub fn harvest(&mut self) {
+    pub fn poll_completions(&mut self) {
         let none = Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 };
         let mut out = [none; 16];
         loop {
-            let n = self.core.harvest(&mut out);
+            let n = self.wq.poll_completions(&mut out);
             self.done.extend_from_slice(&out[..n]);
             if n == 0 {
                 return;
@@ -182,8 +182,8 @@ pub fn faults(a: &mut Side, b: &mut Side) -> (Fault, Fault) {
             if fault.is_none()
                 && let Err(found) = side.step()
             {
-                side.core.fail(found.clone());
-                side.harvest();
+                side.wq.fail(found.clone());
+                side.poll_completions();
                 *fault = Some(found);
             }
         }

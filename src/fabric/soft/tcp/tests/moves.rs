@@ -43,9 +43,9 @@ fn every_opcode(setup: Setup) {
         }
     }
     let bytes = SIZES.iter().sum::<usize>() as u64;
-    assert_eq!(a.core.stats.get(RailCounter::TxTcp), 4 * bytes);
-    assert_eq!(b.core.stats.get(RailCounter::RxTcp), 4 * bytes);
-    assert_eq!((b.core.stats.get(RailCounter::TxTcp), a.core.stats.get(RailCounter::RxTcp)), (bytes, bytes));
+    assert_eq!(a.wq.stats.get(RailCounter::TxTcp), 4 * bytes);
+    assert_eq!(b.wq.stats.get(RailCounter::RxTcp), 4 * bytes);
+    assert_eq!((b.wq.stats.get(RailCounter::TxTcp), a.wq.stats.get(RailCounter::RxTcp)), (bytes, bytes));
     assert!(a.wire.flushed() && b.wire.flushed());
 }
 
@@ -79,7 +79,7 @@ fn inline_requests_are_copied_while_posting() {
     let to = Memory::new(64, ALL);
     for len in 0..=64u8 {
         let mut bytes: Vec<u8> = (0..len).map(|i| i ^ len).collect();
-        a.core.post_send(&[SendRequest { payload: Payload::Inline(&bytes), ..write(1, Sge::default(), &to, 0) }]).unwrap();
+        a.wq.post_send(&[SendRequest { payload: Payload::Inline(&bytes), ..write(1, Sge::default(), &to, 0) }]).unwrap();
         let expected = bytes.clone();
         bytes.fill(0);
         drive(&mut a, &mut b, |a, _| a.done.len() == 1);
@@ -173,7 +173,7 @@ fn a_stalled_stream_holds_up_one_segment_only() {
     let to = Memory::new(len, ALL);
     a.post(write(1, from.sge(0, len), &to, 0));
     settle(&mut a, &mut b);
-    let there = b.core.stats.get(RailCounter::RxTcp);
+    let there = b.wq.stats.get(RailCounter::RxTcp);
     assert_eq!(there, (len - (512 << 10)) as u64, "the other stream carried everything but one segment");
     assert!(a.done.is_empty());
     socket2::SockRef::from(&far_peer).set_nonblocking(false).unwrap();
@@ -189,8 +189,8 @@ fn a_stalled_stream_holds_up_one_segment_only() {
 #[test]
 fn a_frame_may_come_byte_by_byte_and_a_slot_is_never_torn() {
     let setup = Setup::default();
-    let mut core = Core::new(&setup.caps, RailStats::detached(), 1, 0);
-    core.ready(7);
+    let mut wq = WorkQueues::new(&setup.caps, RailStats::detached(), 1, 0);
+    wq.ready(7);
     let mut receiver = Receiver::new();
     let to = Memory::new(64, ALL);
     for round in 1..500u64 {
@@ -199,7 +199,7 @@ fn a_frame_may_come_byte_by_byte_and_a_slot_is_never_torn() {
         let mut stream = header.encode().to_vec();
         stream.extend(slot.iter().flat_map(|w| w.to_ne_bytes()));
         for (i, byte) in stream.iter().enumerate() {
-            assert_eq!(receiver.feed(&mut core, std::slice::from_ref(byte)).unwrap(), 1);
+            assert_eq!(receiver.feed(&mut wq, std::slice::from_ref(byte)).unwrap(), 1);
             let expected = if i + 1 == stream.len() { round } else { round - 1 };
             assert!(to.words.iter().all(|w| *w == expected), "after byte {i} of slot {round}");
         }
@@ -214,8 +214,8 @@ fn a_reader_of_slots_that_come_byte_by_byte_sees_none_torn() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     const SLOTS: u64 = 256;
     let publishes: u64 = std::env::var("RHT_PUBLISHES").map_or(100_000, |n| n.parse().unwrap());
-    let mut core = Core::new(&QpCaps::default(), RailStats::detached(), 1, 0);
-    core.ready(7);
+    let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
+    wq.ready(7);
     let mut receiver = Receiver::new();
     let to = Memory::new(64 * SLOTS as usize, ALL);
     let (base, key) = (to.addr(), to.key());
@@ -253,7 +253,7 @@ fn a_reader_of_slots_that_come_byte_by_byte_sees_none_torn() {
                 word.copy_from_slice(&value.to_ne_bytes());
             }
             for byte in &stream {
-                if receiver.feed(&mut core, std::slice::from_ref(byte)).is_err() {
+                if receiver.feed(&mut wq, std::slice::from_ref(byte)).is_err() {
                     stop.store(true, Ordering::Relaxed);
                 }
             }
@@ -286,14 +286,14 @@ fn every_kind_of_frame_may_be_cut_anywhere() {
     // SAFETY: `bytes` is as long as said.
     let n = unsafe { libc::recv(far.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) } as usize;
     for piece in (1..200).chain([n]) {
-        let mut core = Core::new(&QpCaps::default(), RailStats::detached(), 1, 0);
-        core.ready(7);
+        let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
+        wq.ready(7);
         for i in 0..3 {
-            core.post_recv(&RecvRequest { wr_id: i, sge: landed.sge(0, 3000) }).unwrap();
+            wq.post_recv(&RecvRequest { wr_id: i, sge: landed.sge(0, 3000) }).unwrap();
         }
         let mut receiver = Receiver::new();
         for part in bytes[..n].chunks(piece) {
-            assert_eq!(receiver.feed(&mut core, part).unwrap(), part.len());
+            assert_eq!(receiver.feed(&mut wq, part).unwrap(), part.len());
         }
         assert!(receiver.between_frames() && receiver.serving().len() == 1);
         assert!(landed.bytes() == from.bytes() && to.bytes() == from.bytes());
@@ -307,11 +307,11 @@ fn an_idle_wire_makes_few_system_calls_and_still_hears_the_peer() {
     for _ in 0..60_000 {
         b.step().unwrap();
     }
-    let before = b.core.stats.get(RailCounter::Syscalls);
+    let before = b.wq.stats.get(RailCounter::Syscalls);
     for _ in 0..6400 {
         b.step().unwrap();
     }
-    let calls = b.core.stats.get(RailCounter::Syscalls) - before;
+    let calls = b.wq.stats.get(RailCounter::Syscalls) - before;
     assert!((1..=200).contains(&calls), "{calls} calls in 6400 idle polls");
     let from = Memory::patterned(100, 1);
     let to = Memory::new(100, ALL);
@@ -345,24 +345,20 @@ fn unsignaled_requests_are_acknowledged_with_something_else() {
     let from = Memory::patterned(100, 1);
     let to = Memory::new(100, ALL);
     settle(&mut a, &mut b);
-    let before = a.core.stats.get(RailCounter::Syscalls) + b.core.stats.get(RailCounter::Syscalls);
+    let before = a.wq.stats.get(RailCounter::Syscalls) + b.wq.stats.get(RailCounter::Syscalls);
     a.post(SendRequest { signaled: false, ..write(1, from.sge(0, 100), &to, 0) });
     b.step().unwrap();
     assert!(to.bytes() == from.bytes() && b.wire.flushed());
-    assert_eq!(
-        a.core.stats.get(RailCounter::Syscalls) + b.core.stats.get(RailCounter::Syscalls) - before,
-        2,
-        "one to send, one to receive"
-    );
-    assert_eq!((a.core.sq.acked, a.core.sq.sent), (0, 1));
+    assert_eq!(a.wq.stats.get(RailCounter::Syscalls) + b.wq.stats.get(RailCounter::Syscalls) - before, 2, "one to send, one to receive");
+    assert_eq!((a.wq.sq.acked, a.wq.sq.sent), (0, 1));
     b.post(write(2, to.sge(0, 100), &from, 0));
     a.step().unwrap();
-    assert_eq!(a.core.sq.acked, 1, "the acknowledgement travels with the next request");
+    assert_eq!(a.wq.sq.acked, 1, "the acknowledgement travels with the next request");
     a.post(SendRequest { signaled: false, ..write(3, from.sge(0, 100), &to, 0) });
     b.step().unwrap();
     let kept = b.wire.close();
     while a.step().is_ok() {}
-    assert_eq!(a.core.sq.acked, 2, "or, at the latest, with the end of the stream");
+    assert_eq!(a.wq.sq.acked, 2, "or, at the latest, with the end of the stream");
     drop(kept);
 }
 
@@ -376,8 +372,8 @@ fn a_queue_of_unsignaled_requests_never_stays_full() {
         let request = SendRequest { signaled: false, ..write(1, from.sge(0, 100), &to, 0) };
         let mut posted = 0;
         for _ in 0..10_000 {
-            if a.core.post_send(&[request]).is_ok() {
-                a.wire.kick(&mut a.core).unwrap();
+            if a.wq.post_send(&[request]).is_ok() {
+                a.wire.kick(&mut a.wq).unwrap();
                 posted += 1;
             } else {
                 a.step().unwrap();
