@@ -2,11 +2,10 @@
 //!
 //! NCCL's own account: nccl v2.30.7 src/include/plugin/net/net_v10.h.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::{c_int, c_void};
 
 use super::calls::{self, Arrays, Scope};
-use super::types::{NAME, ncclDebugLogger_t, ncclNetCommConfig_t, ncclNetDeviceHandle_t, ncclProfilerCallback_t, ncclResult_t};
+use super::types::{ncclDebugLogger_t, ncclNetCommConfig_t, ncclNetDeviceHandle_t, ncclProfilerCallback_t, ncclResult_t};
 use super::v4::{Close, DeregMr, Devices, GetProperties, Listen, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, listen, test};
 use super::v5::{Iflush, iflush};
@@ -38,88 +37,12 @@ pub type Irecv = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> ncclResult_t;
 
-/// The table.
-#[repr(C)]
-pub struct ncclNet_v10_t {
-    /// "Railhead".
-    pub name: *const c_char,
-    /// [`init`]
-    pub init: Init,
-    /// [`devices`]
-    pub devices: Devices,
-    /// [`getProperties`]
-    pub getProperties: GetProperties<ncclNetProperties_v10_t>,
-    /// [`listen`]
-    pub listen: Listen,
-    /// [`connect`]
-    pub connect: Connect,
-    /// [`accept`]
-    pub accept: Accept,
-    /// [`regMr`]
-    pub regMr: RegMr,
-    /// [`regMrDmaBuf`]
-    pub regMrDmaBuf: Option<RegMrDmaBuf>,
-    /// [`deregMr`]
-    pub deregMr: DeregMr,
-    /// [`isend`]
-    pub isend: Isend,
-    /// [`irecv`]
-    pub irecv: Irecv,
-    /// [`iflush`]
-    pub iflush: Iflush,
-    /// [`fn@test`]
-    pub test: Test,
-    /// [`closeSend`]
-    pub closeSend: Close,
-    /// [`closeRecv`]
-    pub closeRecv: Close,
-    /// [`closeListen`]
-    pub closeListen: Close,
-    /// NULL: data is handled by the CPU.
-    pub getDeviceMr: Option<GetDeviceMr>,
-    /// NULL: data is handled by the CPU.
-    pub irecvConsumed: Option<IrecvConsumed>,
-    /// [`makeVDevice`]
-    pub makeVDevice: MakeVDevice<4>,
+table! {
+    /// The table that NCCL 2.26 and 2.27 look up.
+    ncclNetPlugin_v10: ncclNet_v10_t, version 10, ncclNetProperties_v10_t, 4 parts:
+    init devices getProperties listen connect accept regMr regMrDmaBuf deregMr isend irecv iflush test closeSend closeRecv closeListen
+    getDeviceMr irecvConsumed makeVDevice
 }
-
-const _: () = {
-    assert!(size_of::<ncclNet_v10_t>() == 20 * 8);
-    assert!(offset_of!(ncclNet_v10_t, connect) == 5 * 8);
-    assert!(offset_of!(ncclNet_v10_t, deregMr) == 9 * 8);
-    assert!(offset_of!(ncclNet_v10_t, closeListen) == 16 * 8);
-    assert!(offset_of!(ncclNet_v10_t, getDeviceMr) == 17 * 8);
-    assert!(offset_of!(ncclNet_v10_t, irecvConsumed) == 18 * 8);
-    assert!(offset_of!(ncclNet_v10_t, makeVDevice) == 19 * 8);
-};
-
-// SAFETY: the table holds addresses of code and of a static string, and nobody writes to it.
-unsafe impl Sync for ncclNet_v10_t {}
-
-/// The table that NCCL 2.26 and 2.27 look up.
-#[unsafe(no_mangle)]
-pub static ncclNetPlugin_v10: ncclNet_v10_t = ncclNet_v10_t {
-    name: NAME,
-    init: init::<10>,
-    devices: devices::<10>,
-    getProperties: getProperties::<10, ncclNetProperties_v10_t>,
-    listen: listen::<10>,
-    connect: connect::<10>,
-    accept: accept::<10>,
-    regMr: regMr::<10>,
-    regMrDmaBuf: Some(regMrDmaBuf::<10>),
-    deregMr: deregMr::<10>,
-    isend: isend::<10>,
-    irecv: irecv::<10>,
-    iflush: iflush::<10>,
-    test: test::<10>,
-    closeSend: closeSend::<10>,
-    closeRecv: closeRecv::<10>,
-    closeListen: closeListen::<10>,
-    getDeviceMr: None,
-    irecvConsumed: None,
-    makeVDevice: makeVDevice::<10, 4>,
-};
 
 /// Reads the settings and finds the devices; see `v4::init`. The profiler is not called.
 ///

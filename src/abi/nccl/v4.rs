@@ -2,60 +2,17 @@
 //!
 //! NCCL's own account: plugins/net/example/nccl/net_v4.h. Status codes end at 5: a lost peer is `ncclSystemError`.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::{c_int, c_void};
 
 use super::calls::{self, Arrays, Scope};
-use super::types::{NAME, ncclDebugLogger_t, ncclResult_t};
+use super::types::{ncclDebugLogger_t, ncclResult_t};
 use crate::abi::plugin::Description;
-use crate::base::error::{Error, Result};
+use crate::base::error::Error;
 use crate::net::Ready;
 
-/// Properties of a device.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ncclNetProperties_v4_t {
-    /// Unique; valid as long as the process lives.
-    pub name: *mut c_char,
-    /// Path of the PCI device in /sys, or NULL.
-    pub pciPath: *mut c_char,
-    /// Unique per NIC, shared by its ports.
-    pub guid: u64,
-    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
-    pub ptrSupport: c_int,
-    /// Mbit/s.
-    pub speed: c_int,
-    /// On the NIC.
-    pub port: c_int,
-    /// Comms at most.
-    pub maxComms: c_int,
-}
-
-const _: () = {
-    assert!(size_of::<ncclNetProperties_v4_t>() == 40);
-    assert!(offset_of!(ncclNetProperties_v4_t, pciPath) == 8);
-    assert!(offset_of!(ncclNetProperties_v4_t, guid) == 16);
-    assert!(offset_of!(ncclNetProperties_v4_t, ptrSupport) == 24);
-    assert!(offset_of!(ncclNetProperties_v4_t, speed) == 28);
-    assert!(offset_of!(ncclNetProperties_v4_t, port) == 32);
-    assert!(offset_of!(ncclNetProperties_v4_t, maxComms) == 36);
-};
-
-impl TryFrom<&Description> for ncclNetProperties_v4_t {
-    type Error = Error;
-
-    fn try_from(device: &Description) -> Result<Self> {
-        let p = &device.properties;
-        Ok(ncclNetProperties_v4_t {
-            name: device.name,
-            pciPath: device.pci_path,
-            guid: p.guid,
-            ptrSupport: p.ptr_support,
-            speed: p.speed_mbps,
-            port: p.port,
-            maxComms: p.max_comms,
-        })
-    }
+properties! {
+    ncclNetProperties_v4_t, 40 bytes, 0 parts:
+    name pciPath guid ptrSupport speed port maxComms
 }
 
 /// Type of [`init`]; up to version 9.
@@ -78,76 +35,18 @@ pub type DeregMr = unsafe extern "C" fn(*mut c_void, *mut c_void) -> ncclResult_
 pub type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int) -> ncclResult_t;
 /// Type of [`closeSend`], [`closeRecv`] and [`closeListen`].
 pub type Close = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
-/// Type of [`isend`], [`irecv`] and [`iflush`]; of version 4 alone.
-pub type Post = unsafe extern "C" fn(*mut c_void, *mut c_void, c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
+/// Type of [`isend`]; of version 4 alone.
+type Isend = unsafe extern "C" fn(*mut c_void, *mut c_void, c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
+/// Type of [`irecv`]; of version 4 alone.
+type Irecv = Isend;
+/// Type of [`iflush`]; of version 4 alone.
+type Iflush = Isend;
 
-/// The table.
-#[repr(C)]
-pub struct ncclNet_v4_t {
-    /// "Railhead".
-    pub name: *const c_char,
-    /// [`init`]
-    pub init: Init,
-    /// [`devices`]
-    pub devices: Devices,
-    /// [`getProperties`]
-    pub getProperties: GetProperties<ncclNetProperties_v4_t>,
-    /// [`listen`]
-    pub listen: Listen,
-    /// [`connect`]
-    pub connect: Connect,
-    /// [`accept`]
-    pub accept: Accept,
-    /// [`regMr`]
-    pub regMr: RegMr,
-    /// [`deregMr`]
-    pub deregMr: DeregMr,
-    /// [`isend`]
-    pub isend: Post,
-    /// [`irecv`]
-    pub irecv: Post,
-    /// [`iflush`]
-    pub iflush: Post,
-    /// [`fn@test`]
-    pub test: Test,
-    /// [`closeSend`]
-    pub closeSend: Close,
-    /// [`closeRecv`]
-    pub closeRecv: Close,
-    /// [`closeListen`]
-    pub closeListen: Close,
+table! {
+    /// The table that NCCL 2.8 to 2.11 look up.
+    ncclNetPlugin_v4: ncclNet_v4_t, version 4, ncclNetProperties_v4_t, 0 parts:
+    init devices getProperties listen connect accept regMr deregMr isend irecv iflush test closeSend closeRecv closeListen
 }
-
-const _: () = {
-    assert!(size_of::<ncclNet_v4_t>() == 16 * 8);
-    assert!(offset_of!(ncclNet_v4_t, connect) == 5 * 8);
-    assert!(offset_of!(ncclNet_v4_t, deregMr) == 8 * 8);
-    assert!(offset_of!(ncclNet_v4_t, closeListen) == 15 * 8);
-};
-
-// SAFETY: the table holds addresses of code and of a static string, and nobody writes to it.
-unsafe impl Sync for ncclNet_v4_t {}
-
-/// The table that NCCL 2.8 to 2.11 look up.
-#[unsafe(no_mangle)]
-pub static ncclNetPlugin_v4: ncclNet_v4_t = ncclNet_v4_t {
-    name: NAME,
-    init: init::<4>,
-    devices: devices::<4>,
-    getProperties: getProperties::<4, ncclNetProperties_v4_t>,
-    listen: listen::<4>,
-    connect,
-    accept,
-    regMr: regMr::<4>,
-    deregMr: deregMr::<4>,
-    isend,
-    irecv,
-    iflush,
-    test: test::<4>,
-    closeSend: closeSend::<4>,
-    closeRecv: closeRecv::<4>,
-    closeListen: closeListen::<4>,
-};
 
 /// Reads the settings from the environment and finds the devices, unless comms or contexts of an earlier init are still alive, which then
 /// go on with their settings.
@@ -218,9 +117,9 @@ pub unsafe extern "C" fn listen<const V: u32>(dev: c_int, handle: *mut c_void, l
 ///
 /// # Safety
 /// `handle` is valid for 64 bytes, `sendComm` for a pointer.
-unsafe extern "C" fn connect(dev: c_int, handle: *mut c_void, sendComm: *mut *mut c_void) -> ncclResult_t {
+unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, sendComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(4, Scope::Process, dev, handle, sendComm, Ready::Eager) }
+    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Ready::Eager) }
 }
 
 /// Accepts a connection. Blocks until a peer connects that knows the handle.
@@ -232,9 +131,9 @@ unsafe extern "C" fn connect(dev: c_int, handle: *mut c_void, sendComm: *mut *mu
 ///
 /// # Safety
 /// `recvComm` is valid for writes.
-unsafe extern "C" fn accept(listenComm: *mut c_void, recvComm: *mut *mut c_void) -> ncclResult_t {
+unsafe extern "C" fn accept<const V: u32>(listenComm: *mut c_void, recvComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::accept(4, listenComm, recvComm, Ready::Eager) }
+    unsafe { calls::accept(V, listenComm, recvComm, Ready::Eager) }
 }
 
 /// Registers `size` bytes at `data` for transfers on every comm of the comm's device. `kind` must be NCCL_PTR_HOST (1).
@@ -273,7 +172,7 @@ pub unsafe extern "C" fn deregMr<const V: u32>(comm: *mut c_void, mhandle: *mut 
 ///
 /// # Safety
 /// As for `v5::isend`.
-unsafe extern "C" fn isend(
+unsafe extern "C" fn isend<const V: u32>(
     sendComm: *mut c_void,
     data: *mut c_void,
     size: c_int,
@@ -281,14 +180,14 @@ unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::isend(4, sendComm, data, size, 0, mhandle, request) }
+    unsafe { calls::isend(V, sendComm, data, size, 0, mhandle, request) }
 }
 
 /// Posts a receive of up to `size` bytes; see `v5::irecv`, of which this is the case of one buffer with tag 0.
 ///
 /// # Safety
 /// As for `v5::irecv`.
-unsafe extern "C" fn irecv(
+unsafe extern "C" fn irecv<const V: u32>(
     recvComm: *mut c_void,
     data: *mut c_void,
     size: c_int,
@@ -297,14 +196,14 @@ unsafe extern "C" fn irecv(
 ) -> ncclResult_t {
     let arrays = Arrays { n: 1, data: &data, sizes: &size, tags: Some(&0), mhandles: &mhandle };
     // SAFETY: the arrays are of one element each and outlive the call; for the rest the requirements are the same.
-    unsafe { calls::irecv(4, recvComm, arrays, request) }
+    unsafe { calls::irecv(V, recvComm, arrays, request) }
 }
 
 /// Posts a flush of one received buffer; see `v5::iflush`.
 ///
 /// # Safety
 /// As for `v5::iflush`.
-unsafe extern "C" fn iflush(
+unsafe extern "C" fn iflush<const V: u32>(
     recvComm: *mut c_void,
     data: *mut c_void,
     size: c_int,
@@ -313,7 +212,7 @@ unsafe extern "C" fn iflush(
 ) -> ncclResult_t {
     let arrays = Arrays { n: 1, data: &data, sizes: &size, tags: None, mhandles: &mhandle };
     // SAFETY: the arrays are of one element each and outlive the call; for the rest the requirements are the same.
-    unsafe { calls::iflush(4, recvComm, arrays, request) }
+    unsafe { calls::iflush(V, recvComm, arrays, request) }
 }
 
 /// Makes progress and tells whether a request is complete. Requests may be tested in any order.

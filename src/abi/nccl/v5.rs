@@ -2,70 +2,17 @@
 //!
 //! NCCL's own account: plugins/net/example/nccl/net_v5.h. Status codes end at 5: a lost peer is `ncclSystemError`.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::{c_int, c_void};
 
 use super::calls::{self, Arrays, Scope};
-use super::types::{NAME, ncclResult_t};
+use super::types::ncclResult_t;
 use super::v4::{Accept, Close, Connect, DeregMr, Devices, GetProperties, Init, Listen, RegMr, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, regMr, test};
-use crate::abi::plugin::Description;
-use crate::base::error::{Error, Result};
 use crate::net::Ready;
 
-/// Properties of a device.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct ncclNetProperties_v5_t {
-    /// Unique; valid as long as the process lives.
-    pub name: *mut c_char,
-    /// Path of the PCI device in /sys, or NULL.
-    pub pciPath: *mut c_char,
-    /// Unique per NIC, shared by its ports.
-    pub guid: u64,
-    /// Kinds of memory that can be registered, NCCL_PTR_* as bits.
-    pub ptrSupport: c_int,
-    /// Mbit/s.
-    pub speed: c_int,
-    /// On the NIC.
-    pub port: c_int,
-    /// Microseconds.
-    pub latency: f32,
-    /// Comms at most.
-    pub maxComms: c_int,
-    /// Buffers in one receive, at most.
-    pub maxRecvs: c_int,
-}
-
-const _: () = {
-    assert!(size_of::<ncclNetProperties_v5_t>() == 48);
-    assert!(offset_of!(ncclNetProperties_v5_t, pciPath) == 8);
-    assert!(offset_of!(ncclNetProperties_v5_t, guid) == 16);
-    assert!(offset_of!(ncclNetProperties_v5_t, ptrSupport) == 24);
-    assert!(offset_of!(ncclNetProperties_v5_t, speed) == 28);
-    assert!(offset_of!(ncclNetProperties_v5_t, port) == 32);
-    assert!(offset_of!(ncclNetProperties_v5_t, latency) == 36);
-    assert!(offset_of!(ncclNetProperties_v5_t, maxComms) == 40);
-    assert!(offset_of!(ncclNetProperties_v5_t, maxRecvs) == 44);
-};
-
-impl TryFrom<&Description> for ncclNetProperties_v5_t {
-    type Error = Error;
-
-    fn try_from(device: &Description) -> Result<Self> {
-        let p = &device.properties;
-        Ok(ncclNetProperties_v5_t {
-            name: device.name,
-            pciPath: device.pci_path,
-            guid: p.guid,
-            ptrSupport: p.ptr_support,
-            speed: p.speed_mbps,
-            port: p.port,
-            latency: p.latency_us,
-            maxComms: p.max_comms,
-            maxRecvs: p.max_recvs,
-        })
-    }
+properties! {
+    ncclNetProperties_v5_t, 48 bytes, 0 parts:
+    name pciPath guid ptrSupport speed port latency maxComms maxRecvs
 }
 
 /// Type of [`isend`]; up to version 8.
@@ -77,73 +24,11 @@ pub type Irecv =
 pub type Iflush =
     unsafe extern "C" fn(*mut c_void, c_int, *mut *mut c_void, *mut c_int, *mut *mut c_void, *mut *mut c_void) -> ncclResult_t;
 
-/// The table.
-#[repr(C)]
-pub struct ncclNet_v5_t {
-    /// "Railhead".
-    pub name: *const c_char,
-    /// [`init`]
-    pub init: Init,
-    /// [`devices`]
-    pub devices: Devices,
-    /// [`getProperties`]
-    pub getProperties: GetProperties<ncclNetProperties_v5_t>,
-    /// [`listen`]
-    pub listen: Listen,
-    /// [`connect`]
-    pub connect: Connect,
-    /// [`accept`]
-    pub accept: Accept,
-    /// [`regMr`]
-    pub regMr: RegMr,
-    /// [`deregMr`]
-    pub deregMr: DeregMr,
-    /// [`isend`]
-    pub isend: Isend,
-    /// [`irecv`]
-    pub irecv: Irecv,
-    /// [`iflush`]
-    pub iflush: Iflush,
-    /// [`fn@test`]
-    pub test: Test,
-    /// [`closeSend`]
-    pub closeSend: Close,
-    /// [`closeRecv`]
-    pub closeRecv: Close,
-    /// [`closeListen`]
-    pub closeListen: Close,
+table! {
+    /// The table that NCCL 2.12 looks up.
+    ncclNetPlugin_v5: ncclNet_v5_t, version 5, ncclNetProperties_v5_t, 0 parts:
+    init devices getProperties listen connect accept regMr deregMr isend irecv iflush test closeSend closeRecv closeListen
 }
-
-const _: () = {
-    assert!(size_of::<ncclNet_v5_t>() == 16 * 8);
-    assert!(offset_of!(ncclNet_v5_t, connect) == 5 * 8);
-    assert!(offset_of!(ncclNet_v5_t, deregMr) == 8 * 8);
-    assert!(offset_of!(ncclNet_v5_t, closeListen) == 15 * 8);
-};
-
-// SAFETY: the table holds addresses of code and of a static string, and nobody writes to it.
-unsafe impl Sync for ncclNet_v5_t {}
-
-/// The table that NCCL 2.12 looks up.
-#[unsafe(no_mangle)]
-pub static ncclNetPlugin_v5: ncclNet_v5_t = ncclNet_v5_t {
-    name: NAME,
-    init: init::<5>,
-    devices: devices::<5>,
-    getProperties: getProperties::<5, ncclNetProperties_v5_t>,
-    listen: listen::<5>,
-    connect: connect::<5>,
-    accept: accept::<5>,
-    regMr: regMr::<5>,
-    deregMr: deregMr::<5>,
-    isend: isend::<5>,
-    irecv: irecv::<5>,
-    iflush: iflush::<5>,
-    test: test::<5>,
-    closeSend: closeSend::<5>,
-    closeRecv: closeRecv::<5>,
-    closeListen: closeListen::<5>,
-};
 
 /// Takes a connection to a listener one step further; never blocks.
 ///
