@@ -264,7 +264,7 @@ fn a_device_has_a_thread_while_it_has_comms() {
 
 #[test]
 fn a_handshake_goes_on_between_two_calls() {
-    use railhead::net::{Net, Ready};
+    use railhead::net::{Mode, Net};
     let net = Net::with_config(Config { progress: Progress::Thread, ..Config::default() }).expect("open");
     let (mut listen, handle) = net.listen(0).expect("listen");
     // One call each begins it; one more of each finds it done, however long the pause between them. Which pause suffices is not known.
@@ -273,13 +273,13 @@ fn a_handshake_goes_on_between_two_calls() {
     let mut open = Vec::new();
     until("a handshake in two calls", || {
         let mut fresh = handle;
-        let mut send = net.connect(0, None, &mut fresh, Ready::Full).expect("connect");
+        let mut send = net.connect(0, None, &mut fresh, Mode::NonBlocking).expect("connect");
         std::thread::sleep(pause);
         pause *= 2;
         if send.is_none() {
-            send = net.connect(0, None, &mut fresh, Ready::Full).expect("connect");
+            send = net.connect(0, None, &mut fresh, Mode::NonBlocking).expect("connect");
         }
-        let recv = listen.accept(Ready::Full).expect("accept");
+        let recv = listen.accept(Mode::NonBlocking).expect("accept");
         let both = send.is_some() && recv.is_some();
         open.push((send, recv));
         both.then_some(())

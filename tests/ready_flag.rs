@@ -5,7 +5,7 @@ mod support;
 
 use railhead::base::stats::RailCounter;
 use railhead::fabric::UserMemory;
-use railhead::net::{MemoryKind, Net, Ready, RecvBuffer, RecvComm, SendComm};
+use railhead::net::{MemoryKind, Mode, Net, RecvBuffer, RecvComm, SendComm};
 use std::sync::Arc;
 use support::comms::{self, Mem};
 use support::holdings::rail_sum;
@@ -22,10 +22,10 @@ fn pair(net: &Arc<Net>) -> (SendComm, RecvComm) {
     let (mut send, mut recv) = (None, None);
     until("both comms", || {
         if send.is_none() {
-            send = net.connect(0, None, &mut handle, Ready::Full).expect("connect");
+            send = net.connect(0, None, &mut handle, Mode::NonBlocking).expect("connect");
         }
         if recv.is_none() {
-            recv = listen.accept(Ready::Full).expect("accept");
+            recv = listen.accept(Mode::NonBlocking).expect("accept");
         }
         (send.is_some() && recv.is_some()).then_some(())
     });

@@ -10,7 +10,7 @@ mod support;
 use railhead::base::config::Config;
 use railhead::base::stage::Stage;
 use railhead::base::stats::WaitCause;
-use railhead::net::{Net, Ready, RecvBuffer};
+use railhead::net::{Mode, Net, RecvBuffer};
 use support::comms::{self, Mem};
 use support::holdings::waits;
 use support::plugin::{Opaque, Plugin, Result, take_log};
@@ -88,7 +88,7 @@ fn flushing_receiver(ctx: &Ctx) {
     let mut full = [0; 128];
     full[..handle.len()].copy_from_slice(&handle);
     (1..ctx.size).for_each(|rank| ctx.to(rank).send(&full).expect("a sender"));
-    let mut comm = until("accept", || listen.accept(Ready::Full).expect("accept"));
+    let mut comm = until("accept", || listen.accept(Mode::NonBlocking).expect("accept"));
     let mem = Mem::new(8 << 20);
     // SAFETY: the memory outlives its registration.
     let memory = unsafe { railhead::fabric::UserMemory::new(mem.ptr(0), mem.len()) };

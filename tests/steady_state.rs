@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use railhead::fabric::UserMemory;
-use railhead::net::{MemoryKind, Net, Ready, RecvBuffer};
+use railhead::net::{MemoryKind, Mode, Net, RecvBuffer};
 use support::comms::{self, Mem};
 use support::plugin::Plugin;
 use support::{Ctx, World, until};
@@ -110,10 +110,10 @@ fn allocates(_: &Ctx) {
     let (mut send, mut recv) = (None, None);
     until("both comms", || {
         if send.is_none() {
-            send = net.connect(0, None, &mut handle, Ready::Full).expect("connect");
+            send = net.connect(0, None, &mut handle, Mode::NonBlocking).expect("connect");
         }
         if recv.is_none() {
-            recv = listen.accept(Ready::Full).expect("accept");
+            recv = listen.accept(Mode::NonBlocking).expect("accept");
         }
         (send.is_some() && recv.is_some()).then_some(())
     });

@@ -319,7 +319,7 @@ mod inside {
     use railhead::base::mem::{Pages, UserMemory};
     use railhead::base::stats::RailStats;
     use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendRequest, WcOpcode, WcStatus, devices};
-    use railhead::net::{MemoryKind, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, Ready, RecvBuffer, RecvComm, RequestId, SendComm};
+    use railhead::net::{MemoryKind, Mode, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, RecvBuffer, RecvComm, RequestId, SendComm};
 
     use super::bed::{Bed, Pair, Request, Side, Wire};
     use super::fake_ibverbs::{Control, value};
@@ -372,10 +372,10 @@ mod inside {
         let (mut send, mut recv) = (None, None);
         until("both comms", || {
             if send.is_none() {
-                send = net.connect(dev, None, &mut handle, Ready::Full).expect("connect");
+                send = net.connect(dev, None, &mut handle, Mode::NonBlocking).expect("connect");
             }
             if recv.is_none() {
-                recv = listen.accept(Ready::Full).expect("accept");
+                recv = listen.accept(Mode::NonBlocking).expect("accept");
             }
             send.is_some() && recv.is_some()
         });
@@ -1159,8 +1159,8 @@ mod inside {
         let _control = Control::new();
         let net = Net::with_config(settings()).expect("net");
         let (mut listen, mut handle) = net.listen(0).expect("listen");
-        let mut send = net.connect(0, None, &mut handle, Ready::Eager).expect("connect").expect("a comm");
-        let mut recv = listen.accept(Ready::Eager).expect("accept").expect("a comm");
+        let mut send = net.connect(0, None, &mut handle, Mode::Blocking).expect("connect").expect("a comm");
+        let mut recv = listen.accept(Mode::Blocking).expect("accept").expect("a comm");
         let pages = [Pages::new(4096), Pages::new(4096)].map(|pages| pages.expect("memory"));
         let mrs = [register(&net, 0, &pages[0]), register(&net, 0, &pages[1])];
         pages[0].write(0, &[7; 64]);

@@ -19,7 +19,7 @@ use crate::base::error::{Error, Result};
 use crate::base::{fork, log};
 use crate::fabric::UserMemory;
 use crate::net::{
-    HANDLE_SIZE, MAX_MESSAGE, MAX_RECVS, MemoryKind, Net, PTR_CUDA, PTR_HOST, Properties, Ready, RecvBuffer, RequestId, Sizes,
+    HANDLE_SIZE, MAX_MESSAGE, MAX_RECVS, MemoryKind, Mode, Net, PTR_CUDA, PTR_HOST, Properties, RecvBuffer, RequestId, Sizes,
 };
 
 /// Everything the library keeps for this process.
@@ -248,10 +248,10 @@ pub fn listen(dev: i32) -> Result<(Handle, [u8; HANDLE_SIZE])> {
 }
 
 /// Connects to a listener; None while the handshake is under way.
-pub fn connect(dev: i32, traffic_class: Option<i32>, handle: &mut [u8; HANDLE_SIZE], when: Ready) -> Result<Option<Handle>> {
+pub fn connect(dev: i32, traffic_class: Option<i32>, handle: &mut [u8; HANDLE_SIZE], mode: Mode) -> Result<Option<Handle>> {
     let process = current()?;
     let (net, dev) = (process.net()?, device(dev)?);
-    match net.connect(dev, traffic_class, handle, when)? {
+    match net.connect(dev, traffic_class, handle, mode)? {
         Some(comm) => process.adopt(Shared { net, dev }, Driven::Send(Box::new(comm))).map(Some),
         None => Ok(None),
     }
@@ -261,11 +261,11 @@ pub fn connect(dev: i32, traffic_class: Option<i32>, handle: &mut [u8; HANDLE_SI
 ///
 /// # Safety
 /// No other thread uses the listen comm during the call.
-pub unsafe fn accept(listen: Handle, when: Ready) -> Result<Option<Handle>> {
+pub unsafe fn accept(listen: Handle, mode: Mode) -> Result<Option<Handle>> {
     let process = current()?;
     // SAFETY: the requirement is the caller's own.
     let mut listen = unsafe { process.comms.listen(listen) }?;
-    let Some(comm) = listen.accept(when)? else { return Ok(None) };
+    let Some(comm) = listen.accept(mode)? else { return Ok(None) };
     let shared = listen.shared().ok_or_else(|| Error::internal("the listen comm was closed during accept"))?;
     process.adopt(Shared { dev: comm.dev(), ..shared }, Driven::Recv(Box::new(comm))).map(Some)
 }

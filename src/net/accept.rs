@@ -17,32 +17,33 @@ use crate::base::process::{Life, Process};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
+use crate::link::Connection;
+use crate::link::liveness::{Confirm, ConfirmError, Liveness, Peer};
+use crate::link::progress::WaitSet;
+use crate::link::queue_pairs::{QueuePairs, Side};
+use crate::link::slots::Records;
 
-use super::Ready;
-use super::background::Sleep;
-use super::connect::rail_devices;
-use super::cts_fifo::Records;
+use super::Mode;
+use super::context::Context;
 use super::handle::SECRET_SIZE;
-use super::handshake::{ConfirmError, Established, LateConfirm, Setup, tune};
-use super::liveness::{Liveness, Peer};
-use super::rails::{Rails, Side};
+use super::handshake::{LateConfirm, peer, tune};
 use super::wire::{self, FrameReader, FrameWriter, Header, Kind, MAC_SIZE, Params, Progress, WIRE_VERSION, WireError};
 
 /// Nanoseconds for which a rank that hung up is watched.
 const SUSPICION_NS: u64 = 2_000_000_000;
 /// Authentic H1s remembered per listener, against replays.
-const HEARD: usize = 4096;
+const SEEN_MAX: usize = 4096;
 
 /// What the half-open connections of a listener have in common.
 pub struct Acceptor {
-    setup: Setup,
+    context: Context,
     secret: [u8; SECRET_SIZE],
     instance: u32,
     half_open: VecDeque<HalfOpen>,
-    /// Ranks whose handshake is done and whose queue pairs are meeting ours.
-    meeting: VecDeque<Box<Established<Records>>>,
+    /// Ranks whose handshake is done and whose queue pairs are connecting to ours.
+    connecting: VecDeque<Box<Connection<Records>>>,
     /// The MACs of authentic H1s, whatever was answered: heard again, each is a replay.
-    heard: VecDeque<[u8; MAC_SIZE]>,
+    seen: VecDeque<[u8; MAC_SIZE]>,
     /// Ranks of this host whose connection ended before the handshake was complete.
     suspects: Vec<Suspect>,
     /// Connections that came to nothing.
@@ -68,21 +69,21 @@ enum Step {
 
 /// How much a stranger has said.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Said {
+enum Received {
     Nothing,
     Part,
-    Enough,
+    All,
 }
 
 /// What was made for a connector that knows the secret.
 struct Made {
     process: Option<Arc<Process>>,
-    rails: Rails,
+    qps: QueuePairs,
     records: Records,
     stats: CommStats,
     peer: Peer,
     confirm: LateConfirm,
-    qps_per_rail: u8,
+    qps_per_rail: usize,
 }
 
 /// A rank of ours that may have died, or only have lost its connection: then it dials again.
@@ -113,19 +114,19 @@ enum Outcome {
     /// Refused: a rank of ours that cannot be talked to. An error if that is because of this side.
     Refused(String, Option<Error>),
     /// Done.
-    Ready(Box<Established<Records>>),
+    Ready(Box<Connection<Records>>),
 }
 
 impl Acceptor {
     /// For a listener whose handle has this secret and instance.
-    pub fn new(setup: Setup, secret: [u8; SECRET_SIZE], instance: u32) -> Acceptor {
+    pub fn new(context: Context, secret: [u8; SECRET_SIZE], instance: u32) -> Acceptor {
         Acceptor {
-            setup,
+            context,
             secret,
             instance,
             half_open: VecDeque::new(),
-            meeting: VecDeque::new(),
-            heard: VecDeque::new(),
+            connecting: VecDeque::new(),
+            seen: VecDeque::new(),
             suspects: Vec::new(),
             drops: 0,
         }
@@ -133,28 +134,28 @@ impl Acceptor {
 
     /// Takes on a connection that the listener accepted, and hears what it says: its H1 has come along as a rule.
     pub fn admit(&mut self, stream: TcpStream, from: SocketAddr, now: u64) {
-        if let Err(e) = tune(&stream, &self.setup.config) {
+        if let Err(e) = tune(&stream, &self.context.config) {
             return self.note_drop(&format!("{from}: {e}"));
         }
         stage::reach(Stage::AcceptAccepted);
         let mut newcomer = HalfOpen { stream, from, first_byte: 0, whole: false, step: Step::AwaitH1 { reader: FrameReader::default() } };
-        let _ = newcomer.hear(now);
+        let _ = newcomer.read_h1(now);
         self.half_open.push_back(newcomer);
-        for said in [Said::Nothing, Said::Part] {
-            self.crowd_out(said, now);
+        for received in [Received::Nothing, Received::Part] {
+            self.evict(received, now);
         }
     }
 
     /// Drops the oldest stranger who has said so much, if they are too many. Who has said nothing never takes the place of one who has.
-    fn crowd_out(&mut self, said: Said, now: u64) {
-        if self.half_open.iter().filter(|half| half.said() == said).count() <= self.setup.config.half_open_max() {
+    fn evict(&mut self, received: Received, now: u64) {
+        if self.half_open.iter().filter(|half| half.received() == received).count() <= self.context.config.half_open_max() {
             return;
         }
-        let Some(oldest) = self.half_open.iter().position(|half| half.said() == said) else { return };
+        let Some(oldest) = self.half_open.iter().position(|half| half.received() == received) else { return };
         // It may have spoken since it was last heard.
         let spoke = self.half_open.get_mut(oldest).is_some_and(|half| {
-            let _ = half.hear(now);
-            half.said() != said
+            let _ = half.read_h1(now);
+            half.received() != received
         });
         if !spoke {
             self.half_open.remove(oldest);
@@ -163,74 +164,74 @@ impl Acceptor {
     }
 
     /// Gives a descriptor back that a stranger has, first of those who have said nothing; false if there is none.
-    pub fn spare(&mut self) -> bool {
-        let oldest = |said| self.half_open.iter().position(|half| half.said() == said);
-        oldest(Said::Nothing).or_else(|| oldest(Said::Part)).and_then(|oldest| self.half_open.remove(oldest)).is_some()
+    pub fn drop_unauthenticated(&mut self) -> bool {
+        let oldest = |received| self.half_open.iter().position(|half| half.received() == received);
+        oldest(Received::Nothing).or_else(|| oldest(Received::Part)).and_then(|oldest| self.half_open.remove(oldest)).is_some()
     }
 
     /// Advances every half-open connection; the first that is done.
     ///
     /// Errors: nothing left to make a comm of; a rank whose connection ended because it died. (One that lives may have lost only the connection, and
     /// dials again.) The listener stays usable. A rank that cannot be talked to is told, and warned of, and the wait goes on for another.
-    pub fn drive(&mut self, now: u64, when: Ready) -> Result<Option<Box<Established<Records>>>> {
+    pub fn drive(&mut self, now: u64, mode: Mode) -> Result<Option<Box<Connection<Records>>>> {
         if let Some(dead) = self.look_at_suspects(now) {
             return Err(Error::remote(format!("accept: {dead} died before its handshake was complete")));
         }
         for _ in 0..self.half_open.len() {
             let Some(connection) = self.half_open.pop_front() else { break };
-            match self.advance(connection, now, when) {
+            match self.advance(connection, now, mode) {
                 Outcome::Waiting(connection) => self.half_open.push_back(connection),
                 Outcome::Dropped(why) => self.note_drop(&why),
                 Outcome::Refused(why, None) => log_warn!(log::NET, "accept: {why}"),
                 Outcome::Refused(_, Some(error)) => return Err(error),
-                Outcome::Ready(established) if when == Ready::Eager => return Ok(Some(established)),
-                Outcome::Ready(established) => self.meeting.push_back(established),
+                Outcome::Ready(connection) if mode == Mode::Blocking => return Ok(Some(connection)),
+                Outcome::Ready(connection) => self.connecting.push_back(connection),
             }
         }
-        match when {
-            Ready::Eager => Ok(self.meeting.pop_front()),
-            Ready::Full => self.meet(),
+        match mode {
+            Mode::Blocking => Ok(self.connecting.pop_front()),
+            Mode::NonBlocking => self.poll_connecting(),
         }
     }
 
     /// What the device's thread is to wake for.
-    pub fn rest(&self, sleep: &mut Sleep) {
-        if !self.meeting.is_empty() || !self.suspects.is_empty() {
-            sleep.nap();
+    pub fn arm(&self, wait: &mut WaitSet) {
+        if !self.connecting.is_empty() || !self.suspects.is_empty() {
+            wait.poll_soon();
         }
         for connection in &self.half_open {
             match connection.step {
                 // From its first byte on, its time is limited.
-                Step::AwaitH1 { .. } if connection.first_byte == 0 => sleep.watch(connection.stream.as_raw_fd()),
-                Step::AwaitH3 { .. } => sleep.watch(connection.stream.as_raw_fd()),
-                Step::AwaitH1 { .. } | Step::SendH2 { .. } | Step::SendRefusal { .. } => sleep.nap(),
+                Step::AwaitH1 { .. } if connection.first_byte == 0 => wait.add(connection.stream.as_raw_fd()),
+                Step::AwaitH3 { .. } => wait.add(connection.stream.as_raw_fd()),
+                Step::AwaitH1 { .. } | Step::SendH2 { .. } | Step::SendRefusal { .. } => wait.poll_soon(),
             }
         }
     }
 
-    /// Lets the queue pairs of finished handshakes meet; the first comm whose have.
-    fn meet(&mut self) -> Result<Option<Box<Established<Records>>>> {
-        for _ in 0..self.meeting.len() {
-            let Some(mut established) = self.meeting.pop_front() else { break };
-            match established.meet() {
-                Ok(true) => return Ok(Some(established)),
-                Ok(false) => self.meeting.push_back(established),
+    /// Lets the queue pairs of finished handshakes connect; the first whose have.
+    fn poll_connecting(&mut self) -> Result<Option<Box<Connection<Records>>>> {
+        for _ in 0..self.connecting.len() {
+            let Some(mut connection) = self.connecting.pop_front() else { break };
+            match connection.poll_connected() {
+                Ok(true) => return Ok(Some(connection)),
+                Ok(false) => self.connecting.push_back(connection),
                 Err(e) => return Err(e.within("accept")),
             }
         }
         Ok(None)
     }
 
-    fn advance(&mut self, mut connection: HalfOpen, now: u64, when: Ready) -> Outcome {
+    fn advance(&mut self, mut connection: HalfOpen, now: u64, mode: Mode) -> Outcome {
         loop {
-            let heard = connection.hear(now);
+            let progress = connection.read_h1(now);
             let stream = &mut connection.stream;
             connection.step = match connection.step {
                 Step::AwaitH1 { mut reader } => {
-                    let step = match heard {
+                    let step = match progress {
                         Ok(Progress::Done) => self.on_h1(reader.take(), connection.from),
                         Ok(Progress::Blocked) => {
-                            let limit = u64::from(self.setup.config.handshake_timeout_s) * 1_000_000_000;
+                            let limit = u64::from(self.context.config.handshake_timeout_s) * 1_000_000_000;
                             if connection.first_byte != 0 && now.saturating_sub(connection.first_byte) > limit {
                                 return Outcome::Dropped(format!("{}: no whole handshake message in time", connection.from));
                             }
@@ -248,9 +249,9 @@ impl Acceptor {
                 Step::SendH2 { mut writer, made } => match writer.push(stream) {
                     Progress::Done => {
                         stage::reach(Stage::AcceptH2Sent);
-                        match when {
-                            Ready::Eager => return Outcome::Ready(self.establish(connection.stream, *made, true)),
-                            Ready::Full => Step::AwaitH3 { made },
+                        match mode {
+                            Mode::Blocking => return Outcome::Ready(self.establish(connection.stream, *made, true)),
+                            Mode::NonBlocking => Step::AwaitH3 { made },
                         }
                     }
                     Progress::Blocked => {
@@ -265,7 +266,7 @@ impl Acceptor {
                         return Outcome::Ready(self.establish(connection.stream, *made, false));
                     }
                     // Its H2 may have been sent before it was known that nobody waits for H3.
-                    Ok(false) if when == Ready::Eager => return Outcome::Ready(self.establish(connection.stream, *made, true)),
+                    Ok(false) if mode == Mode::Blocking => return Outcome::Ready(self.establish(connection.stream, *made, true)),
                     Ok(false) => {
                         connection.step = Step::AwaitH3 { made };
                         return Outcome::Waiting(connection);
@@ -291,13 +292,13 @@ impl Acceptor {
             return Err(WireError::Kind);
         }
         if let Some(mac) = h1.last_chunk() {
-            if self.heard.contains(mac) {
+            if self.seen.contains(mac) {
                 return Err(REPLAY);
             }
-            if self.heard.len() == HEARD {
-                self.heard.pop_front();
+            if self.seen.len() == SEEN_MAX {
+                self.seen.pop_front();
             }
-            self.heard.push_back(*mac);
+            self.seen.push_back(*mac);
         }
         match self.answer(&header, body, &h1, from) {
             Ok(step) => Ok(step),
@@ -311,12 +312,12 @@ impl Acceptor {
 
     fn answer(&mut self, header: &Header, body: &[u8], h1: &[u8], from: SocketAddr) -> std::result::Result<Step, No> {
         let refuse = |why| No::Refuse(why, None);
-        self.setup.check(header.version, None).map_err(refuse)?;
+        self.context.check(header.version, None).map_err(refuse)?;
         let theirs = Params::decode(body).map_err(|e| refuse(format!("parameters that make no sense: {e}")))?;
         if theirs.instance != self.instance {
             return Err(No::Replay);
         }
-        self.setup.check(header.version, Some(&theirs)).map_err(refuse)?;
+        self.context.check(header.version, Some(&theirs)).map_err(refuse)?;
         stage::reach(Stage::AcceptH1Received);
         let (h2, made) = self.make(&theirs, h1, from).map_err(|e| {
             // What they sent is theirs; all else is lacking here.
@@ -350,42 +351,42 @@ impl Acceptor {
 
     /// Makes this side's queue pairs and H2.
     fn make(&self, theirs: &Params, h1: &[u8], from: SocketAddr) -> Result<(Vec<u8>, Made)> {
-        let stats = stats::comm(CommKind::Recv, self.setup.device.name());
+        let stats = stats::comm(CommKind::Recv, self.context.device.name());
         let records = Records::new()?;
-        let devices = rail_devices(&self.setup, &stats, usize::from(theirs.rails))?;
-        let qps = (self.setup.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
-        let traffic_class = if self.setup.config.traffic_class < 0 { theirs.traffic_class } else { self.setup.config.traffic_class };
+        let devices = self.context.rails(&stats, usize::from(theirs.rails))?;
+        let qps_per_rail = (self.context.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
+        let traffic_class = if self.context.config.traffic_class < 0 { theirs.traffic_class } else { self.context.config.traffic_class };
         // What this side sends is announcements.
-        let own_class = if self.setup.config.ib_fifo_tc < 0 { traffic_class } else { self.setup.config.ib_fifo_tc };
-        let mut rails = Rails::new(&devices, qps, Side::Recv, records.pages().as_memory(), own_class, self.setup.notify())?;
+        let own_class = if self.context.config.ib_fifo_tc < 0 { traffic_class } else { self.context.config.ib_fifo_tc };
+        let mut qps = QueuePairs::new(&devices, qps_per_rail, Side::Recv, records.pages().as_memory(), own_class, self.context.notify())?;
         let used: Vec<Endpoint> = theirs
             .endpoints
             .chunks(usize::from(theirs.qps_per_rail))
-            .take(rails.rails())
-            .flat_map(|of_rail| of_rail.iter().take(qps).copied())
+            .take(qps.rails())
+            .flat_map(|of_rail| of_rail.iter().take(qps_per_rail).copied())
             .collect();
-        rails.connect(&used, theirs.memory, &theirs.rkeys)?;
-        let ours = self.setup.params(&mut rails, qps, records.pages().addr(), self.instance, traffic_class)?;
+        qps.connect(&used, theirs.memory, &theirs.rkeys)?;
+        let ours = self.context.params(&mut qps, qps_per_rail, records.pages().addr(), self.instance, traffic_class)?;
         let h2 = wire::seal(Kind::Reply, WIRE_VERSION, &self.secret, &[h1], &ours.encode());
-        let peer = Peer::new(theirs, &ours, from);
+        let peer = peer(theirs, &ours, from);
         stats.set_peer(&peer.label, theirs.pid as i32);
         let process = peer.pid.and_then(Process::find);
         let confirm = LateConfirm::new(self.secret, h1.to_vec(), h2.clone());
-        Ok((h2, Made { process, rails, records, stats, peer, confirm, qps_per_rail: qps as u8 }))
+        Ok((h2, Made { process, qps, records, stats, peer, confirm, qps_per_rail }))
     }
 
-    fn establish(&self, stream: TcpStream, made: Made, unconfirmed: bool) -> Box<Established<Records>> {
-        let Made { process: _, rails, records, stats, peer, confirm, qps_per_rail } = made;
+    fn establish(&self, stream: TcpStream, made: Made, unconfirmed: bool) -> Box<Connection<Records>> {
+        let Made { process: _, qps, records, stats, peer, confirm, qps_per_rail } = made;
         log_info!(
             log::NET,
             "recv comm on {} from {}: {} rail(s), {qps_per_rail} queue pair(s) each, fabric {}",
-            self.setup.device.name(),
+            self.context.device.name(),
             peer.label,
-            rails.rails(),
-            self.setup.device.fabric()
+            qps.rails(),
+            self.context.device.fabric()
         );
-        let liveness = Liveness::new(stream, unconfirmed.then_some(confirm), &peer, &self.setup.config);
-        Box::new(Established { rails, memory: records, peer, liveness, stats })
+        let liveness = Liveness::new(stream, unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.context.config);
+        Box::new(Connection { qps, memory: records, peer, liveness, stats })
     }
 
     /// Connections in progress, for tests.
@@ -403,7 +404,7 @@ impl Acceptor {
 
 impl HalfOpen {
     /// Reads more of an H1; `Done` once that is whole.
-    fn hear(&mut self, now: u64) -> std::result::Result<Progress, WireError> {
+    fn read_h1(&mut self, now: u64) -> std::result::Result<Progress, WireError> {
         let Step::AwaitH1 { reader } = &mut self.step else { return Ok(Progress::Done) };
         let progress = reader.pull(&mut self.stream);
         if self.first_byte == 0 && reader.started() {
@@ -414,11 +415,11 @@ impl HalfOpen {
     }
 
     /// How much it has said, before it has shown the secret.
-    fn said(&self) -> Said {
+    fn received(&self) -> Received {
         match self.step {
-            Step::AwaitH1 { .. } if self.first_byte == 0 => Said::Nothing,
-            Step::AwaitH1 { .. } if !self.whole => Said::Part,
-            _ => Said::Enough,
+            Step::AwaitH1 { .. } if self.first_byte == 0 => Received::Nothing,
+            Step::AwaitH1 { .. } if !self.whole => Received::Part,
+            _ => Received::All,
         }
     }
 }

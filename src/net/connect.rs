@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
@@ -13,13 +13,15 @@ use crate::base::log::{self, log_info, log_warn};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats, WaitCause};
 use crate::engine;
+use crate::link::Connection;
+use crate::link::liveness::Liveness;
+use crate::link::progress::{Member, ProgressThread, WaitSet};
+use crate::link::queue_pairs::{QueuePairs, Side};
 
-use super::background::{Background, Member, Sleep, Watch};
+use super::context::Context;
 use super::cts_fifo::CtsFifo;
 use super::handle::Handle;
-use super::handshake::{Established, Setup, tune};
-use super::liveness::{Liveness, Peer};
-use super::rails::{RailDevice, Rails, Side};
+use super::handshake::{peer, tune};
 use super::wire::{self, FrameReader, FrameWriter, Kind, Params, Progress, WIRE_VERSION};
 
 /// Times that a listener may drop a connection before that is an error. It drops honest ones only when flooded by others, or when it
@@ -31,20 +33,20 @@ const LAST_PAUSE_NS: u64 = 200_000_000;
 
 /// A connect in progress.
 pub struct Connector {
-    setup: Setup,
+    context: Context,
     handle: Handle,
     traffic_class: i32,
     /// Handed on once established.
     stats: Option<CommStats>,
     step: Step,
     /// Queue pairs and FIFO; the FIFO goes last.
-    ends: Option<(Rails, CtsFifo)>,
+    ends: Option<(QueuePairs, CtsFifo)>,
     ours: Option<Params>,
     h1: Vec<u8>,
     drops: u32,
     h1_sent: bool,
     /// What the device's thread came to, for the caller to learn.
-    outcome: Option<Result<Box<Established<CtsFifo>>>>,
+    outcome: Option<Result<Box<Connection<CtsFifo>>>>,
 }
 
 enum Step {
@@ -53,17 +55,17 @@ enum Step {
     SendH1 { stream: TcpStream, writer: FrameWriter },
     AwaitH2 { stream: TcpStream, reader: FrameReader },
     SendH3 { stream: TcpStream, writer: FrameWriter, theirs: Box<Params> },
-    Meet { established: Box<Established<CtsFifo>> },
+    Connecting { connection: Box<Connection<CtsFifo>> },
     Over,
 }
 
 impl Connector {
     /// Prepares queue pairs and FIFO and begins to dial.
-    pub fn new(setup: Setup, handle: Handle, traffic_class: i32) -> Result<Connector> {
-        let stats = stats::comm(CommKind::Send, setup.device.name());
+    pub fn new(context: Context, handle: Handle, traffic_class: i32) -> Result<Connector> {
+        let stats = stats::comm(CommKind::Send, context.device.name());
         stats.set_peer(&format!("{}", handle.addr), 0);
         let mut connector = Connector {
-            setup,
+            context,
             handle,
             traffic_class,
             stats: Some(stats),
@@ -82,7 +84,7 @@ impl Connector {
     /// Whether it is the connect that `handle` names.
     pub fn is_for(&self, dev: usize, handle: &Handle) -> bool {
         let mine = &self.handle;
-        self.setup.device.index() == dev && mine.addr == handle.addr && mine.secret == handle.secret && mine.instance == handle.instance
+        self.context.device.index() == dev && mine.addr == handle.addr && mine.secret == handle.secret && mine.instance == handle.instance
     }
 
     /// Whether H1 was handed to the kernel at least once.
@@ -93,14 +95,14 @@ impl Connector {
     /// Goes as far as it can without waiting. `None` means: call again.
     ///
     /// Errors: no listener there any more; a listener that refuses, or is not the one that made the handle.
-    pub fn drive(&mut self) -> Result<Option<Established<CtsFifo>>> {
+    pub fn drive(&mut self) -> Result<Option<Connection<CtsFifo>>> {
         match self.outcome.take() {
             Some(outcome) => outcome.map(|established| Some(*established)),
             None => self.advance(),
         }
     }
 
-    fn advance(&mut self) -> Result<Option<Established<CtsFifo>>> {
+    fn advance(&mut self) -> Result<Option<Connection<CtsFifo>>> {
         loop {
             let step = std::mem::replace(&mut self.step, Step::Over);
             let (step, more) = match step {
@@ -115,14 +117,14 @@ impl Connector {
                 Step::SendH3 { mut stream, mut writer, theirs } => match writer.push(&mut stream) {
                     Progress::Done => {
                         stage::reach(Stage::ConnectH3Sent);
-                        (Step::Meet { established: Box::new(self.establish(stream, *theirs)?) }, true)
+                        (Step::Connecting { connection: Box::new(self.establish(stream, *theirs)?) }, true)
                     }
                     Progress::Blocked => (Step::SendH3 { stream, writer, theirs }, false),
                     Progress::Closed => (self.dropped("before the handshake was complete")?, true),
                 },
-                Step::Meet { mut established } => match established.meet().map_err(|e| e.within("connect"))? {
-                    true => return Ok(Some(*established)),
-                    false => (Step::Meet { established }, false),
+                Step::Connecting { mut connection } => match connection.poll_connected().map_err(|e| e.within("connect"))? {
+                    true => return Ok(Some(*connection)),
+                    false => (Step::Connecting { connection }, false),
                 },
                 Step::Over => return Err(over()),
             };
@@ -140,17 +142,17 @@ impl Connector {
     fn dial(&mut self) -> Result<()> {
         self.ends = None;
         let fifo = CtsFifo::new()?;
-        let qps = self.setup.config.qps_per_rail as usize;
+        let qps = self.context.config.qps_per_rail as usize;
         let stats = self.stats.as_ref().ok_or_else(over)?;
-        let devices = rail_devices(&self.setup, stats, usize::MAX)?;
-        let rails = Rails::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.setup.notify())?;
-        self.ends = Some((rails, fifo));
+        let devices = self.context.rails(stats, usize::MAX)?;
+        let qps = QueuePairs::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.context.notify())?;
+        self.ends = Some((qps, fifo));
 
         let addr = self.handle.addr;
         let failed = |e| Error::system(format!("connect to {addr}"), e);
         let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None).map_err(failed)?;
         let stream: TcpStream = Socket::new(socket).convert();
-        tune(&stream, &self.setup.config)?;
+        tune(&stream, &self.context.config)?;
         match socket2::SockRef::from(&stream).connect(&addr.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -179,9 +181,14 @@ impl Connector {
             return Err(unreachable(addr, std::io::ErrorKind::ConnectionRefused.into()));
         }
         stage::reach(Stage::ConnectDialed);
-        let Some((rails, fifo)) = &mut self.ends else { return Err(Error::internal("connect: no queue pairs")) };
-        let qps = self.setup.config.qps_per_rail as usize;
-        let ours = self.setup.params(rails, qps, fifo.pages().addr(), self.handle.instance, self.traffic_class)?;
+        let Some((qps, fifo)) = &mut self.ends else { return Err(Error::internal("connect: no queue pairs")) };
+        let ours = self.context.params(
+            qps,
+            self.context.config.qps_per_rail as usize,
+            fifo.pages().addr(),
+            self.handle.instance,
+            self.traffic_class,
+        )?;
         self.h1 = wire::seal(Kind::Hello, WIRE_VERSION, &self.handle.secret, &[], &ours.encode());
         self.ours = Some(ours);
         Ok((Step::SendH1 { stream, writer: FrameWriter::new(self.h1.clone()) }, true))
@@ -220,9 +227,9 @@ impl Connector {
             }
             Kind::Hello | Kind::Confirm => return Err(Error::remote(format!("connect: {addr} answered with the wrong message"))),
         }
-        self.setup.check(header.version, None).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
+        self.context.check(header.version, None).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
         let theirs = Params::decode(body).map_err(|e| Error::remote(format!("connect: the answer of {addr} makes no sense ({e})")))?;
-        self.setup.check(header.version, Some(&theirs)).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
+        self.context.check(header.version, Some(&theirs)).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
         let ours = self.ours.as_ref().ok_or_else(|| Error::internal("connect: no parameters"))?;
         if theirs.instance != self.handle.instance || theirs.rails > ours.rails || theirs.qps_per_rail > ours.qps_per_rail {
             return Err(Error::remote(format!("connect: the answer of {addr} does not fit the question")));
@@ -251,36 +258,30 @@ impl Connector {
         Step::Pause { until: clock::now() + pause }
     }
 
-    fn establish(&mut self, stream: TcpStream, theirs: Params) -> Result<Established<CtsFifo>> {
-        let (mut rails, fifo) = self.ends.take().ok_or_else(over)?;
+    fn establish(&mut self, stream: TcpStream, theirs: Params) -> Result<Connection<CtsFifo>> {
+        let (mut qps, fifo) = self.ends.take().ok_or_else(over)?;
         let ours = self.ours.take().ok_or_else(over)?;
-        rails.shrink(usize::from(theirs.rails), usize::from(theirs.qps_per_rail));
-        rails.connect(&theirs.endpoints, theirs.memory, &theirs.rkeys)?;
-        let peer = Peer::new(&theirs, &ours, self.handle.addr);
-        let liveness = Liveness::new(stream, None, &peer, &self.setup.config);
+        qps.shrink(usize::from(theirs.rails), usize::from(theirs.qps_per_rail));
+        qps.connect(&theirs.endpoints, theirs.memory, &theirs.rkeys)?;
+        let peer = peer(&theirs, &ours, self.handle.addr);
+        let liveness = Liveness::new(stream, None, &peer, &self.context.config);
         let stats = self.stats.take().ok_or_else(over)?;
         stats.set_peer(&peer.label, theirs.pid as i32);
         log_info!(
             log::NET,
             "send comm on {} to {}: {} rail(s), {} queue pair(s) each, fabric {}",
-            self.setup.device.name(),
+            self.context.device.name(),
             peer.label,
             theirs.rails,
             theirs.qps_per_rail,
             theirs.fabric
         );
-        Ok(Established { rails, memory: fifo, peer, liveness, stats })
+        Ok(Connection { qps, memory: fifo, peer, liveness, stats })
     }
 }
 
 fn over() -> Error {
     Error::internal("connect: this attempt has ended")
-}
-
-/// The first `most` rails of the comm's device.
-pub fn rail_devices(setup: &Setup, stats: &CommStats, most: usize) -> Result<Vec<RailDevice>> {
-    let physical = setup.device.rails().iter().take(most).enumerate();
-    physical.map(|(i, device)| Ok(RailDevice { domain: device.domain()?.clone(), stats: stats.rail(i) })).collect()
 }
 
 fn unreachable(addr: SocketAddr, e: std::io::Error) -> Error {
@@ -297,19 +298,19 @@ fn unreachable(addr: SocketAddr, e: std::io::Error) -> Error {
 }
 
 impl Member for Connector {
-    fn step(&mut self) -> engine::Progress {
+    fn poll(&mut self) -> engine::Progress {
         if self.outcome.is_none() {
             self.outcome = self.advance().map(|established| established.map(Box::new)).transpose();
         }
         if self.outcome.is_some() { engine::Progress::Done } else { engine::Progress::Idle }
     }
 
-    fn rest(&mut self, sleep: &mut Sleep) -> engine::Progress {
+    fn arm(&mut self, wait: &mut WaitSet) -> engine::Progress {
         match &self.step {
             _ if self.outcome.is_some() => {}
             // The peer may take as long as it likes to accept.
-            Step::AwaitH2 { stream, .. } => sleep.watch(stream.as_raw_fd()),
-            _ => sleep.nap(),
+            Step::AwaitH2 { stream, .. } => wait.add(stream.as_raw_fd()),
+            _ => wait.poll_soon(),
         }
         engine::Progress::Idle
     }
@@ -322,22 +323,22 @@ pub struct PendingTable {
     /// Whether a device's thread moves them along.
     watched: bool,
     /// That thread, as long as there are any.
-    background: Option<Arc<Background>>,
+    thread: Option<Arc<ProgressThread>>,
 }
 
 impl Member for PendingTable {
-    fn step(&mut self) -> engine::Progress {
+    fn poll(&mut self) -> engine::Progress {
         let mut unfinished = false;
         for connector in self.entries.iter_mut().filter_map(|entry| entry.connector.as_mut()) {
-            unfinished |= connector.step() != engine::Progress::Done;
+            unfinished |= connector.poll() != engine::Progress::Done;
         }
         self.watched = unfinished;
         if unfinished { engine::Progress::Idle } else { engine::Progress::Done }
     }
 
-    fn rest(&mut self, sleep: &mut Sleep) -> engine::Progress {
+    fn arm(&mut self, wait: &mut WaitSet) -> engine::Progress {
         for connector in self.entries.iter_mut().filter_map(|entry| entry.connector.as_mut()) {
-            connector.rest(sleep);
+            connector.arm(wait);
         }
         engine::Progress::Idle
     }
@@ -353,13 +354,14 @@ struct Pending {
 const MAX_PENDING: usize = 65536;
 
 impl PendingTable {
-    /// Has them moved along by a device's thread until there are none.
-    pub fn watch(&mut self, background: Arc<Background>, watch: impl FnOnce() -> Watch) {
-        if !std::mem::replace(&mut self.watched, true) {
-            background.watch(watch());
-            self.background = Some(background);
-        } else if let Some(background) = &self.background {
-            background.called();
+    /// Has those of `table` polled by a device's thread until there are none.
+    pub fn watch(table: &Arc<Mutex<PendingTable>>, thread: Arc<ProgressThread>) {
+        let mut pending = table.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut pending.watched, true) {
+            thread.watch("connects in progress", table);
+            pending.thread = Some(thread);
+        } else if let Some(thread) = &pending.thread {
+            thread.called();
         }
     }
 
@@ -373,8 +375,8 @@ impl PendingTable {
 
     /// A connect has ended. After the last, whoever comes next is watched over anew, maybe by another thread.
     pub fn settle(&mut self) {
-        if self.background.is_some() && self.entries.iter().all(|entry| entry.connector.is_none()) {
-            (self.watched, self.background) = (false, None);
+        if self.thread.is_some() && self.entries.iter().all(|entry| entry.connector.is_none()) {
+            (self.watched, self.thread) = (false, None);
         }
     }
 

@@ -1,8 +1,7 @@
-//! The CTS FIFO: where a receiver tells its sender what it may write, and the completion records: where a sender tells its receiver
-//! what it wrote when an immediate is too small for it. Both are memory that the peer WRITEs to, so what is read from them is
-//! copied, checked, then used. Called by the threads that drive the two comms.
+//! The clear-to-send (CTS) FIFO: where a receiver tells its sender what it may write. It is memory that the peer WRITEs to, so what is read from
+//! it is copied, checked, then used. Called by the threads that drive the two comms.
 //!
-//! The FIFO belongs to the sender: 256 slots of 64 bytes, flat. Announcement number `s` (from 0, without end) lives in slot `s % 256`:
+//! The FIFO belongs to the sender: 256 slots of 64 bytes, flat. Clear-to-send number `s` (from 0, without end) lives in slot `s % 256`:
 //!
 //! ```text
 //!  0 u64 addr       16 u32 rkeys[8]   48 u32 nreqs   56 u64 ready = s + 1
@@ -18,20 +17,12 @@ use std::sync::atomic::Ordering;
 
 use crate::base::error::Result;
 use crate::base::mem::Pages;
-
-use super::request::{MAX_RECVS, MAX_REQUESTS};
-use super::wire::MAX_RAILS;
-
-/// Slots of the FIFO: as many as receives can be outstanding.
-pub const SLOTS: usize = MAX_REQUESTS;
-/// Bytes of a slot: a cache line.
-pub const SLOT_SIZE: usize = 64;
+use crate::link::limits::{MAX_RAILS, MAX_RECVS, SLOT_SIZE, SLOTS};
 
 const AT_READY: usize = 56;
 const _: () = assert!(MAX_RAILS == 8 && AT_READY + 8 == SLOT_SIZE);
-const _: () = assert!(SLOTS == 256, "a slot is a byte of an immediate");
 
-/// One announced receive.
+/// One receive that the sender is clear to send to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Slot {
     /// First byte of the receiver's memory.
@@ -47,7 +38,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Puts the 64 bytes into `out` that announce it as number `sequence`: the ready flag is written here.
+    /// Puts the 64 bytes into `out` that tell of it as number `sequence`: the ready flag is written here.
     #[inline(always)]
     pub fn encode_to(&self, sequence: u64, out: &mut [u8; SLOT_SIZE]) {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -72,13 +63,13 @@ impl Slot {
 
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ready {
-    /// The announcement asked for has not come.
-    NotYet,
+pub enum SlotState {
+    /// The clear-to-send asked for has not come.
+    Empty,
     /// It has.
-    Yes(Slot),
+    Ready(Slot),
     /// A number that no correct receiver writes there.
-    Nonsense(u64),
+    Invalid(u64),
 }
 
 /// The sender's side.
@@ -97,9 +88,9 @@ impl CtsFifo {
         &self.pages
     }
 
-    /// Looks whether announcement number `sequence` has come: the ready flag is read here.
+    /// Looks whether clear-to-send number `sequence` has come: the ready flag is read here.
     #[inline(always)]
-    pub fn read(&self, sequence: u64) -> Ready {
+    pub fn read(&self, sequence: u64) -> SlotState {
         let at = (sequence % SLOTS as u64) as usize * SLOT_SIZE;
         // Pairs with the ordered publish of the receiver's WRITE.
         let words = match self.pages.load_line(at, (sequence + 1).to_le(), Ordering::Acquire) {
@@ -107,13 +98,13 @@ impl CtsFifo {
             Err(ready) => {
                 let last_lap = (sequence + 1).saturating_sub(SLOTS as u64);
                 let ready = u64::from_le(ready);
-                return if ready == last_lap { Ready::NotYet } else { Ready::Nonsense(ready) };
+                return if ready == last_lap { SlotState::Empty } else { SlotState::Invalid(ready) };
             }
         };
         let low = |word: u64| word as u32;
         let high = |word: u64| (word >> 32) as u32;
         let [addr, size, k0, k2, k4, k6, counts, _] = words;
-        Ready::Yes(Slot {
+        SlotState::Ready(Slot {
             addr,
             size,
             rkeys: [low(k0), high(k0), low(k2), high(k2), low(k4), high(k4), low(k6), high(k6)],
@@ -129,98 +120,9 @@ pub fn valid_group(nreqs: u32) -> bool {
     (1..=MAX_RECVS as u32).contains(&nreqs)
 }
 
-/// Bytes of a completion record `{u64 size, u32 stripes, u32 epoch}`.
-pub const RECORD_SIZE: usize = 16;
-
-/// What a message's immediates do not tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
-    /// Bytes of the message.
-    pub size: u64,
-    /// Into how many stripes it was cut.
-    pub stripes: u32,
-    /// Which use of the slot: the low half of its sequence number plus 1.
-    pub epoch: u32,
-}
-
-/// The epoch of a slot's use.
-#[inline]
-pub fn epoch(sequence: u64) -> u32 {
-    (sequence + 1) as u32
-}
-
-impl Record {
-    /// The bytes.
-    #[inline]
-    pub fn encode(&self) -> [u8; RECORD_SIZE] {
-        let words = u128::from(self.size) | u128::from(self.stripes) << 64 | u128::from(self.epoch) << 96;
-        words.to_le_bytes()
-    }
-}
-
-/// The receiver's side: a record per slot.
-pub struct Records {
-    pages: Pages,
-}
-
-impl Records {
-    /// Empty, and not registered yet.
-    pub fn new() -> Result<Self> {
-        Ok(Records { pages: Pages::new(SLOTS * RECORD_SIZE)? })
-    }
-
-    /// The memory, to be registered for the sender.
-    pub fn pages(&self) -> &Pages {
-        &self.pages
-    }
-
-    /// A copy of the record of `slot`. Its WRITE came before the immediate that made the caller look.
-    #[inline]
-    pub fn read(&self, slot: u8) -> Record {
-        let at = usize::from(slot) * RECORD_SIZE;
-        // The word with the epoch is published last.
-        let high = u64::from_le(self.pages.load_u64(at + 8, Ordering::Acquire));
-        let size = u64::from_le(self.pages.load_u64(at, Ordering::Relaxed));
-        Record { size, stripes: high as u32, epoch: (high >> 32) as u32 }
-    }
-}
-
-/// What the 32 bits of an immediate say: `slot:8 | kind:1 | value:23`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Imm {
-    /// Kind 0: the whole message has landed; its size.
-    Whole(u32),
-    /// Kind 1: this stripe has landed; size and stripe count are in the slot's record.
-    Stripe(u32),
-}
-
-/// Sizes below it fit an immediate.
-pub const IMM_LIMIT: usize = 1 << 23;
-
-impl Imm {
-    /// The immediate for `slot`. The value must be below [`IMM_LIMIT`].
-    #[inline]
-    pub fn encode(self, slot: u8) -> u32 {
-        let (kind, value) = match self {
-            Imm::Whole(size) => (0, size),
-            Imm::Stripe(index) => (1, index),
-        };
-        debug_assert!((value as usize) < IMM_LIMIT);
-        u32::from(slot) << 24 | kind << 23 | (value & (IMM_LIMIT as u32 - 1))
-    }
-
-    #[inline]
-    pub fn decode(imm: u32) -> (u8, Imm) {
-        let value = imm & (IMM_LIMIT as u32 - 1);
-        let meaning = if imm >> 23 & 1 == 0 { Imm::Whole(value) } else { Imm::Stripe(value) };
-        ((imm >> 24) as u8, meaning)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     /// As a fabric's WRITE: the bytes, then the last word.
     fn land(pages: &Pages, at: usize, bytes: &[u8]) {
@@ -240,10 +142,10 @@ mod tests {
             // A receiver that went round as often as this has left the number of the last lap.
             let at = (sequence % 256) as usize * SLOT_SIZE;
             fifo.pages.store_u64(at + AT_READY, (sequence + 1).saturating_sub(256), Ordering::Relaxed);
-            assert_eq!(fifo.read(sequence), Ready::NotYet);
+            assert_eq!(fifo.read(sequence), SlotState::Empty);
             land(&fifo.pages, at, &sample().encode(sequence));
-            assert_eq!(fifo.read(sequence), Ready::Yes(sample()));
-            assert_eq!(fifo.read(sequence + 256), Ready::NotYet);
+            assert_eq!(fifo.read(sequence), SlotState::Ready(sample()));
+            assert_eq!(fifo.read(sequence + 256), SlotState::Empty);
         }
     }
 
@@ -251,11 +153,11 @@ mod tests {
     fn other_ready_values_are_nonsense() {
         let fifo = CtsFifo::new().unwrap();
         fifo.pages.store_u64(AT_READY, 2, Ordering::Relaxed);
-        assert_eq!(fifo.read(0), Ready::Nonsense(2));
+        assert_eq!(fifo.read(0), SlotState::Invalid(2));
         fifo.pages.store_u64(AT_READY, 257, Ordering::Relaxed);
-        assert_eq!(fifo.read(0), Ready::Nonsense(257));
+        assert_eq!(fifo.read(0), SlotState::Invalid(257));
         fifo.pages.store_u64(AT_READY, 0, Ordering::Relaxed);
-        assert_eq!(fifo.read(256), Ready::Nonsense(0));
+        assert_eq!(fifo.read(256), SlotState::Invalid(0));
     }
 
     #[test]
@@ -268,22 +170,5 @@ mod tests {
         assert_eq!(bytes[48..52], 8u32.to_le_bytes());
         assert_eq!(bytes[52..56], 0x8000_0001u32.to_le_bytes());
         assert_eq!(bytes[56..64], 10u64.to_le_bytes());
-    }
-
-    #[test]
-    fn a_record_round_trips() {
-        let records = Records::new().unwrap();
-        let record = Record { size: 0x3fff_ffff, stripes: 64, epoch: epoch(0xffff_ffff) };
-        assert_eq!(record.epoch, 0);
-        land(&records.pages, 255 * RECORD_SIZE, &record.encode());
-        assert_eq!(records.read(255), record);
-    }
-
-    proptest! {
-        #[test]
-        fn immediates_round_trip(imm: u32) {
-            let (slot, meaning) = Imm::decode(imm);
-            prop_assert_eq!(meaning.encode(slot), imm);
-        }
     }
 }

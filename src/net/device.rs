@@ -9,11 +9,10 @@ use once_cell::sync::OnceCell;
 use crate::base::config::{Config, Progress};
 use crate::base::error::{Error, Result};
 use crate::fabric::{self, types::ID_UNDEF};
+use crate::link::limits::{MAX_MESSAGE, MAX_RAILS, MAX_RECVS};
+use crate::link::progress::ProgressThread;
 
-use super::background::Background;
-use super::request::MAX_RECVS;
-use super::wire::MAX_RAILS;
-use super::{MAX_MESSAGE, PTR_CUDA, PTR_DMABUF, PTR_HOST};
+use super::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
 
 /// Comms of a device at most, as NCCL's own transports say; queue pairs are no limit.
 const MAX_COMMS: i32 = 65536;
@@ -60,13 +59,13 @@ pub struct Physical {
     device: fabric::Device,
     domain: OnceCell<fabric::Domain>,
     /// As long as somebody has something for it to do.
-    background: Mutex<Weak<Background>>,
+    thread: Mutex<Weak<ProgressThread>>,
 }
 
 impl Physical {
     /// Not opened yet.
     pub fn new(device: fabric::Device) -> Physical {
-        Physical { device, domain: OnceCell::new(), background: Mutex::default() }
+        Physical { device, domain: OnceCell::new(), thread: Mutex::default() }
     }
 
     /// What the fabric says of it.
@@ -85,15 +84,15 @@ impl Physical {
     }
 
     /// Its thread, if the settings want one. It ends with the last that holds it.
-    pub fn background(&self, config: &Config) -> Result<Option<Arc<Background>>> {
+    pub fn thread(&self, config: &Config) -> Result<Option<Arc<ProgressThread>>> {
         if config.progress == Progress::Poll {
             return Ok(None);
         }
-        let mut place = self.background.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = place.upgrade() {
             return Ok(Some(running));
         }
-        let started = Arc::new(Background::start(config, &self.info().name)?);
+        let started = Arc::new(ProgressThread::start(config, &self.info().name)?);
         *place = Arc::downgrade(&started);
         Ok(Some(started))
     }
@@ -183,8 +182,8 @@ impl NetDevice {
     }
 
     /// Its thread, if the settings want one: the first rail's.
-    pub fn background(&self, config: &Config) -> Result<Option<Arc<Background>>> {
-        self.rails.first().map_or(Ok(None), |physical| physical.background(config))
+    pub fn thread(&self, config: &Config) -> Result<Option<Arc<ProgressThread>>> {
+        self.rails.first().map_or(Ok(None), |physical| physical.thread(config))
     }
 
     /// Name of its fabric.

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use crate::base::error::Result;
 use crate::base::mem::Pages;
-use crate::fabric::{Access, MemoryRegion, Opcode, Payload, QpCaps, SendRequest, Sge};
+use crate::fabric::{Access, MemoryRegion, Opcode, Payload, QpCaps, Sge};
+use crate::link::Link;
+use crate::link::limits::{MAX_RECVS, MAX_REQUESTS};
+use crate::link::memory::Registration;
+use crate::link::queue_pairs::Wr;
+use crate::link::request::Request;
+use crate::link::wr_id::{RequestId, WrKind};
 
-use super::comm::Core;
 use super::device::Physical;
-use super::mr_cache::Registration;
-use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId};
-use super::wr_id::{WrId, WrKind};
 
 /// What the loopback queue pairs of a comm, one per rail, work on. They are destroyed with the comm's queues, before this.
 pub struct Flusher {
@@ -24,40 +26,36 @@ pub struct Flusher {
 
 impl Flusher {
     /// Makes and connects the queue pairs. Once per comm, at the first flush.
-    pub fn new(devices: &[Arc<Physical>], core: &mut Core) -> Result<Flusher> {
+    pub fn new(devices: &[Arc<Physical>], link: &mut Link) -> Result<Flusher> {
         let scratch = Pages::new(1)?;
         let caps = QpCaps { send_depth: MAX_REQUESTS as u32, recv_depth: 1, ..QpCaps::default() };
         let mut regions = Vec::new();
-        for (rail, device) in devices.iter().enumerate().take(core.rails.rails()) {
+        for (rail, device) in devices.iter().enumerate().take(link.qps.rails()) {
             regions.push(device.domain()?.register(scratch.as_memory(), Access::LOCAL_WRITE)?);
-            let stats = core.stats.rail(rail);
-            core.rails.add_loop(rail, &caps, stats)?;
+            let stats = link.stats.rail(rail);
+            link.qps.add_loop(rail, &caps, stats)?;
         }
         Ok(Flusher { regions, scratch })
     }
 
     /// Reads one byte at `addr` on every rail. `None`: too many requests are outstanding.
-    pub fn post(&mut self, core: &mut Core, addr: u64, registration: &Registration) -> Result<Option<RequestId>> {
-        if !core.requests.has_room() {
+    pub fn post(&mut self, link: &mut Link, addr: u64, registration: &Registration) -> Result<Option<RequestId>> {
+        if !link.requests.has_room() {
             return Ok(None);
         }
         let request = Request { n: 0, left: self.regions.len() as u8, stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
-        let Some(id) = core.requests.insert(request) else { return Ok(None) };
+        let Some(id) = link.requests.insert(request) else { return Ok(None) };
         let rkeys = registration.rkeys();
         for (rail, region) in self.regions.iter().enumerate() {
-            let read = SendRequest {
-                // Retires nothing: the queue is as deep as there are requests.
-                wr_id: WrId { kind: WrKind::Flush, lane: rail as u8, retires: 0, id }.encode(),
+            let read = Wr {
                 opcode: Opcode::Read,
                 payload: Payload::Sge(Sge { addr: self.scratch.addr() as u64, len: 1, lkey: region.lkey() }),
-                remote_addr: addr,
-                rkey: rkeys.get(rail).copied().unwrap_or(0),
+                remote: (addr, rkeys.get(rail).copied().unwrap_or(0)),
                 imm: 0,
-                signaled: true,
             };
-            if let Err(error) = core.rails.post_loop(rail, read) {
-                core.post_failed(WrKind::Flush, rail, error);
-                return core.check().map(|()| None);
+            if let Err(error) = link.qps.post_loop(rail, read, WrKind::Flush, id) {
+                link.post_failed(WrKind::Flush, rail, error);
+                return link.check().map(|()| None);
             }
         }
         Ok(Some(id))

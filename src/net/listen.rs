@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::{Error, Result};
@@ -15,14 +14,15 @@ use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommCounter, CommKind, CommStats, WaitCause};
 use crate::base::{clock, listen, rand};
 use crate::engine::Progress;
+use crate::link::Connection;
+use crate::link::progress::{Driven, Member, WaitSet};
+use crate::link::slots::Records;
 
+use super::Mode;
 use super::accept::Acceptor;
-use super::background::{Guarded, Member, Sleep, Watch};
-use super::cts_fifo::Records;
+use super::context::Context;
 use super::handle::{HANDLE_SIZE, Handle, SECRET_SIZE};
-use super::handshake::{Established, Setup};
 use super::recv::RecvComm;
-use super::{Net, Ready};
 
 /// Connections taken from the kernel per call.
 const ADMIT_AT_ONCE: usize = 64;
@@ -34,20 +34,9 @@ const MAX_OUTCOMES: usize = 64;
 
 /// A listening comm.
 pub struct ListenComm {
-    listening: Held,
-    dev: usize,
+    listening: Driven<Listening>,
     stats: CommStats,
-    net: Arc<Net>,
-}
-
-/// Who moves incoming handshakes along.
-// There is one per comm, and few comms.
-#[allow(clippy::large_enum_variant)]
-enum Held {
-    /// Whoever calls accept.
-    Own(Listening),
-    /// And the device's thread.
-    Shared(Guarded<Listening>),
+    context: Context,
 }
 
 /// The listener and its incoming handshakes.
@@ -55,19 +44,19 @@ pub(super) struct Listening {
     listener: TcpListener,
     acceptor: Acceptor,
     /// What the device's thread came to, for callers to learn.
-    outcomes: VecDeque<Result<Box<Established<Records>>>>,
+    outcomes: VecDeque<Result<Box<Connection<Records>>>>,
 }
 
 impl ListenComm {
     /// Listens on the device's address and fills a handle.
-    pub(super) fn new(net: &Arc<Net>, setup: Setup) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
+    pub(super) fn new(context: Context) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
         let mut secret = [0u8; SECRET_SIZE];
         rand::fill(&mut secret)?;
         let instance = rand::u64()? as u32;
-        let listener = listen::tcp(setup.device.addr(), &setup.config.port_range)?;
+        let listener = listen::tcp(context.device.addr(), &context.config.port_range)?;
         let addr = listener.local_addr().map_err(|e| Error::system("listen: getsockname", e))?;
         // The kernel forgets the scope of an address in none of its answers, but a handle's reader needs it to be there.
-        let addr = match (addr, setup.device.addr()) {
+        let addr = match (addr, context.device.addr()) {
             (SocketAddr::V6(mut bound), SocketAddr::V6(device)) if bound.scope_id() == 0 => {
                 bound.set_scope_id(device.scope_id());
                 SocketAddr::V6(bound)
@@ -75,48 +64,39 @@ impl ListenComm {
             (bound, _) => bound,
         };
         let mut host = [0u8; 8];
-        for (out, byte) in host.iter_mut().zip(setup.local.host_id) {
+        for (out, byte) in host.iter_mut().zip(context.local.host_id) {
             *out = byte;
         }
         let handle = Handle { addr, instance, secret, cursor: 0, host }.encode();
-        log_info!(log::NET, "listen comm on {} at {addr}", setup.device.name());
-        let stats = stats::comm(CommKind::Listen, setup.device.name());
-        let dev = setup.device.index();
+        log_info!(log::NET, "listen comm on {} at {addr}", context.device.name());
+        let stats = stats::comm(CommKind::Listen, context.device.name());
         stage::reach(Stage::ListenOpen);
-        let device = setup.device.clone();
-        let listening = Listening { listener, acceptor: Acceptor::new(setup, secret, instance), outcomes: VecDeque::new() };
-        let listening = match device.background(&net.config)? {
-            None => Held::Own(listening),
-            Some(background) => Held::Shared(Guarded::new(listening, background, Watch::Listen)),
-        };
-        Ok((ListenComm { listening, dev, stats, net: net.clone() }, handle))
+        let listening = Listening { listener, acceptor: Acceptor::new(context.clone(), secret, instance), outcomes: VecDeque::new() };
+        let listening = Driven::new(listening, "a listen comm", context.thread()?);
+        Ok((ListenComm { listening, stats, context }, handle))
     }
 
     /// The device it listens on.
     pub fn dev(&self) -> usize {
-        self.dev
+        self.context.device.index()
     }
 
-    /// Advances the incoming handshakes; a comm once one of them is done. `Ready::Full` never waits and gives `None` for "call again";
-    /// `Ready::Eager` waits until a peer came, and gives out the comm as soon as that can know of it.
+    /// Advances the incoming handshakes; a comm once one of them is done. `Mode::NonBlocking` never waits and gives `None` for "call again";
+    /// `Mode::Blocking` waits until a peer came, and gives out the comm as soon as that can know of it.
     ///
     /// Errors: a rank that was given the handle died during its handshake; no descriptor left. The listener stays usable after each. A rank that
     /// cannot be talked to (another fabric or release) is told why and warned of, and is no error here: the call waits on for one that can.
-    pub fn accept(&mut self, when: Ready) -> Result<Option<RecvComm>> {
+    pub fn accept(&mut self, mode: Mode) -> Result<Option<RecvComm>> {
         loop {
-            let driven = match &mut self.listening {
-                Held::Own(listening) => listening.drive(when),
-                Held::Shared(shared) => shared.with(|listening| listening.drive(when)),
-            };
-            if let Some(established) = driven? {
+            if let Some(connection) = self.listening.with(|listening| listening.drive(mode))? {
                 self.stats.add(CommCounter::Ops, 1);
                 self.stats.clear_wait();
-                return RecvComm::new(self.net.clone(), self.dev, *established).map(Some);
+                return RecvComm::new(self.context.clone(), *connection).map(Some);
             }
             self.stats.wait(WaitCause::Handshake);
-            match when {
-                Ready::Full => return Ok(None),
-                Ready::Eager => clock::sleep(PAUSE),
+            match mode {
+                Mode::NonBlocking => return Ok(None),
+                Mode::Blocking => clock::sleep(PAUSE),
             }
         }
     }
@@ -135,25 +115,25 @@ impl ListenComm {
     #[cfg(test)]
     fn own(&mut self) -> &mut Listening {
         match &mut self.listening {
-            Held::Own(listening) => listening,
-            Held::Shared(_) => panic!("a device's thread moves this comm along"),
+            Driven::Own(listening) => listening,
+            Driven::Shared(_) => panic!("a device's thread moves this comm along"),
         }
     }
 }
 
 impl Listening {
     /// What the device's thread came to, or else what the caller comes to himself.
-    fn drive(&mut self, when: Ready) -> Result<Option<Box<Established<Records>>>> {
+    fn drive(&mut self, mode: Mode) -> Result<Option<Box<Connection<Records>>>> {
         match self.outcomes.pop_front() {
             Some(outcome) => outcome.map(Some),
-            None => self.advance(when),
+            None => self.advance(mode),
         }
     }
 
-    fn advance(&mut self, when: Ready) -> Result<Option<Box<Established<Records>>>> {
+    fn advance(&mut self, mode: Mode) -> Result<Option<Box<Connection<Records>>>> {
         let now = clock::now();
         self.admit(now)?;
-        self.acceptor.drive(now, when)
+        self.acceptor.drive(now, mode)
     }
 
     /// Whether the thread leaves it to the caller. An error may come again each time: it is told once.
@@ -166,7 +146,7 @@ impl Listening {
             match self.listener.accept().map_err(|e| listen::refusal(&self.listener, e)) {
                 Ok((stream, from)) => self.acceptor.admit(TcpStream::new(stream), from, now),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) if e.raw_os_error() == Some(libc::EMFILE) && self.acceptor.spare() => {}
+                Err(e) if e.raw_os_error() == Some(libc::EMFILE) && self.acceptor.drop_unauthenticated() => {}
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {
                     return Err(Error::system("accept: the connection waits", e));
                 }
@@ -179,20 +159,20 @@ impl Listening {
 }
 
 impl Member for Listening {
-    fn step(&mut self) -> Progress {
+    fn poll(&mut self) -> Progress {
         if self.is_full() {
             return Progress::Idle;
         }
-        let outcome = self.advance(Ready::Full).transpose();
+        let outcome = self.advance(Mode::NonBlocking).transpose();
         let moved = outcome.is_some();
         self.outcomes.extend(outcome);
         if moved { Progress::Moved } else { Progress::Idle }
     }
 
-    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+    fn arm(&mut self, wait: &mut WaitSet) -> Progress {
         if !self.is_full() {
-            sleep.watch(self.listener.as_raw_fd());
-            self.acceptor.rest(sleep);
+            wait.add(self.listener.as_raw_fd());
+            self.acceptor.arm(wait);
         }
         Progress::Idle
     }

@@ -2,38 +2,29 @@
 //!
 //! The life of a message, and where to read on:
 //!
-//! 1. `irecv` ([`recv`]) writes an announcement into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
-//! 2. `isend` ([`sender`]) finds it, cuts the message over the comm's lanes ([`rails`], [`plan`]) and WRITEs it into the announced memory;
+//! 1. `irecv` ([`recv`]) writes a clear-to-send into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
+//! 2. `isend` ([`sender`]) finds it, cuts the message over the queue pairs of its [`link`](crate::link) and WRITEs it into the receiver's memory;
 //!    the last WRITE of each stripe carries an immediate that names the slot.
-//! 3. `test` on either side polls, and gives the sizes once all stripes are accounted for ([`landing`], [`request`]).
+//! 3. `test` on either side polls the link, and gives the sizes once all stripes are accounted for ([`recv_state`]).
 //!
 //! Before that, three authenticated messages made the comm: [`wire`] has their bytes, [`connect`] and [`accept`] the two ends' state
-//! machines, [`handle`] what is carried from listen to connect. [`liveness`] watches the peer, [`stall`] what waits too long,
-//! [`mr_cache`] the registered memory.
+//! machines, [`handle`] what is carried from listen to connect.
 #![forbid(unsafe_code)]
 
 mod accept;
-mod background;
-mod comm;
 mod connect;
+mod context;
 mod cts_fifo;
 mod device;
 mod flush;
 mod handle;
 mod handshake;
-mod landing;
 mod listen;
-mod liveness;
-mod mr_cache;
-mod plan;
-mod rails;
 mod recv;
-mod request;
+mod recv_state;
 mod send;
 mod sender;
-mod stall;
 pub mod wire;
-mod wr_id;
 
 #[cfg(test)]
 mod tests;
@@ -46,24 +37,22 @@ use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info};
 use crate::base::stats;
 use crate::fabric::{self, Access, Domain, MemoryRegion, UserMemory};
+use crate::link::memory::MrTable;
 
-use background::Watch;
 use connect::{Connector, PendingTable};
+use context::{Context, Local};
 use device::{NetDevice, Physical};
 use handle::Handle;
-use handshake::{Local, Setup};
-use mr_cache::MrTable;
 
+pub use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS};
+pub use crate::link::memory::{MemoryKind, MrHandle};
+pub use crate::link::request::Sizes;
+pub use crate::link::wr_id::RequestId;
 pub use device::Properties;
 pub use handle::HANDLE_SIZE;
 pub use listen::ListenComm;
-pub use mr_cache::{MemoryKind, MrHandle};
 pub use recv::{RecvBuffer, RecvComm};
-pub use request::{MAX_RECVS, MAX_REQUESTS, RequestId, Sizes};
 pub use send::SendComm;
-
-/// Longest message: maxP2pBytes. 1 GiB is what NCCL's shims for old plugins cut to (`MAX_NET_SIZE`).
-pub const MAX_MESSAGE: usize = 1 << 30;
 
 /// What is done to user memory. The caller reads what a completion has told him of, never before, so that ordering may be relaxed.
 const MR_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::RELAXED_ORDERING);
@@ -76,12 +65,12 @@ pub const PTR_DMABUF: i32 = 4;
 
 /// When `connect` and `accept` give out a comm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ready {
+pub enum Mode {
     /// Once the handshake is done; `None` before (v5 and later).
-    Full,
+    NonBlocking,
     /// At once, waiting if need be: `connect` once its first message is sent, `accept` once its answer is (v4, where every rank
     /// connects first and accepts second, and neither call is repeated).
-    Eager,
+    Blocking,
 }
 
 /// The process-wide state: made by the first init, dropped after the last finalize and the last comm.
@@ -168,10 +157,10 @@ impl Net {
     ///
     /// Errors: no such device; no port or descriptor left.
     pub fn listen(self: &Arc<Self>, dev: usize) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
-        ListenComm::new(self, self.setup(dev)?)
+        ListenComm::new(self.context(dev)?)
     }
 
-    /// Connects to the listener that made the handle. `Ready::Full` never waits and gives `None` for "call again with the same handle",
+    /// Connects to the listener that made the handle. `Mode::NonBlocking` never waits and gives `None` for "call again with the same handle",
     /// in which it notes where it is.
     ///
     /// Errors: not a handle; nobody listens there any more; a listener on another fabric or of another release.
@@ -180,11 +169,12 @@ impl Net {
         dev: usize,
         traffic_class: Option<i32>,
         handle: &mut [u8; HANDLE_SIZE],
-        when: Ready,
+        mode: Mode,
     ) -> Result<Option<SendComm>> {
         let decoded = Handle::decode(handle)?;
         // Held throughout, so that the thread does not end between this connect and its comm.
-        let background = self.device(dev)?.background(&self.config)?;
+        let context = self.context(dev)?;
+        let thread = context.thread()?;
         let found = self.pending().take(dev, &decoded);
         Handle::set_cursor(handle, 0);
         let mut connector = match found {
@@ -194,19 +184,18 @@ impl Net {
                     -1 => traffic_class.unwrap_or(-1),
                     from_environment => from_environment,
                 };
-                Box::new(Connector::new(self.setup(dev)?, decoded, traffic_class)?)
+                Box::new(Connector::new(context.clone(), decoded, traffic_class)?)
             }
         };
-        let connected = match when {
-            Ready::Eager => send::connect_eager(self.clone(), dev, connector).map(Some),
+        let connected = match mode {
+            Mode::Blocking => send::connect_blocking(context, connector).map(Some),
             _ => match connector.drive() {
-                Ok(Some(established)) => SendComm::established(self.clone(), dev, established).map(Some),
+                Ok(Some(connection)) => SendComm::connected(context, connection).map(Some),
                 Err(error) => Err(error),
                 Ok(None) => {
-                    let mut pending = self.pending();
-                    let cursor = pending.put(connector)?;
-                    if let Some(background) = background {
-                        pending.watch(background, || Watch::Connects(Arc::downgrade(&self.pending)));
+                    let cursor = self.pending().put(connector)?;
+                    if let Some(thread) = thread {
+                        PendingTable::watch(&self.pending, thread);
                     }
                     Handle::set_cursor(handle, cursor);
                     return Ok(None);
@@ -277,12 +266,8 @@ impl Net {
         devices.get(dev).cloned().ok_or_else(|| Error::internal(format!("no device {dev}; there are {}", devices.len())))
     }
 
-    fn device_name(&self, dev: usize) -> String {
-        self.device(dev).map_or_else(|_| "?".into(), |device| device.name().to_owned())
-    }
-
-    fn setup(&self, dev: usize) -> Result<Setup> {
-        Ok(Setup { config: self.config.clone(), local: self.local.clone(), device: self.device(dev)? })
+    fn context(&self, dev: usize) -> Result<Context> {
+        Ok(Context { config: self.config.clone(), local: self.local.clone(), device: self.device(dev)?, mrs: self.mrs.clone() })
     }
 
     fn pending(&self) -> MutexGuard<'_, PendingTable> {

@@ -1,57 +1,46 @@
-//! The receiving end of a comm: announces receives in the sender's CTS FIFO and learns from immediates what landed. `irecv`, `iflush` and
+//! The receiving end of a comm: posts clear-to-sends into the sender's CTS FIFO and learns from immediates what came. `irecv`, `iflush` and
 //! `test` are called by the one thread that drives the comm; none waits, allocates, locks or logs unless something went wrong.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::WaitCause;
 use crate::engine::Progress;
-use crate::fabric::{Opcode, Payload, PostError, SendRequest};
+use crate::fabric::{Opcode, Payload, PostError};
+use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
+use crate::link::memory::{MemoryKind, MrHandle, MrTable, Registration};
+use crate::link::progress::{Driven, Member, WaitSet};
+use crate::link::queue_pairs::{CTS_QP, QueuePairs, Side, Wr};
+use crate::link::request::{Request, Sizes};
+use crate::link::slots::{Incoming, Records};
+use crate::link::wr_id::{RequestId, WrKind};
+use crate::link::{Connection, Link, too_long};
 
-use super::background::{Guarded, Member, Sleep, Watch};
-use super::comm::{Core, too_long};
-use super::cts_fifo::{Records, SLOT_SIZE, SLOTS, Slot};
+use super::context::Context;
+use super::cts_fifo::Slot;
 use super::flush::Flusher;
-use super::handshake::Established;
-use super::landing::{FREE, Landing, RecvSlot};
-use super::mr_cache::{MemoryKind, MrHandle, MrTable, Registration};
-use super::rails::{ANNOUNCES, Rails, Side};
-use super::request::{MAX_RECVS, MAX_REQUESTS, Request, RequestId, Sizes};
-use super::wr_id::WrKind;
-use super::{MAX_MESSAGE, Net};
+use super::recv_state::{FREE, RecvSlot, RecvState};
 
 /// A receiving comm. Dropping it closes it.
 pub struct RecvComm {
-    receiver: Held,
-    dev: usize,
-    net: Arc<Net>,
-}
-
-/// Who moves a receiver along.
-// There is one per comm, and most are of the first kind, which is not to be reached by a detour.
-#[allow(clippy::large_enum_variant)]
-enum Held {
-    /// The caller.
-    Own(Receiver),
-    /// And the device's thread.
-    Shared(Guarded<Receiver>),
+    receiver: Driven<Receiver>,
+    context: Context,
 }
 
 /// The receiving end itself.
 pub(super) struct Receiver {
-    core: Core,
-    landing: Landing,
-    /// Sequence number of the next announcement.
+    link: Link,
+    state: RecvState,
+    /// Sequence number of the next clear-to-send.
     tail: u64,
-    /// Dropped after the core: its queue pairs are in the core's queues.
+    /// Dropped after the link: its queue pairs are in the link's queues.
     flusher: Option<Flusher>,
     dev: usize,
-    /// Until the peer can take announcements.
+    /// Until the peer can take clear-to-sends.
     early: Option<Box<Early>>,
-    /// The group that is being announced: here, so that no call begins with clearing room for the longest.
-    announcements: [[u8; SLOT_SIZE]; MAX_RECVS],
+    /// The group that is being posted: here, so that no call begins with clearing room for the longest.
+    group: [[u8; SLOT_SIZE]; MAX_RECVS],
 }
 
 /// One of the memory ranges of a group of receives.
@@ -67,48 +56,42 @@ pub struct RecvBuffer {
     pub mr: MrHandle,
 }
 
-/// Announcements, in order, that wait until the peer has connected its queue pairs: v4 hands a comm out before.
+/// Clear-to-sends, in order, that wait until the peer has connected its queue pairs: v4 hands a comm out before.
 struct Early(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
 
 impl RecvComm {
-    /// From a handshake. Every lane gets as many receives as announced ones can be outstanding, and from then on one for each that came.
-    pub(super) fn new(net: Arc<Net>, dev: usize, established: Established<Records>) -> Result<RecvComm> {
-        let name = format!("recv comm {} on {} from", established.stats.id(), net.device_name(dev));
-        let (mut core, records) = Core::new(established, Side::Recv, name, &net.config);
-        for lane in 0..core.rails.lanes() {
+    /// From a handshake. Every queue pair gets as many receive requests as there can be receives outstanding, and from then on one for each that
+    /// was consumed.
+    pub(super) fn new(context: Context, connection: Connection<Records>) -> Result<RecvComm> {
+        let name = format!("recv comm {} on {} from", connection.stats.id(), context.device.name());
+        let (mut link, records) = Link::new(connection, Side::Recv, &name, &context.config);
+        for qp in 0..link.qps.len() {
             for _ in 0..MAX_REQUESTS {
-                core.rails.post_recv(lane).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
+                link.qps.post_recv(qp).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
             }
         }
-        let early = (!core.confirmed() && !core.rails.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
-        let mrs = net.mrs.clone();
-        let landing = Landing { records, slots: Box::new([FREE; SLOTS]), kept: mrs.kept(), mrs };
-        let announcements = [[0; SLOT_SIZE]; MAX_RECVS];
-        let receiver = Receiver { core, early, landing, tail: 0, flusher: None, dev, announcements };
-        let device = net.device(dev)?;
-        let receiver = match device.background(&net.config)? {
-            None => Held::Own(receiver),
-            Some(background) => Held::Shared(Guarded::new(receiver, background, Watch::Recv)),
-        };
-        Ok(RecvComm { receiver, dev, net })
+        let early = (!link.confirmed() && !link.qps.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
+        let mrs = context.mrs.clone();
+        let state = RecvState { records, slots: Box::new([FREE; SLOTS]), kept: mrs.kept(), mrs };
+        let group = [[0; SLOT_SIZE]; MAX_RECVS];
+        let receiver = Receiver { link, early, state, tail: 0, flusher: None, dev: context.device.index(), group };
+        Ok(RecvComm { receiver: Driven::new(receiver, "a receive comm", context.thread()?), context })
     }
 
     /// The device it was made on.
     pub fn dev(&self) -> usize {
-        self.dev
+        self.context.device.index()
     }
 
-    /// Announces a group of 1..=8 receives. `None`: too many are outstanding; call again. The memory is the peer's until `test` says that
+    /// Posts a group of 1..=8 receives. `None`: too many are outstanding; call again. The memory is the peer's until `test` says that
     /// the request is done.
     ///
     /// Errors: memory that its `mr` does not cover; more than 1 GiB; a group of no or too many; a peer that is gone or misbehaves, unless a request
     /// is outstanding: then it is `None`, until `test` of one has said so or all are done.
     #[inline(always)]
     pub fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-        match &mut self.receiver {
-            Held::Own(receiver) => receiver.irecv(&self.net.mrs, buffers),
-            Held::Shared(shared) => irecv_shared(shared, &self.net.mrs, buffers),
-        }
+        let RecvComm { receiver, context } = self;
+        receiver.with(|receiver| receiver.irecv(&context.mrs, buffers))
     }
 
     /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
@@ -116,31 +99,16 @@ impl RecvComm {
     /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
     #[inline(always)]
     pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        match &mut self.receiver {
-            Held::Own(receiver) => receiver.test(id),
-            Held::Shared(shared) => test_shared(shared, id),
-        }
+        self.receiver.with(|receiver| receiver.test(id))
     }
 
     /// Makes what was received visible to the device that owns the memory. `None`: nothing to do, which is so for all host memory.
     ///
     /// Errors: memory that its `mr` does not cover; a peer that is gone or misbehaves, if there is something to do.
     pub fn iflush(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-        match &mut self.receiver {
-            Held::Own(receiver) => receiver.iflush(&self.net, buffers),
-            Held::Shared(shared) => shared.with(|receiver| receiver.iflush(&self.net, buffers)),
-        }
+        let RecvComm { receiver, context } = self;
+        receiver.with(|receiver| receiver.iflush(context, buffers))
     }
-}
-
-#[inline(never)]
-fn irecv_shared(shared: &Guarded<Receiver>, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-    shared.with(|receiver| receiver.irecv(mrs, buffers))
-}
-
-#[inline(never)]
-fn test_shared(shared: &Guarded<Receiver>, id: RequestId) -> Result<Option<Sizes>> {
-    shared.with(|receiver| receiver.test(id))
 }
 
 impl Drop for RecvComm {
@@ -150,25 +118,25 @@ impl Drop for RecvComm {
 }
 
 impl Member for Receiver {
-    fn step(&mut self) -> Progress {
-        if self.core.has_failed() {
+    fn poll(&mut self) -> Progress {
+        if self.link.has_failed() {
             return Progress::Done;
         }
-        let Receiver { core, landing, .. } = self;
-        let (moved, watch) = core.progress_unasked(WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
-        self.follow(watch);
+        let Receiver { link, state, .. } = self;
+        let (moved, due) = link.progress_in_background(WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
+        self.after_poll(due);
         if moved { Progress::Moved } else { Progress::Idle }
     }
 
-    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
-        if self.core.has_failed() {
+    fn arm(&mut self, wait: &mut WaitSet) -> Progress {
+        if self.link.has_failed() {
             return Progress::Done;
         }
-        let Receiver { core, landing, .. } = self;
-        let (progress, watch) = core.rest(sleep, WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
-        self.follow(watch);
+        let Receiver { link, state, .. } = self;
+        let (progress, due) = link.arm_and_drain(wait, WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
+        self.after_poll(due);
         if self.early.is_some() {
-            sleep.nap();
+            wait.poll_soon();
         }
         progress
     }
@@ -176,15 +144,15 @@ impl Member for Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        self.core.close();
+        self.link.close();
     }
 }
 
 impl Receiver {
     #[inline(never)]
     fn irecv(&mut self, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-        if self.core.has_failed() {
-            return self.core.null_post();
+        if self.link.has_failed() {
+            return self.link.null_post();
         }
         let n = buffers.len();
         if !(1..=MAX_RECVS).contains(&n) {
@@ -193,51 +161,50 @@ impl Receiver {
         let mut free = true;
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
-            let Some(place) = self.announcements.get_mut(i) else { break };
-            announcement(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
-            free &= self.landing.is_free(sequence);
+            let Some(place) = self.group.get_mut(i) else { break };
+            cts_of(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
+            free &= self.state.is_free(sequence);
         }
-        // A lane holds as many receives as slots can be announced, so those need no look.
-        let lane = ANNOUNCES;
-        if !free || !self.core.requests.has_room() || (self.core.rails.room(lane) as usize) < n {
+        // A queue pair holds as many receive requests as there are slots, so those need no look.
+        if !free || !self.link.requests.has_room() || (self.link.qps.room(CTS_QP) as usize) < n {
             return self.null_post();
         }
         let request = Request { n: n as u8, left: n as u8, stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
-        let Some(id) = self.core.requests.insert(request) else { return Ok(None) };
+        let Some(id) = self.link.requests.insert(request) else { return Ok(None) };
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
-            if let Some(slot) = self.landing.slot(sequence) {
-                *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room: buffer.len as u64, mr: buffer.mr, ..FREE };
+            if let Some(slot) = self.state.slot(sequence) {
+                let (room, incoming) = (buffer.len as u64, Incoming::NONE);
+                *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room, mr: buffer.mr, incoming };
             }
         }
-        let posted = match (&mut self.early, &self.announcements) {
+        let posted = match (&mut self.early, &self.group) {
             (Some(early), all) => {
-                early.0.extend((self.tail..).zip(all.iter().take(n)).map(|(sequence, announcement)| (sequence, *announcement, id)));
+                early.0.extend((self.tail..).zip(all.iter().take(n)).map(|(sequence, slot)| (sequence, *slot, id)));
                 Ok(())
             }
-            (None, [one, ..]) if n == 1 => announce(&mut self.core, lane, self.tail, one, id),
-            (None, all) => announce_group(&mut self.core, lane, self.tail, all.get(..n).unwrap_or_default(), id),
+            (None, [one, ..]) if n == 1 => post_cts(&mut self.link, self.tail, one, id),
+            (None, all) => post_cts_group(&mut self.link, self.tail, all.get(..n).unwrap_or_default(), id),
         };
         if let Err(error) = posted {
-            return self.core.not_posted(id, WrKind::Cts, lane, error);
+            return self.link.not_posted(id, WrKind::Cts, CTS_QP, error);
         }
         self.tail += n as u64;
-        self.core.posted();
+        self.link.posted();
         stage::reach(Stage::RecvPosted);
         Ok(Some(id))
     }
 
-    /// Lets go of held announcements once the peer can take them, as many as there is room for.
+    /// Posts the clear-to-sends that waited for the peer, once it can take them, as many as there is room for.
     #[cold]
-    fn release(&mut self) {
-        let lane = ANNOUNCES;
-        while self.core.confirmed() && self.core.rails.room(lane) > 0 {
-            let Some((sequence, announcement, id)) = self.early.as_mut().and_then(|early| early.0.pop_front()) else {
+    fn post_early(&mut self) {
+        while self.link.confirmed() && self.link.qps.room(CTS_QP) > 0 {
+            let Some((sequence, slot, id)) = self.early.as_mut().and_then(|early| early.0.pop_front()) else {
                 self.early = None;
                 return;
             };
-            if let Err(error) = announce(&mut self.core, lane, sequence, &announcement, id) {
-                self.core.post_failed(WrKind::Cts, lane, error);
+            if let Err(error) = post_cts(&mut self.link, sequence, &slot, id) {
+                self.link.post_failed(WrKind::Cts, CTS_QP, error);
                 self.early = None;
                 return;
             }
@@ -246,62 +213,63 @@ impl Receiver {
 
     #[inline(always)]
     fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        if !self.core.requests.is_done(id)? {
-            self.core.check()?;
+        if !self.link.requests.is_done(id)? {
+            self.link.check()?;
             self.progress();
-            if !self.core.requests.is_done(id)? {
-                return self.core.check().map(|()| None);
+            if !self.link.requests.is_done(id)? {
+                return self.link.check().map(|()| None);
             }
         }
-        self.core.finish(id)
+        self.link.finish(id)
     }
 
-    fn iflush(&mut self, net: &Net, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+    fn iflush(&mut self, context: &Context, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
         let mut last = None;
         for buffer in buffers.iter().filter(|b| b.len > 0) {
-            let registration = net.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
+            let registration = context.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
             if registration.kind() == MemoryKind::Device {
                 last = Some((buffer.addr, registration));
             }
         }
         // The NIC keeps its writes in order before a later read of its own, so one READ behind the last of them flushes all.
         let Some((addr, registration)) = last else { return Ok(None) };
-        self.core.check()?;
+        // At once, even with requests outstanding: no request means that there is nothing to flush.
+        self.link.check()?;
         let flusher = match &mut self.flusher {
             Some(flusher) => flusher,
-            none => none.insert(Flusher::new(net.device(self.dev)?.rails(), &mut self.core)?),
+            none => none.insert(Flusher::new(context.device.rails(), &mut self.link)?),
         };
-        let posted = flusher.post(&mut self.core, addr as u64, registration);
+        let posted = flusher.post(&mut self.link, addr as u64, registration);
         if let Ok(Some(_)) = posted {
-            self.core.posted();
+            self.link.posted();
             stage::reach(Stage::Flush);
         }
         posted
     }
 
-    /// Nothing can be announced now.
+    /// Nothing can be posted now.
     #[inline(never)]
     fn null_post(&mut self) -> Result<Option<RequestId>> {
         self.progress();
-        self.core.null_post()
+        self.link.null_post()
     }
 
     #[inline(never)]
     fn progress(&mut self) {
-        let Receiver { core, landing, .. } = self;
-        let watch = core.progress(WaitCause::PeerNoSend, |core, wr, done| landing.completed(core, wr, done));
-        self.follow(watch);
+        let Receiver { link, state, .. } = self;
+        let due = link.progress(WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
+        self.after_poll(due);
     }
 
-    /// What is to be done behind each poll.
+    /// What is to be done behind each poll; `due`: to look for what stalls.
     #[inline]
-    fn follow(&mut self, watch: bool) {
-        self.landing.check_registrations(&mut self.core);
-        if watch {
-            self.core.watch(None, "");
+    fn after_poll(&mut self, due: bool) {
+        self.state.check_registrations(&mut self.link);
+        if due {
+            self.link.report_stall(None, "");
         }
         if self.early.is_some() {
-            self.release();
+            self.post_early();
         }
     }
 }
@@ -310,8 +278,8 @@ impl Receiver {
 impl RecvComm {
     fn receiver(&mut self) -> &mut Receiver {
         match &mut self.receiver {
-            Held::Own(receiver) => receiver,
-            Held::Shared(_) => panic!("a device's thread moves this comm along"),
+            Driven::Own(receiver) => receiver,
+            Driven::Shared(_) => panic!("a device's thread polls this comm"),
         }
     }
 
@@ -319,12 +287,12 @@ impl RecvComm {
         self.receiver().progress();
     }
 
-    pub(super) fn lanes_for_test(&mut self) -> usize {
-        self.receiver().core.rails.lanes()
+    pub(super) fn qps_for_test(&mut self) -> usize {
+        self.receiver().link.qps.len()
     }
 
-    pub(super) fn core_for_test(&mut self) -> &mut Core {
-        &mut self.receiver().core
+    pub(super) fn link_for_test(&mut self) -> &mut Link {
+        &mut self.receiver().link
     }
 }
 
@@ -343,45 +311,32 @@ fn check_buffer<'a>(mrs: &'a MrTable, dev: usize, buffer: &RecvBuffer) -> Result
     }
 }
 
-/// What announces a buffer of device `dev`, one of `n`.
+/// The clear-to-send for a buffer of device `dev`, one of `n`.
 #[inline(always)]
-fn announcement(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Slot> {
+fn cts_of(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Slot> {
     let rkeys = check_buffer(mrs, dev, buffer)?.map_or([0; _], Registration::rkeys);
     Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 })
 }
 
-/// Writes an announcement into the sender's FIFO.
+/// Writes a clear-to-send into the sender's FIFO.
 #[inline(always)]
-fn announce(
-    core: &mut Core,
-    lane: usize,
-    sequence: u64,
-    announcement: &[u8; SLOT_SIZE],
-    id: RequestId,
-) -> std::result::Result<(), PostError> {
-    let request = write_of(&core.rails, lane, sequence, announcement);
-    core.rails.post_send(lane, [request], WrKind::Cts, id, false)
+fn post_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: RequestId) -> std::result::Result<(), PostError> {
+    let write = cts_write(&link.qps, sequence, slot);
+    link.qps.post_send(CTS_QP, [write], WrKind::Cts, id, false)
 }
 
 /// The same for a group, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
 #[inline(never)]
-fn announce_group(
-    core: &mut Core,
-    lane: usize,
-    sequence: u64,
-    announcements: &[[u8; SLOT_SIZE]],
-    id: RequestId,
-) -> std::result::Result<(), PostError> {
-    let mut requests = [write_of(&core.rails, lane, sequence, &[0; SLOT_SIZE]); MAX_RECVS];
-    for ((sequence, announcement), request) in (sequence..).zip(announcements).zip(&mut requests) {
-        *request = write_of(&core.rails, lane, sequence, announcement);
+fn post_cts_group(link: &mut Link, sequence: u64, slots: &[[u8; SLOT_SIZE]], id: RequestId) -> std::result::Result<(), PostError> {
+    let mut writes = [cts_write(&link.qps, sequence, &[0; SLOT_SIZE]); MAX_RECVS];
+    for ((sequence, slot), write) in (sequence..).zip(slots).zip(&mut writes) {
+        *write = cts_write(&link.qps, sequence, slot);
     }
-    let requests = requests.get_mut(..announcements.len()).unwrap_or_default();
-    core.rails.post_send_all(lane, requests, WrKind::Cts, id, false)
+    link.qps.post_send_group(CTS_QP, writes.get(..slots.len()).unwrap_or_default(), WrKind::Cts, id)
 }
 
 #[inline(always)]
-fn write_of<'a>(rails: &Rails, lane: usize, sequence: u64, announcement: &'a [u8; SLOT_SIZE]) -> SendRequest<'a> {
-    let (remote_addr, rkey) = rails.remote(lane, (sequence % SLOTS as u64) as usize * SLOT_SIZE);
-    SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(announcement), remote_addr, rkey, imm: 0, signaled: false }
+fn cts_write<'a>(qps: &QueuePairs, sequence: u64, slot: &'a [u8; SLOT_SIZE]) -> Wr<'a> {
+    let remote = qps.remote(CTS_QP, (sequence % SLOTS as u64) as usize * SLOT_SIZE);
+    Wr { opcode: Opcode::Write, payload: Payload::Inline(slot), remote, imm: 0 }
 }

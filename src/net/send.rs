@@ -1,27 +1,30 @@
-//! A sending comm as the plugin has it: connecting still, up, failed, or shared with the device's thread. `isend` and `test` are called by the
-//! one thread that drives the comm; what they do once it is up is in [`super::sender`].
+//! A sending comm as the plugin has it: connecting still, up, or failed. `isend` and `test` are called by the one thread that drives the comm;
+//! what they do once it is up is in [`super::sender`].
 
-use std::sync::Arc;
+use std::time::Duration;
 
+use crate::base::clock;
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
 use crate::engine::Progress;
+use crate::link::memory::MrHandle;
+use crate::link::progress::{Driven, Member, WaitSet};
+use crate::link::request::{RequestTable, Sizes};
+use crate::link::wr_id::RequestId;
+use crate::link::{Connection, Failure};
 
-use super::Net;
-use super::background::{Guarded, Member, Sleep, Watch};
 use super::connect::Connector;
+use super::context::Context;
 use super::cts_fifo::CtsFifo;
-use super::handshake::Established;
-use super::liveness::Failure;
-use super::mr_cache::MrHandle;
-use super::request::{RequestId, Sizes};
 use super::sender::Sender;
+
+/// Pause of a blocking connect (v4 only) that found nothing.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// A sending comm. Dropping it closes it.
 pub struct SendComm {
-    state: State,
-    dev: usize,
-    net: Arc<Net>,
+    state: Driven<State>,
+    context: Context,
 }
 
 /// How far a sending comm is.
@@ -31,34 +34,22 @@ pub(super) enum State {
     Up(Box<Sender>),
     /// The handshake failed.
     Failed(Failure),
-    /// Any of the others, where the device's thread moves it along too.
-    Shared(Guarded<State>),
 }
 
 impl SendComm {
-    /// A comm whose handshake goes on.
-    pub(super) fn connecting(net: Arc<Net>, dev: usize, connector: Box<Connector>) -> Result<SendComm> {
-        SendComm::new(net, dev, State::Connecting(connector))
-    }
-
     /// A comm whose handshake is done.
-    pub(super) fn established(net: Arc<Net>, dev: usize, established: Established<CtsFifo>) -> Result<SendComm> {
-        let sender = Sender::new(&net, dev, established);
-        SendComm::new(net, dev, State::Up(Box::new(sender)))
+    pub(super) fn connected(context: Context, connection: Connection<CtsFifo>) -> Result<SendComm> {
+        let sender = Sender::new(&context, connection);
+        SendComm::new(context, State::Up(Box::new(sender)))
     }
 
-    fn new(net: Arc<Net>, dev: usize, state: State) -> Result<SendComm> {
-        let device = net.device(dev)?;
-        let state = match device.background(&net.config)? {
-            None => state,
-            Some(background) => State::Shared(Guarded::new(state, background, Watch::Send)),
-        };
-        Ok(SendComm { state, dev, net })
+    fn new(context: Context, state: State) -> Result<SendComm> {
+        Ok(SendComm { state: Driven::new(state, "a send comm", context.thread()?), context })
     }
 
     /// The device it was made on.
     pub fn dev(&self) -> usize {
-        self.dev
+        self.context.device.index()
     }
 
     /// Sends `len` bytes at `addr` into the receive that has this tag, of the group at the head of the FIFO. Size 0 is legal and needs
@@ -69,10 +60,11 @@ impl SendComm {
     /// `None`, until `test` of one has said so or all are done.
     #[inline(always)]
     pub fn isend(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        match &mut self.state {
-            State::Up(sender) => sender.isend(&self.net.mrs, addr, len, tag, mr),
-            state => state.isend(&self.net, self.dev, addr, len, tag, mr),
-        }
+        let SendComm { state, context } = self;
+        state.with(|state| match state {
+            State::Up(sender) => sender.isend(&context.mrs, addr, len, tag, mr),
+            state => state.isend(context, addr, len, tag, mr),
+        })
     }
 
     /// Whether a request is done, and then its size; that frees it. Any outstanding request, in any order.
@@ -80,16 +72,22 @@ impl SendComm {
     /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
     #[inline(always)]
     pub fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
-        match &mut self.state {
+        self.state.with(|state| match state {
             State::Up(sender) => sender.test(request),
             state => state.test(request),
-        }
+        })
     }
 
     /// Drops the registration of the CTS FIFO, so that the receiver's announcements fail: for tests that there is no other way for them.
     #[doc(hidden)]
     pub fn invalidate_cts_fifo(&mut self) {
-        self.state.invalidate_cts_fifo();
+        // A comm that broke has none to drop.
+        let _ = self.state.with(|state| {
+            if let State::Up(sender) = state {
+                sender.link.qps.forget_own();
+            }
+            Ok(())
+        });
     }
 }
 
@@ -100,27 +98,23 @@ impl Drop for SendComm {
 }
 
 impl State {
-    /// [`SendComm::isend`] in every state.
+    /// [`SendComm::isend`] of a comm that is not up yet.
+    #[cold]
     #[inline(never)]
-    fn isend(&mut self, net: &Net, dev: usize, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        match self {
-            State::Up(sender) => return sender.isend(&net.mrs, addr, len, tag, mr),
-            State::Shared(shared) => return shared.with(|state| state.isend(net, dev, addr, len, tag, mr)),
-            State::Connecting(_) | State::Failed(_) => {}
-        }
+    fn isend(&mut self, context: &Context, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         if len > 0 {
-            net.mrs.lookup("isend", dev, mr, addr, len)?;
+            context.mrs.lookup("isend", context.device.index(), mr, addr, len)?;
         }
         let driven = match self {
             State::Connecting(connector) => connector.drive(),
+            State::Up(sender) => return sender.isend(&context.mrs, addr, len, tag, mr),
             State::Failed(failure) => return failure.result(),
-            State::Up(_) | State::Shared(_) => Ok(None),
         };
         match driven {
             Ok(None) => Ok(None),
-            Ok(Some(established)) => {
-                *self = State::Up(Box::new(Sender::new(net, dev, established)));
-                self.isend(net, dev, addr, len, tag, mr)
+            Ok(Some(connection)) => {
+                *self = State::Up(Box::new(Sender::new(context, connection)));
+                self.isend(context, addr, len, tag, mr)
             }
             Err(error) => {
                 *self = State::Failed(Failure::from_error(&error));
@@ -129,51 +123,37 @@ impl State {
         }
     }
 
-    /// [`SendComm::test`] in every state.
+    /// [`SendComm::test`] of a comm that is not up yet.
+    #[cold]
     #[inline(never)]
     fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
         match self {
             State::Up(sender) => sender.test(request),
-            State::Shared(shared) => shared.with(|state| state.test(request)),
             State::Failed(failure) => failure.result(),
             // Nothing was sent yet, so no request can be outstanding; asking the table says so in its own words.
-            State::Connecting(_) => super::request::RequestTable::new().finish(request),
-        }
-    }
-
-    fn invalidate_cts_fifo(&mut self) {
-        match self {
-            State::Up(sender) => sender.core.rails.forget_own(),
-            State::Shared(shared) => {
-                // A comm that broke has none to drop.
-                let _ = shared.with(|state| {
-                    state.invalidate_cts_fifo();
-                    Ok(())
-                });
-            }
-            State::Connecting(_) | State::Failed(_) => {}
+            State::Connecting(_) => RequestTable::new().finish(request),
         }
     }
 }
 
 impl Member for State {
-    fn step(&mut self) -> Progress {
+    fn poll(&mut self) -> Progress {
         match self {
             // What comes after it is the caller's to begin.
             State::Connecting(connector) => {
-                connector.step();
+                connector.poll();
                 Progress::Idle
             }
-            State::Up(sender) => sender.step(),
-            State::Failed(_) | State::Shared(_) => Progress::Done,
+            State::Up(sender) => sender.poll(),
+            State::Failed(_) => Progress::Done,
         }
     }
 
-    fn rest(&mut self, sleep: &mut Sleep) -> Progress {
+    fn arm(&mut self, wait: &mut WaitSet) -> Progress {
         match self {
-            State::Connecting(connector) => connector.rest(sleep),
-            State::Up(sender) => sender.rest(sleep),
-            State::Failed(_) | State::Shared(_) => Progress::Done,
+            State::Connecting(connector) => connector.arm(wait),
+            State::Up(sender) => sender.arm(wait),
+            State::Failed(_) => Progress::Done,
         }
     }
 }
@@ -183,7 +163,7 @@ impl Member for State {
 impl SendComm {
     fn up(&mut self) -> Option<&mut Sender> {
         match &mut self.state {
-            State::Up(sender) => Some(sender),
+            Driven::Own(State::Up(sender)) => Some(sender),
             _ => None,
         }
     }
@@ -194,29 +174,29 @@ impl SendComm {
         }
     }
 
-    pub(super) fn lanes_for_test(&mut self) -> usize {
-        self.up().map_or(0, |sender| sender.core.rails.lanes())
+    pub(super) fn qps_for_test(&mut self) -> usize {
+        self.up().map_or(0, |sender| sender.link.qps.len())
     }
 
     pub(super) fn fifo_for_test(&mut self) -> &crate::base::mem::Pages {
         self.up().unwrap().fifo.pages()
     }
 
-    pub(super) fn core_for_test(&mut self) -> &mut super::comm::Core {
-        &mut self.up().unwrap().core
+    pub(super) fn link_for_test(&mut self) -> &mut crate::link::Link {
+        &mut self.up().unwrap().link
     }
 }
 
-/// Connects; see [`Net::connect`].
-pub(super) fn connect_eager(net: Arc<Net>, dev: usize, mut connector: Box<Connector>) -> Result<SendComm> {
+/// Connects; see [`super::Net::connect`].
+pub(super) fn connect_blocking(context: Context, mut connector: Box<Connector>) -> Result<SendComm> {
     // Only the dial can take time: the kernel of a listener accepts and takes H1 whatever its process does.
     while !connector.h1_sent() {
-        if let Some(established) = connector.drive()? {
-            return SendComm::established(net, dev, established);
+        if let Some(connection) = connector.drive()? {
+            return SendComm::connected(context, connection);
         }
         if !connector.h1_sent() {
-            crate::base::clock::sleep(std::time::Duration::from_micros(100));
+            clock::sleep(PAUSE);
         }
     }
-    SendComm::connecting(net, dev, connector)
+    SendComm::new(context, State::Connecting(connector))
 }

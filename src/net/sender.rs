@@ -1,25 +1,27 @@
-//! The sending end of a comm whose peer has answered: looks in the CTS FIFO for what the receiver announced and writes there.
+//! The sending end of a comm whose peer has answered: looks in the CTS FIFO for what it is clear to send and writes there.
 //! [`super::send`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless something went wrong.
 
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{CommCounter, WaitCause};
 use crate::engine::Progress;
-use crate::fabric::{Completion, Opcode, Payload, PostError, SendRequest, Sge};
+use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
+use crate::link::limits::{IMM_LIMIT, MAX_MESSAGE, MAX_RECVS, RECORD_SIZE, SLOTS};
+use crate::link::memory::{MrHandle, MrTable, Registration};
+use crate::link::plan::Plan;
+use crate::link::progress::WaitSet;
+use crate::link::queue_pairs::{QueuePairs, Side, Wr};
+use crate::link::request::{Request, Sizes};
+use crate::link::slots::{Imm, Record, epoch};
+use crate::link::wr_id::{RequestId, WrId, WrKind};
+use crate::link::{Connection, Link, too_long};
 
-use super::background::Sleep;
-use super::comm::{Core, too_long};
-use super::cts_fifo::{self, CtsFifo, IMM_LIMIT, Imm, RECORD_SIZE, Record, SLOTS, Slot};
-use super::handshake::Established;
-use super::mr_cache::{MrHandle, MrTable, Registration};
-use super::rails::{Plan, Rails, Side};
-use super::request::{MAX_RECVS, Request, RequestId, Sizes};
-use super::wr_id::{WrId, WrKind};
-use super::{MAX_MESSAGE, Net};
+use super::context::Context;
+use super::cts_fifo::{CtsFifo, Slot, SlotState, valid_group};
 
 /// A sender whose peer has answered.
 pub(super) struct Sender {
-    pub core: Core,
+    pub link: Link,
     /// Dropped after the core, which registered it.
     pub fifo: CtsFifo,
     /// Sequence number of the group at the head of the FIFO.
@@ -35,29 +37,29 @@ pub(super) struct Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.core.close();
+        self.link.close();
     }
 }
 
 impl Sender {
-    pub fn new(net: &Net, dev: usize, established: Established<CtsFifo>) -> Sender {
-        let name = format!("send comm {} on {} to", established.stats.id(), net.device_name(dev));
-        let (core, fifo) = Core::new(established, Side::Send, name, &net.config);
+    pub fn new(context: &Context, connection: Connection<CtsFifo>) -> Sender {
+        let name = format!("send comm {} on {} to", connection.stats.id(), context.device.name());
+        let (link, fifo) = Link::new(connection, Side::Send, &name, &context.config);
         Sender {
-            core,
+            link,
             fifo,
             head: 0,
             group: [Slot::default(); MAX_RECVS],
             group_len: 0,
             used: 0,
-            split_min: net.config.split_min as usize,
-            dev,
+            split_min: context.config.split_min as usize,
+            dev: context.device.index(),
         }
     }
 
     #[inline(never)]
     pub fn isend(&mut self, mrs: &MrTable, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        if self.core.has_failed() {
+        if self.link.has_failed() {
             return self.null_post();
         }
         if len > MAX_MESSAGE {
@@ -74,19 +76,19 @@ impl Sender {
         let Some(slot) = self.group.get(index) else { return Ok(None) };
         let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
         if slot.addr.checked_add(len as u64).is_none() {
-            self.core.nonsense(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
+            self.link.protocol_error(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
             return self.null_post();
         }
-        let Some(lane) = self.core.rails.lane_for_short(len, self.split_min) else {
+        let Some(qp) = self.link.qps.qp_for_short(len, self.split_min) else {
             return self.isend_long(index, addr, len, registration);
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.core.requests.insert(request(len, 1 << lane, sequence)) else { return self.full() };
-        let write = Message { slot, sequence, addr, registration, id }.write(&self.core.rails, lane, 0, len, Imm::Whole(len as u32));
-        if let Err(error) = self.core.rails.post_send(lane, [write], WrKind::Data, id, true) {
-            return self.core.not_posted(id, WrKind::Data, lane, error);
+        let Some(id) = self.link.requests.insert(request(len, 1 << qp, sequence)) else { return self.full() };
+        let write = Message { slot, sequence, addr, registration, id }.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
+        if let Err(error) = self.link.qps.post_send(qp, [write], WrKind::Data, id, true) {
+            return self.link.not_posted(id, WrKind::Data, qp, error);
         }
-        self.core.rails.next_lane();
+        self.link.qps.next_qp();
         self.posted(index);
         Ok(Some(id))
     }
@@ -95,16 +97,16 @@ impl Sender {
     #[inline(never)]
     fn isend_long(&mut self, index: usize, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
         let Some(slot) = self.group.get(index) else { return Ok(None) };
-        let plan = self.core.rails.plan(len, self.split_min);
-        let lanes = self.core.rails.lanes_for_message(plan).filter(|_| self.core.requests.has_room());
-        let Some(lanes) = lanes else {
-            self.core.rails.unplan(plan);
+        let plan = self.link.qps.plan(len, self.split_min);
+        let qps = self.link.qps.qps_for_message(plan).filter(|_| self.link.requests.has_room());
+        let Some(qps) = qps else {
+            self.link.qps.unplan(plan);
             return self.full();
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.core.requests.insert(request(len, lanes, sequence)) else { return Ok(None) };
-        if let Err((lane, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.core, plan) {
-            return self.core.not_posted(id, WrKind::Data, lane, error);
+        let Some(id) = self.link.requests.insert(request(len, qps, sequence)) else { return Ok(None) };
+        if let Err((qp, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.link, plan) {
+            return self.link.not_posted(id, WrKind::Data, qp, error);
         }
         self.posted(index);
         Ok(Some(id))
@@ -119,7 +121,7 @@ impl Sender {
             self.group_len = 0;
             self.used = 0;
         }
-        self.core.posted();
+        self.link.posted();
         stage::reach(Stage::SendPosted);
     }
 
@@ -148,18 +150,18 @@ impl Sender {
     #[inline(never)]
     fn find_later(&mut self, tag: i32) -> Option<usize> {
         self.progress(WaitCause::PeerNoReceive);
-        if self.core.has_failed() { None } else { self.find(tag) }
+        if self.link.has_failed() { None } else { self.find(tag) }
     }
 
     /// Copies the group at the head out of the FIFO, if all of it has come.
     #[inline(always)]
     fn load_group(&mut self) {
         let first = match self.fifo.read(self.head) {
-            cts_fifo::Ready::NotYet => return,
-            cts_fifo::Ready::Yes(slot) => slot,
-            cts_fifo::Ready::Nonsense(value) => return self.bad_flag(value, self.head),
+            SlotState::Empty => return,
+            SlotState::Ready(slot) => slot,
+            SlotState::Invalid(value) => return self.bad_flag(value, self.head),
         };
-        if !cts_fifo::valid_group(first.nreqs) {
+        if !valid_group(first.nreqs) {
             return self.bad_group(first.nreqs);
         }
         let len = first.nreqs as usize;
@@ -175,13 +177,13 @@ impl Sender {
         for (i, place) in self.group.iter_mut().enumerate().take(len).skip(1) {
             let sequence = self.head + i as u64;
             match self.fifo.read(sequence) {
-                cts_fifo::Ready::Yes(slot) if slot.nreqs as usize == len => *place = slot,
-                cts_fifo::Ready::Yes(slot) => {
-                    self.core.nonsense(format_args!("groups of {len} and {} in one", slot.nreqs));
+                SlotState::Ready(slot) if slot.nreqs as usize == len => *place = slot,
+                SlotState::Ready(slot) => {
+                    self.link.protocol_error(format_args!("groups of {len} and {} in one", slot.nreqs));
                     return false;
                 }
-                cts_fifo::Ready::NotYet => return false,
-                cts_fifo::Ready::Nonsense(value) => {
+                SlotState::Empty => return false,
+                SlotState::Invalid(value) => {
                     self.bad_flag(value, sequence);
                     return false;
                 }
@@ -193,74 +195,74 @@ impl Sender {
     #[cold]
     #[inline(never)]
     fn bad_flag(&mut self, value: u64, sequence: u64) {
-        self.core.nonsense(format_args!("ready flag {value} where {} belongs", sequence + 1));
+        self.link.protocol_error(format_args!("ready flag {value} where {} belongs", sequence + 1));
     }
 
     #[cold]
     #[inline(never)]
     fn bad_group(&mut self, nreqs: u32) {
-        self.core.nonsense(format_args!("a group of {nreqs} receives"));
+        self.link.protocol_error(format_args!("a group of {nreqs} receives"));
     }
 
     /// Nothing can be sent now.
     #[inline(never)]
     fn null_post(&mut self) -> Result<Option<RequestId>> {
-        self.core.null_post()
+        self.link.null_post()
     }
 
     #[inline(never)]
     pub fn progress(&mut self, cause: WaitCause) {
-        if self.core.progress(cause, sent) {
-            self.watch(cause);
+        if self.link.progress(cause, sent) {
+            self.report_stall(cause);
         }
     }
 
-    /// A step of the device's thread.
-    pub fn step(&mut self) -> Progress {
-        if self.core.has_failed() {
+    /// A poll of the device's thread.
+    pub fn poll(&mut self) -> Progress {
+        if self.link.has_failed() {
             return Progress::Done;
         }
-        let (moved, watch) = self.core.progress_unasked(WaitCause::Fabric, sent);
-        if watch {
-            self.watch(WaitCause::Fabric);
+        let (moved, due) = self.link.progress_in_background(WaitCause::Fabric, sent);
+        if due {
+            self.report_stall(WaitCause::Fabric);
         }
         if moved { Progress::Moved } else { Progress::Idle }
     }
 
     /// Before the device's thread sleeps.
-    pub fn rest(&mut self, sleep: &mut Sleep) -> Progress {
-        if self.core.has_failed() {
+    pub fn arm(&mut self, wait: &mut WaitSet) -> Progress {
+        if self.link.has_failed() {
             return Progress::Done;
         }
-        let (progress, watch) = self.core.rest(sleep, WaitCause::Fabric, sent);
-        if watch {
-            self.watch(WaitCause::Fabric);
+        let (progress, due) = self.link.arm_and_drain(wait, WaitCause::Fabric, sent);
+        if due {
+            self.report_stall(WaitCause::Fabric);
         }
         progress
     }
 
     #[cold]
-    fn watch(&mut self, cause: WaitCause) {
+    fn report_stall(&mut self, cause: WaitCause) {
         let next = self.head + u64::from(self.used.count_ones());
         let why = if self.group_len > 0 { "with this tag; there is one with another" } else { "" };
         // Who only tests requests has no further send to post.
-        self.core.watch((cause == WaitCause::PeerNoReceive).then_some(next), why);
+        self.link.report_stall((cause == WaitCause::PeerNoReceive).then_some(next), why);
     }
 
     #[inline(always)]
     pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        if !self.core.requests.is_done(id)? {
-            self.core.check()?;
+        if !self.link.requests.is_done(id)? {
+            self.link.check()?;
             self.progress(WaitCause::Fabric);
-            if !self.core.requests.is_done(id)? {
-                return self.core.check().map(|()| None);
+            if !self.link.requests.is_done(id)? {
+                return self.link.check().map(|()| None);
             }
         }
-        self.core.finish(id)
+        self.link.finish(id)
     }
 }
 
-/// The request of a message of `len` bytes that takes these lanes.
+/// The request of a message of `len` bytes that takes these queue pairs.
 #[inline(always)]
 fn request(len: usize, stripes: u64, sequence: u64) -> Request {
     let mut bytes = [0; MAX_RECVS];
@@ -282,56 +284,53 @@ struct Message<'a> {
 impl Message<'_> {
     /// The WRITE of `len` bytes of it, with an immediate.
     #[inline(always)]
-    fn write(&self, rails: &Rails, lane: usize, offset: usize, len: usize, imm: Imm) -> SendRequest<'static> {
-        let rail = rails.rail_of(lane);
+    fn write(&self, qps: &QueuePairs, qp: usize, offset: usize, len: usize, imm: Imm) -> Wr<'static> {
+        let rail = qps.rail_of(qp);
         let lkey = self.registration.map_or(0, |registration| registration.lkey(rail));
-        SendRequest {
-            wr_id: 0,
+        Wr {
             opcode: Opcode::WriteWithImm,
             payload: Payload::Sge(Sge { addr: (self.addr + offset) as u64, len: len as u32, lkey }),
-            remote_addr: self.slot.addr.wrapping_add(offset as u64),
-            rkey: self.slot.rkeys.get(rail).copied().unwrap_or(0),
+            remote: (self.slot.addr.wrapping_add(offset as u64), self.slot.rkeys.get(rail).copied().unwrap_or(0)),
             imm: imm.encode((self.sequence % SLOTS as u64) as u8),
-            signaled: true,
         }
     }
 
     /// Posts it in more than one request: several stripes, or one whose immediate does not tell all, or goes apart.
     #[inline(never)]
-    fn post_long(self, core: &mut Core, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
-        let rails = &mut core.rails;
+    fn post_long(self, link: &mut Link, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
+        let qps = &mut link.qps;
         let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
-        let record = Record { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: cts_fifo::epoch(self.sequence) }.encode();
+        let record = Record { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
         for stripe in 0..plan.stripes {
-            let (lane, offset, len) = plan.stripe(stripe);
+            let (qp, offset, len) = plan.stripe(stripe);
             let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
-            let data = self.write(rails, lane, offset, len, imm);
-            let apart = len > rails.max_with_imm(lane) as usize;
-            let (remote_addr, rkey) = rails.remote(lane, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
-            let first = SendRequest { opcode: Opcode::Write, payload: Payload::Inline(&record), remote_addr, rkey, imm: 0, ..data };
-            let body = SendRequest { opcode: Opcode::Write, imm: 0, ..data };
-            let word = SendRequest { payload: Payload::Sge(Sge::default()), ..data };
-            let posted = match (whole, apart) {
-                (true, false) => rails.post_send_all(lane, &mut [data], WrKind::Data, self.id, true),
-                (true, true) => rails.post_send_all(lane, &mut [body, word], WrKind::Data, self.id, true),
-                (false, false) => rails.post_send_all(lane, &mut [first, data], WrKind::Data, self.id, true),
-                (false, true) => rails.post_send_all(lane, &mut [first, body, word], WrKind::Data, self.id, true),
+            let data = self.write(qps, qp, offset, len, imm);
+            let remote = qps.remote(qp, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
+            let record = Wr { opcode: Opcode::Write, payload: Payload::Inline(&record), remote, imm: 0 };
+            // Data too long to go with its immediate goes before it.
+            let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
+            let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
+            let posted = match (whole, len <= qps.max_with_imm(qp) as usize) {
+                (true, true) => qps.post_send(qp, [data], WrKind::Data, self.id, true),
+                (true, false) => qps.post_send(qp, [body, empty], WrKind::Data, self.id, true),
+                (false, true) => qps.post_send(qp, [record, data], WrKind::Data, self.id, true),
+                (false, false) => qps.post_send(qp, [record, body, empty], WrKind::Data, self.id, true),
             };
             if !whole {
                 // A record is moved as messages are, and is none.
-                core.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
+                link.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
             }
-            posted.map_err(|error| (lane, error))?;
+            posted.map_err(|error| (qp, error))?;
         }
         Ok(())
     }
 }
 
-/// A stripe was accepted.
+/// A stripe was acked.
 #[inline]
-fn sent(core: &mut Core, wr: &WrId, _: &Completion) {
-    let Some(request) = core.requests.get_mut(wr.id) else { return };
-    request.stripes &= !(1 << wr.lane);
+fn sent(link: &mut Link, wr: &WrId, _: &Completion) {
+    let Some(request) = link.requests.get_mut(wr.id) else { return };
+    request.stripes &= !(1 << wr.qp);
     if request.stripes == 0 && request.left > 0 {
         request.left = 0;
         stage::reach(Stage::SendDone);

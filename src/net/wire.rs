@@ -17,6 +17,7 @@ use std::io::{self, Read, Write};
 
 use crate::base::mac;
 use crate::fabric::{ENDPOINT_SIZE, Endpoint};
+use crate::link::limits::{MAX_QPS_PER_RAIL, MAX_RAILS};
 
 /// Version of everything two Railheads say to each other, the layout of slots, records and immediates included.
 pub const WIRE_VERSION: u16 = 4;
@@ -26,10 +27,6 @@ pub const HEADER_SIZE: usize = 12;
 pub const MAC_SIZE: usize = 32;
 /// Longest body: 64 endpoints of 128 bytes and room to spare. It bounds what a stranger can make a listener allocate.
 pub const MAX_BODY: usize = 12 * 1024;
-/// Rails of a comm: `NCCL_NET_MAX_DEVS_PER_NIC` (8 in v12).
-pub const MAX_RAILS: usize = 8;
-/// Queue pairs of a comm on one rail.
-pub const MAX_QPS_PER_RAIL: usize = 8;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"RHhs");
 /// Longest name in the parameters.

@@ -16,7 +16,7 @@ use crate::abi::handle::{Handle, Kind};
 use crate::abi::plugin::{self, Buffer, Description};
 use crate::base::error::{Error, Result};
 use crate::fabric::UserMemory;
-use crate::net::{MAX_MESSAGE, Ready};
+use crate::net::{MAX_MESSAGE, Mode};
 
 /// A length in C: int up to ABI version 7 or 8, size_t after.
 pub(super) trait Length: Copy {
@@ -141,14 +141,14 @@ pub(super) unsafe fn connect(
     dev: c_int,
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
-    when: Ready,
+    mode: Mode,
 ) -> ncclResult_t {
     call("connect", v, || {
         // SAFETY: this module's common requirement; of the handle 64 bytes are used, as in `listen`.
         let (handle, send_comm) = unsafe { (boundary::bytes(handle, "handle")?, Out::new(send_comm, "sendComm")?) };
         // SAFETY: as above.
         let traffic_class = unsafe { scope.traffic_class() }?;
-        send_comm.set(plugin::connect(dev, traffic_class, handle, when)?.map_or(null_mut(), Handle::to_pointer));
+        send_comm.set(plugin::connect(dev, traffic_class, handle, mode)?.map_or(null_mut(), Handle::to_pointer));
         Ok(())
     })
 }
@@ -166,12 +166,12 @@ impl Scope {
     }
 }
 
-pub(super) unsafe fn accept(v: u32, listen_comm: *mut c_void, recv_comm: *mut *mut c_void, when: Ready) -> ncclResult_t {
+pub(super) unsafe fn accept(v: u32, listen_comm: *mut c_void, recv_comm: *mut *mut c_void, mode: Mode) -> ncclResult_t {
     call("accept", v, || {
         // SAFETY: this module's common requirement.
         let recv_comm = unsafe { Out::new(recv_comm, "recvComm") }?;
         // SAFETY: as above: the listen comm is this thread's.
-        let comm = unsafe { plugin::accept(Handle::from_pointer(listen_comm), when) }?;
+        let comm = unsafe { plugin::accept(Handle::from_pointer(listen_comm), mode) }?;
         recv_comm.set(comm.map_or(null_mut(), Handle::to_pointer));
         Ok(())
     })

@@ -13,7 +13,7 @@ use super::v6::{RegMrDmaBuf, regMrDmaBuf};
 use super::v7::{Accept, GetDeviceMr, IrecvConsumed, accept};
 use super::v8::{RegMr, regMr};
 use super::v9::{MakeVDevice, makeVDevice};
-use crate::net::Ready;
+use crate::net::Mode;
 
 /// Properties of a device, as in version 9.
 pub type ncclNetProperties_v10_t = super::v9::ncclNetProperties_v9_t;
@@ -69,7 +69,7 @@ unsafe extern "C" fn connect<const V: u32>(
     _sendDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Config(config), dev, handle, sendComm, Ready::Full) }
+    unsafe { calls::connect(V, Scope::Config(config), dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Posts a send; see `v5::isend`. `phandle` is for a profiler and ignored.

@@ -14,7 +14,7 @@ use super::v7::{Accept, GetDeviceMr, IrecvConsumed, accept};
 use super::v8::{RegMr, regMr};
 use super::v9::{MakeVDevice, makeVDevice};
 use super::v10::{Irecv, Isend, irecv, isend};
-use crate::net::Ready;
+use crate::net::Mode;
 
 properties! {
     ncclNetProperties_v11_t, 112 bytes, 4 parts:
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn connect<const V: u32>(
     _sendDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Context(ctx), dev, handle, sendComm, Ready::Full) }
+    unsafe { calls::connect(V, Scope::Context(ctx), dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Ends a context. Comms made with it live on until they are closed; with the last context and the last comm everything ends: threads

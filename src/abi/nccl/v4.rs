@@ -8,7 +8,7 @@ use super::calls::{self, Arrays, Scope};
 use super::types::{ncclDebugLogger_t, ncclResult_t};
 use crate::abi::plugin::Description;
 use crate::base::error::Error;
-use crate::net::Ready;
+use crate::net::Mode;
 
 properties! {
     ncclNetProperties_v4_t, 40 bytes, 0 parts:
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn listen<const V: u32>(dev: c_int, handle: *mut c_void, l
 /// `handle` is valid for 64 bytes, `sendComm` for a pointer.
 unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, sendComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Ready::Eager) }
+    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Mode::Blocking) }
 }
 
 /// Accepts a connection. Blocks until a peer connects that knows the handle.
@@ -133,7 +133,7 @@ unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, send
 /// `recvComm` is valid for writes.
 unsafe extern "C" fn accept<const V: u32>(listenComm: *mut c_void, recvComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::accept(V, listenComm, recvComm, Ready::Eager) }
+    unsafe { calls::accept(V, listenComm, recvComm, Mode::Blocking) }
 }
 
 /// Registers `size` bytes at `data` for transfers on every comm of the comm's device. `kind` must be NCCL_PTR_HOST (1).

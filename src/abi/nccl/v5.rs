@@ -8,7 +8,7 @@ use super::calls::{self, Arrays, Scope};
 use super::types::ncclResult_t;
 use super::v4::{Accept, Close, Connect, DeregMr, Devices, GetProperties, Init, Listen, RegMr, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, regMr, test};
-use crate::net::Ready;
+use crate::net::Mode;
 
 properties! {
     ncclNetProperties_v5_t, 48 bytes, 0 parts:
@@ -45,7 +45,7 @@ table! {
 /// `handle` is valid for 64 bytes, `sendComm` for a pointer.
 pub unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, sendComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Ready::Full) }
+    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Accepts a connection if one has come; never blocks.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, 
 /// `recvComm` is valid for writes.
 pub unsafe extern "C" fn accept<const V: u32>(listenComm: *mut c_void, recvComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::accept(V, listenComm, recvComm, Ready::Full) }
+    unsafe { calls::accept(V, listenComm, recvComm, Mode::NonBlocking) }
 }
 
 /// Posts a send.

@@ -10,7 +10,7 @@ use super::v4::{Close, DeregMr, Devices, GetProperties, Init, Listen, RegMr, Tes
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, regMr, test};
 use super::v5::{Iflush, Irecv, Isend, iflush, irecv, isend};
 use super::v6::{RegMrDmaBuf, regMrDmaBuf};
-use crate::net::Ready;
+use crate::net::Mode;
 
 properties! {
     ncclNetProperties_v7_t, 56 bytes, 0 parts:
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn connect<const V: u32>(
     _sendDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Ready::Full) }
+    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Accepts a connection if one has come; see `v5::accept`. `*recvDevComm` is left alone.
@@ -57,5 +57,5 @@ pub unsafe extern "C" fn accept<const V: u32>(
     _recvDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::accept(V, listenComm, recvComm, Ready::Full) }
+    unsafe { calls::accept(V, listenComm, recvComm, Mode::NonBlocking) }
 }

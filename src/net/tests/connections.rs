@@ -38,13 +38,13 @@ fn v4_ranks_connect_first_and_accept_second() {
         let mut sends: Vec<_> = nets
             .iter()
             .enumerate()
-            .map(|(i, n)| n.connect(0, None, &mut handles[(i + 1) % ranks].clone(), Ready::Eager).unwrap().unwrap())
+            .map(|(i, n)| n.connect(0, None, &mut handles[(i + 1) % ranks].clone(), Mode::Blocking).unwrap().unwrap())
             .collect();
         let buffers: Vec<_> = nets.iter().map(|n| Buffer::new(n, 0, 100)).collect();
         for (send, buffer) in sends.iter_mut().zip(&buffers) {
             assert!(send.isend(buffer.addr(), 100, 0, buffer.mr).unwrap().is_none());
         }
-        let mut recvs: Vec<_> = listens.iter_mut().map(|(listen, _)| listen.accept(Ready::Eager).unwrap().unwrap()).collect();
+        let mut recvs: Vec<_> = listens.iter_mut().map(|(listen, _)| listen.accept(Mode::Blocking).unwrap().unwrap()).collect();
         drop(listens);
         for i in 0..ranks {
             let next = (i + 1) % ranks;
@@ -70,17 +70,17 @@ fn both_ranks_connect_before_either_accepts() {
     let (mut listen_b, mut to_b) = b.listen(0).unwrap();
     let (mut send_a, mut send_b, mut recv_a, mut recv_b) = (None, None, None, None);
     for _ in 0..100 {
-        assert!(a.connect(0, None, &mut to_b, Ready::Full).unwrap().is_none());
-        assert!(b.connect(0, None, &mut to_a, Ready::Full).unwrap().is_none());
+        assert!(a.connect(0, None, &mut to_b, Mode::NonBlocking).unwrap().is_none());
+        assert!(b.connect(0, None, &mut to_a, Mode::NonBlocking).unwrap().is_none());
     }
     within("handshakes", || {
-        recv_a = recv_a.take().or_else(|| listen_a.accept(Ready::Full).unwrap());
-        recv_b = recv_b.take().or_else(|| listen_b.accept(Ready::Full).unwrap());
+        recv_a = recv_a.take().or_else(|| listen_a.accept(Mode::NonBlocking).unwrap());
+        recv_b = recv_b.take().or_else(|| listen_b.accept(Mode::NonBlocking).unwrap());
         if send_a.is_none() {
-            send_a = a.connect(0, None, &mut to_b, Ready::Full).unwrap();
+            send_a = a.connect(0, None, &mut to_b, Mode::NonBlocking).unwrap();
         }
         if send_b.is_none() {
-            send_b = b.connect(0, None, &mut to_a, Ready::Full).unwrap();
+            send_b = b.connect(0, None, &mut to_a, Mode::NonBlocking).unwrap();
         }
         (recv_a.is_some() && recv_b.is_some() && send_a.is_some() && send_b.is_some()).then_some(())
     });
@@ -98,10 +98,10 @@ fn many_connects_interleave_on_one_listener() {
     within("handshakes", || {
         for (send, handle) in sends.iter_mut().zip(&mut handles) {
             if send.is_none() {
-                *send = net.connect(0, None, handle, Ready::Full).unwrap();
+                *send = net.connect(0, None, handle, Mode::NonBlocking).unwrap();
             }
         }
-        recvs.extend(listen.accept(Ready::Full).unwrap());
+        recvs.extend(listen.accept(Mode::NonBlocking).unwrap());
         (recvs.len() == 20 && sends.iter().all(Option::is_some)).then_some(())
     });
     // Which is whose shows in the tags.
@@ -150,9 +150,9 @@ fn a_handle_may_be_used_again_once_it_has_served() {
         let (mut send, mut recv) = (None, None);
         within("handshake", || {
             if send.is_none() {
-                send = net.connect(0, None, &mut handle, Ready::Full).unwrap();
+                send = net.connect(0, None, &mut handle, Mode::NonBlocking).unwrap();
             }
-            recv = recv.take().or_else(|| listen.accept(Ready::Full).unwrap());
+            recv = recv.take().or_else(|| listen.accept(Mode::NonBlocking).unwrap());
             (send.is_some() && recv.is_some()).then_some(())
         });
         assert!(handle == original, "the cursor is cleared");
@@ -165,15 +165,15 @@ fn a_cursor_of_another_handle_is_not_honoured() {
     let net = net(config());
     let (_first, mut one) = net.listen(0).unwrap();
     let (mut listen, mut two) = net.listen(0).unwrap();
-    assert!(net.connect(0, None, &mut one, Ready::Full).unwrap().is_none());
+    assert!(net.connect(0, None, &mut one, Mode::NonBlocking).unwrap().is_none());
     // The cursor lies at 48..56.
     two[48..56].copy_from_slice(&one[48..56]);
     let (mut send, mut recv) = (None, None);
     within("handshake", || {
         if send.is_none() {
-            send = net.connect(0, None, &mut two, Ready::Full).unwrap();
+            send = net.connect(0, None, &mut two, Mode::NonBlocking).unwrap();
         }
-        recv = recv.take().or_else(|| listen.accept(Ready::Full).unwrap());
+        recv = recv.take().or_else(|| listen.accept(Mode::NonBlocking).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
     works(&mut send.unwrap(), &mut recv.unwrap(), &net, 0, 1);
@@ -191,21 +191,21 @@ fn nobody_listens_any_more() {
     let net = net(config());
     let (listen, mut handle) = net.listen(0).unwrap();
     drop(listen);
-    let error = within("error", || net.connect(0, None, &mut handle, Ready::Full).err());
+    let error = within("error", || net.connect(0, None, &mut handle, Mode::NonBlocking).err());
     assert!(matches!(error, Error::Remote(_)), "{error}");
-    assert!(matches!(net.connect(0, None, &mut handle, Ready::Eager), Err(Error::Remote(_))));
+    assert!(matches!(net.connect(0, None, &mut handle, Mode::Blocking), Err(Error::Remote(_))));
 }
 
 #[test]
 fn a_listener_that_closes_on_a_waiting_connector_is_an_error_there() {
     let net = net(config());
     let (listen, mut handle) = net.listen(0).unwrap();
-    let mut eager = net.connect(0, None, &mut handle.clone(), Ready::Eager).unwrap().unwrap();
+    let mut eager = net.connect(0, None, &mut handle.clone(), Mode::Blocking).unwrap().unwrap();
     for _ in 0..10 {
-        assert!(net.connect(0, None, &mut handle, Ready::Full).unwrap().is_none());
+        assert!(net.connect(0, None, &mut handle, Mode::NonBlocking).unwrap().is_none());
     }
     drop(listen);
-    let error = within("error", || net.connect(0, None, &mut handle, Ready::Full).err());
+    let error = within("error", || net.connect(0, None, &mut handle, Mode::NonBlocking).err());
     assert!(matches!(error, Error::Remote(_)), "{error}");
     let error = within("error", || eager.isend(0, 0, 0, MrHandle(0)).err());
     assert!(matches!(error, Error::Remote(_)), "{error}");

@@ -2,11 +2,14 @@
 
 use super::*;
 use crate::base::config::SoftWire;
-use crate::fabric::{Opcode, Payload, SendRequest};
+use crate::fabric::{Opcode, Payload};
+use crate::link::limits::{RECORD_SIZE, SLOT_SIZE};
+use crate::link::queue_pairs::Wr;
+use crate::link::slots::{Imm, Record, epoch};
+use crate::link::wr_id::WrKind;
 use std::sync::atomic::Ordering;
 
-use super::super::cts_fifo::{Imm, RECORD_SIZE, Record, SLOT_SIZE, Slot, epoch};
-use super::super::wr_id::WrKind;
+use super::super::cts_fifo::Slot;
 
 /// The error that a request ends with, for the reason `expect`.
 fn fails(what: &str, expect: &str, mut test: impl FnMut() -> Result<Option<Sizes>>) {
@@ -216,23 +219,21 @@ fn nonsense_in_immediates_and_records_fails_the_receiver() {
         let mut pair = Pair::new(&net(Config { qps_per_rail: 2, ..config() }), 0);
         let buffer = pair.buffer(64);
         let _request = pair.irecv(&[buffer.recv(0, 64, 0)]);
-        let rails = &mut pair.send.core_for_test().rails;
-        let (remote_addr, rkey) = rails.remote(0, 0);
-        let nothing =
-            SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: false };
+        let qps = &mut pair.send.link_for_test().qps;
+        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: qps.remote(0, 0), imm: 0 };
         if let Some(record) = record {
             let bytes: [u8; RECORD_SIZE] = record.encode();
-            rails.post_send(0, [SendRequest { payload: Payload::Inline(&bytes), ..nothing }], WrKind::Data, RequestId(0), true).unwrap();
+            qps.post_send(0, [Wr { payload: Payload::Inline(&bytes), ..nothing }], WrKind::Data, RequestId(0), true).unwrap();
         }
         for (slot, imm) in imms {
-            let message = SendRequest { opcode: Opcode::WriteWithImm, imm: imm.encode(*slot), ..nothing };
-            rails.post_send(0, [message], WrKind::Data, RequestId(0), true).unwrap();
+            let message = Wr { opcode: Opcode::WriteWithImm, imm: imm.encode(*slot), ..nothing };
+            qps.post_send(0, [message], WrKind::Data, RequestId(0), true).unwrap();
         }
         let Pair { mut send, mut recv, .. } = pair;
         let error = within(expect, || {
             send.poll_for_test();
             recv.poll_for_test();
-            recv.core_for_test().check().err()
+            recv.link_for_test().check().err()
         });
         assert!(matches!(error, Error::Remote(_)) && error.to_string().contains(expect), "{expect}: {error}");
     }
@@ -244,7 +245,7 @@ fn nonsense_on_the_control_connection_fails_the_comm() {
         let mut pair = Pair::new(&net(config()), 0);
         let buffer = pair.buffer(64);
         let request = pair.irecv(&[buffer.recv(0, 64, 0)]);
-        pair.send.core_for_test().say_for_test(&bytes);
+        pair.send.link_for_test().say_for_test(&bytes);
         let Pair { send: _send, mut recv, .. } = pair;
         fails("receive", "control message", || recv.test(request));
     }

@@ -73,13 +73,13 @@ fn ends_with_different_numbers_of_rails_and_queue_pairs_use_the_fewer() {
         let (mut send, mut recv) = (None, None);
         within("handshake", || {
             if send.is_none() {
-                send = from.connect(from_dev, None, &mut handle, Ready::Full).unwrap();
+                send = from.connect(from_dev, None, &mut handle, Mode::NonBlocking).unwrap();
             }
-            recv = recv.take().or_else(|| listen.accept(Ready::Full).unwrap());
+            recv = recv.take().or_else(|| listen.accept(Mode::NonBlocking).unwrap());
             (send.is_some() && recv.is_some()).then_some(())
         });
         let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
-        assert_eq!((send.lanes_for_test(), recv.lanes_for_test()), (2, 2));
+        assert_eq!((send.qps_for_test(), recv.qps_for_test()), (2, 2));
         let (source, target) = (Buffer::new(from, from_dev, 1 << 20), Buffer::new(to, to_dev, 1 << 20));
         source.fill(0, 1 << 20, 5);
         let r = recv.irecv(&[target.recv(0, 1 << 20, 0)]).unwrap().unwrap();

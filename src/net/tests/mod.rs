@@ -102,10 +102,10 @@ impl Pair {
         let (mut send, mut recv) = (None, None);
         within("handshake", || {
             if send.is_none() {
-                send = net.connect(dev, None, &mut handle, Ready::Full).unwrap();
+                send = net.connect(dev, None, &mut handle, Mode::NonBlocking).unwrap();
             }
             if recv.is_none() {
-                recv = listen.accept(Ready::Full).unwrap();
+                recv = listen.accept(Mode::NonBlocking).unwrap();
             }
             (send.is_some() && recv.is_some()).then_some(())
         });

@@ -46,9 +46,9 @@ fn still_usable(net: &Arc<Net>, listen: &mut ListenComm, handle: &[u8; HANDLE_SI
     let (mut send, mut recv) = (None, None);
     within("legitimate peer", || {
         if send.is_none() {
-            send = net.connect(0, None, &mut handle, Ready::Full).unwrap();
+            send = net.connect(0, None, &mut handle, Mode::NonBlocking).unwrap();
         }
-        recv = recv.take().or_else(|| listen.accept(Ready::Full).unwrap());
+        recv = recv.take().or_else(|| listen.accept(Mode::NonBlocking).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
 }
@@ -60,7 +60,7 @@ fn hung_up_on(listen: &mut ListenComm, handle: &Handle, bytes: &[u8]) -> (Vec<u8
     stream.set_nonblocking(true).unwrap();
     let (mut answer, mut refusal) = (Vec::new(), None);
     within("hang-up", || {
-        match listen.accept(Ready::Full) {
+        match listen.accept(Mode::NonBlocking) {
             Ok(comm) => assert!(comm.is_none()),
             Err(error) => refusal = Some(error),
         }
@@ -131,7 +131,7 @@ fn truncated_and_slow_handshakes_cost_a_place_and_are_dropped() {
         drop(stream);
     }
     within("drop", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         (listen.half_open() == 0).then_some(())
     });
     // Never ends: more than there are places for.
@@ -140,7 +140,7 @@ fn truncated_and_slow_handshakes_cost_a_place_and_are_dropped() {
         stream.write_all(&good[..5]).unwrap();
     }
     within("admission", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         (listen.half_open() == 4).then_some(())
     });
     still_usable(&net, &mut listen, &bytes);
@@ -163,11 +163,11 @@ fn who_has_spoken_is_not_pushed_out_by_who_has_not() {
     whole.set_nonblocking(true).unwrap();
     part.set_nonblocking(true).unwrap();
     within("an answer to the first", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         whole.read_exact(&mut answer).ok()
     });
     within("an end of the silent ones", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         (listen.half_open() == 5).then_some(())
     });
     assert_eq!(part.read(&mut answer).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was hung up on");
@@ -179,7 +179,7 @@ fn a_slow_handshake_is_timed_from_its_first_byte() {
     use super::super::accept::Acceptor;
     let net = net(Config { handshake_timeout_s: 10, ..config() });
     let secret = [1; 16];
-    let mut acceptor = Acceptor::new(net.setup(0).unwrap(), secret, 5);
+    let mut acceptor = Acceptor::new(net.context(0).unwrap(), secret, 5);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, from) = listener.accept().unwrap();
@@ -187,19 +187,19 @@ fn a_slow_handshake_is_timed_from_its_first_byte() {
     let second = 1_000_000_000u64;
     // Silent: for ever.
     for now in [1, 1000 * second, 100_000 * second] {
-        assert!(acceptor.drive(now, Ready::Full).unwrap().is_none());
+        assert!(acceptor.drive(now, Mode::NonBlocking).unwrap().is_none());
         assert_eq!(acceptor.half_open(), 1);
     }
     let start = 200_000 * second;
     stranger.write_all(b"R").unwrap();
     // Time stands still until the byte is seen; it is on its way on this host.
     for _ in 0..1000 {
-        acceptor.drive(start, Ready::Full).unwrap();
+        acceptor.drive(start, Mode::NonBlocking).unwrap();
         std::thread::yield_now();
     }
-    acceptor.drive(start + 10 * second, Ready::Full).unwrap();
+    acceptor.drive(start + 10 * second, Mode::NonBlocking).unwrap();
     assert_eq!(acceptor.half_open(), 1);
-    acceptor.drive(start + 10 * second + 1, Ready::Full).unwrap();
+    acceptor.drive(start + 10 * second + 1, Mode::NonBlocking).unwrap();
     assert_eq!(acceptor.half_open(), 0);
 }
 
@@ -212,11 +212,11 @@ fn a_replayed_handshake_opens_nothing() {
     let mut tapped = decoded(&bytes);
     tapped.addr = tap.local_addr().unwrap();
     let mut through_tap = tapped.encode();
-    assert!(net.connect(0, None, &mut through_tap, Ready::Full).unwrap().is_none());
+    assert!(net.connect(0, None, &mut through_tap, Mode::NonBlocking).unwrap().is_none());
     let (mut from_connector, _) = tap.accept().unwrap();
     let mut reader = FrameReader::default();
     within("H1", || {
-        assert!(net.connect(0, None, &mut through_tap, Ready::Full).unwrap().is_none());
+        assert!(net.connect(0, None, &mut through_tap, Mode::NonBlocking).unwrap().is_none());
         from_connector.set_nonblocking(true).unwrap();
         (reader.pull(&mut from_connector).unwrap() == Progress::Done).then_some(())
     });
@@ -227,13 +227,13 @@ fn a_replayed_handshake_opens_nothing() {
     first.set_nonblocking(true).unwrap();
     let mut h2 = FrameReader::default();
     within("H2", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         (h2.pull(&mut first).unwrap() == Progress::Done).then_some(())
     });
     // A bad H3.
     first.write_all(&[7; HEADER_SIZE + MAC_SIZE]).unwrap();
     within("hang-up", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         (listen.half_open() == 0).then_some(())
     });
     // The second is recognised, even by an eager accept's rules.
@@ -248,16 +248,16 @@ fn who_hangs_up_during_a_handshake_and_lives_is_forgotten() {
     let (mut listen, bytes) = net.listen(0).unwrap();
     let other = super::net(config());
     let mut to = bytes;
-    assert!(other.connect(0, None, &mut to, Ready::Full).unwrap().is_none());
+    assert!(other.connect(0, None, &mut to, Mode::NonBlocking).unwrap().is_none());
     within("H1", || {
-        assert!(other.connect(0, None, &mut to, Ready::Full).unwrap().is_none());
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(other.connect(0, None, &mut to, Mode::NonBlocking).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         listen.answered_for_test().then_some(())
     });
     drop(TcpStream::connect(decoded(&bytes).addr).unwrap());
     drop(other);
     within("oblivion", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
         (listen.half_open() == 0).then_some(())
     });
     still_usable(&net, &mut listen, &bytes);
@@ -298,16 +298,16 @@ fn fake_listener(net: &Arc<Net>, answer: impl FnOnce(&[u8], &Handle) -> Vec<u8>)
     let mut handle = decoded(&bytes);
     handle.addr = fake.local_addr().unwrap();
     let mut encoded = handle.encode();
-    assert!(net.connect(0, None, &mut encoded, Ready::Full).unwrap().is_none());
+    assert!(net.connect(0, None, &mut encoded, Mode::NonBlocking).unwrap().is_none());
     let (mut stream, _) = fake.accept().unwrap();
     stream.set_nonblocking(true).unwrap();
     let mut h1 = FrameReader::default();
     within("H1", || {
-        assert!(net.connect(0, None, &mut encoded, Ready::Full).unwrap().is_none());
+        assert!(net.connect(0, None, &mut encoded, Mode::NonBlocking).unwrap().is_none());
         (h1.pull(&mut stream).unwrap() == Progress::Done).then_some(())
     });
     stream.write_all(&answer(&h1.take(), &handle)).unwrap();
-    within("error", || net.connect(0, None, &mut encoded, Ready::Full).err())
+    within("error", || net.connect(0, None, &mut encoded, Mode::NonBlocking).err())
 }
 
 #[test]
@@ -368,9 +368,9 @@ fn a_connector_dials_again_when_dropped_and_gives_up_on_a_damaged_handle() {
     let (mut send, mut recv) = (None, None);
     within("handshake", || {
         if send.is_none() {
-            send = net.connect(0, None, &mut encoded, Ready::Full).unwrap();
+            send = net.connect(0, None, &mut encoded, Mode::NonBlocking).unwrap();
         }
-        recv = recv.take().or_else(|| listen.accept(Ready::Full).unwrap());
+        recv = recv.take().or_else(|| listen.accept(Mode::NonBlocking).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
     drop((send, recv));
@@ -379,8 +379,8 @@ fn a_connector_dials_again_when_dropped_and_gives_up_on_a_damaged_handle() {
     let mut damaged = bytes;
     damaged[40] ^= 1;
     let error = within("giving up", || {
-        assert!(listen.accept(Ready::Full).unwrap().is_none());
-        net.connect(0, None, &mut damaged, Ready::Full).err()
+        assert!(listen.accept(Mode::NonBlocking).unwrap().is_none());
+        net.connect(0, None, &mut damaged, Mode::NonBlocking).err()
     });
     assert!(matches!(error, Error::Remote(_)) && error.to_string().contains("damaged"), "{error}");
     still_usable(&net, &mut listen, &bytes);

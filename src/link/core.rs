@@ -1,4 +1,4 @@
-//! What the two ends of a comm have in common: polling, failing, and knowing why one waits. Used by the thread that drives the comm.
+//! The link itself: polling, failing, and knowing why one waits. Used by the thread that drives it.
 
 use std::fmt;
 
@@ -8,38 +8,39 @@ use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, CommStats, WaitCause};
 use crate::engine;
-use crate::fabric::{Completion, Opcode, Payload, SendRequest, WcStatus};
+use crate::fabric::{Completion, Opcode, Payload, PostError, WcStatus};
 
-use super::background::Sleep;
-use super::cts_fifo::RECORD_SIZE;
-use super::handshake::Established;
-use super::liveness::{Failure, Liveness, Peer, Verdict, cause};
-use super::rails::{ANNOUNCES, BATCH, NO_COMPLETION, Rails, Side};
-use super::request::{RequestId, RequestTable, Sizes};
-use super::stall::{Step, Subject, Waiting, Watch};
-use super::wr_id::{WrId, WrKind};
+use super::connection::Connection;
+use super::failure::Failure;
+use super::limits::{MAX_MESSAGE, RECORD_SIZE};
+use super::liveness::{Liveness, Verdict, cause};
+use super::progress::WaitSet;
+use super::queue_pairs::{BATCH, CTS_QP, NO_COMPLETION, QueuePairs, Side, Wr};
+use super::request::{RequestTable, Sizes};
+use super::stall::{StallWatch, Step, Subject, Waiting};
+use super::wr_id::{RequestId, WrId, WrKind};
 
 /// Batches of completions taken from one rail per call: enough to empty it under any load that calls often, and an end to every call.
 const BATCHES: usize = 4;
 /// Idle polls per look at the clock.
 const LOOK_EVERY: u32 = 64;
 /// Nanoseconds that a lost comm may take to learn why: a dying process does not close everything at once.
-const AUTOPSY_NS: u64 = 50_000_000;
+const EXPLAIN_NS: u64 = 50_000_000;
 
-/// The common part. Fields drop in order: queue pairs, regions, then the control connection.
-pub struct Core {
+/// One connected peer. Fields drop in order: queue pairs, regions, then the control connection.
+pub struct Link {
     /// Queue pairs.
-    pub rails: Rails,
+    pub qps: QueuePairs,
     /// Requests.
     pub requests: RequestTable,
     /// Counters.
     pub stats: CommStats,
     liveness: Liveness,
     side: Side,
-    watch: Watch,
-    /// Since when announcements are out that nobody will be told of; 0: there are none, as far as looked. And how long that may be.
-    untold: u64,
-    untold_most_ns: u64,
+    stall: StallWatch,
+    /// Since when unsignaled requests are out on [`CTS_QP`] with no signaled one behind them; 0: there are none, as far as looked. And how long that may be.
+    unsignaled_since: u64,
+    unsignaled_max_ns: u64,
     /// Polls that found nothing, of all time; only the remainder matters.
     idle_polls: u32,
     /// Since a poll found something last, it was looked what there is to wait for.
@@ -48,50 +49,49 @@ pub struct Core {
     name: String,
     batch: [Completion; BATCH],
     /// Evidence that the comm is lost. What had arrived before it is still completed: the comm fails once the queues are empty.
-    dying: Option<Dying>,
+    fault: Option<PendingFault>,
     failed: Option<Failure>,
     /// A call has said so.
     reported: bool,
 }
 
-struct Dying {
+struct PendingFault {
     status: WcStatus,
     text: String,
     /// When it was first asked why; 0 before.
     since: u64,
 }
 
-impl Dying {
+impl PendingFault {
     /// Whether the status says no more than that the other end is not there.
     fn is_silent(&self) -> bool {
         matches!(self.status, WcStatus::RetryExcErr | WcStatus::WrFlushErr)
     }
 }
 
-impl Core {
+impl Link {
     /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Also gives the memory that the peer writes to.
-    pub fn new<M>(established: Established<M>, side: Side, what: String, config: &Config) -> (Core, M) {
-        let Established { rails, memory, peer, liveness, stats } = established;
-        let Peer { label, .. } = peer;
-        let core = Core {
-            rails,
+    pub fn new<M>(connection: Connection<M>, side: Side, what: &str, config: &Config) -> (Link, M) {
+        let Connection { qps, memory, peer, liveness, stats } = connection;
+        let link = Link {
+            qps,
             requests: RequestTable::new(),
             stats,
             liveness,
             side,
-            watch: Watch::new(config.stall_warn_s.nanos()),
-            untold: 0,
-            untold_most_ns: u64::from(config.fabric_timeout_s) * 1_000_000_000 / 4,
+            stall: StallWatch::new(config.stall_warn_s.nanos()),
+            unsignaled_since: 0,
+            unsignaled_max_ns: u64::from(config.fabric_timeout_s) * 1_000_000_000 / 4,
             idle_polls: 0,
             // The handshake may have left a wait.
             looked: true,
-            name: format!("{what} {label}"),
+            name: format!("{what} {}", peer.label),
             batch: [NO_COMPLETION; BATCH],
-            dying: None,
+            fault: None,
             failed: None,
             reported: false,
         };
-        (core, memory)
+        (link, memory)
     }
 
     /// Errors: the comm has failed.
@@ -122,49 +122,49 @@ impl Core {
     /// The same for a post that has failed the comm: nobody is given its request.
     #[cold]
     #[inline(never)]
-    pub fn not_posted(&mut self, id: RequestId, kind: WrKind, lane: usize, error: crate::fabric::PostError) -> Result<Option<RequestId>> {
-        self.post_failed(kind, lane, error);
+    pub fn not_posted(&mut self, id: RequestId, kind: WrKind, qp: usize, error: PostError) -> Result<Option<RequestId>> {
+        self.post_failed(kind, qp, error);
         self.requests.withdraw(id);
         self.null_post()
     }
 
     /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`. True, rarely: the
-    /// caller is to call [`Core::watch`].
+    /// caller is to call [`Link::report_stall`].
     #[inline(always)]
-    pub fn progress(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
-        if self.poll(on) {
+    pub fn progress(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
+        if self.poll_completions(on) {
             return false;
         }
         self.idle_polls = self.idle_polls.wrapping_add(1);
-        if self.dying.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
+        if self.fault.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
             return false;
         }
         self.idle(waits_for)
     }
 
     /// The same for the device's thread, on whose calls nobody waits: without a request outstanding, that nothing comes means nothing. Whether
-    /// something was found; and, rarely, whether the caller is to call [`Core::watch`].
-    pub fn progress_unasked(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Core, &WrId, &Completion)) -> (bool, bool) {
-        if self.poll(on) {
+    /// something was found; and, rarely, whether the caller is to call [`Link::report_stall`].
+    pub fn progress_in_background(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Link, &WrId, &Completion)) -> (bool, bool) {
+        if self.poll_completions(on) {
             return (true, false);
         }
         self.idle_polls = self.idle_polls.wrapping_add(1);
-        let look = self.dying.is_some() || self.idle_polls.is_multiple_of(LOOK_EVERY);
+        let look = self.fault.is_some() || self.idle_polls.is_multiple_of(LOOK_EVERY);
         (false, look && self.requests.unfinished().0 > 0 && self.idle(waits_for))
     }
 
     /// Before the device's thread sleeps: asks for a notification of whatever comes, and hands on what has come. As for
-    /// [`Core::progress_unasked`].
-    pub fn rest(
+    /// [`Link::progress_in_background`].
+    pub fn arm_and_drain(
         &mut self,
-        sleep: &mut Sleep,
+        wait: &mut WaitSet,
         waits_for: WaitCause,
-        on: impl FnMut(&mut Core, &WrId, &Completion),
+        on: impl FnMut(&mut Link, &WrId, &Completion),
     ) -> (engine::Progress, bool) {
-        if self.rails.arm(|fd| sleep.watch(fd)).is_err() {
-            sleep.nap();
+        if self.qps.arm(|fd| wait.add(fd)).is_err() {
+            wait.poll_soon();
         }
-        if self.poll(on) || self.rails.is_restless() {
+        if self.poll_completions(on) || self.qps.needs_repoll() {
             return (engine::Progress::Moved, false);
         }
         if self.requests.unfinished().0 == 0 {
@@ -172,9 +172,9 @@ impl Core {
         }
         // Sleep is long, and the polls of the thread are too few to look now and then.
         let watch = self.idle(waits_for);
-        match self.dying {
-            Some(_) => sleep.nap(),
-            None => sleep.with_requests(self.watch.interval()),
+        match self.fault {
+            Some(_) => wait.poll_soon(),
+            None => wait.with_requests(self.stall.interval()),
         }
         (engine::Progress::Idle, watch)
     }
@@ -186,17 +186,17 @@ impl Core {
 
     /// Hands each good completion to `on`; whether there was any.
     #[inline(always)]
-    fn poll(&mut self, mut on: impl FnMut(&mut Core, &WrId, &Completion)) -> bool {
+    fn poll_completions(&mut self, mut on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
         let (mut found, mut rail, mut batches) = (0, 0, 0);
-        while let Some(n) = self.rails.poll(rail, &mut self.batch) {
+        while let Some(n) = self.qps.poll(rail, &mut self.batch) {
             for i in 0..n {
                 let Some(completion) = self.batch.get(i).copied() else { break };
                 match WrId::decode(completion.wr_id) {
                     Some(wr) if completion.status == WcStatus::Success => {
-                        self.rails.retire(&wr);
+                        self.qps.retire(&wr);
                         on(self, &wr, &completion);
                     }
-                    Some(wr) => self.fault(&wr, completion.status),
+                    Some(wr) => self.on_failed(&wr, completion.status),
                     None => self.unknown(completion.wr_id),
                 }
             }
@@ -221,8 +221,8 @@ impl Core {
             return false;
         }
         let now = clock::now();
-        if let Some(dying) = self.dying.take() {
-            self.die(dying, now);
+        if let Some(fault) = self.fault.take() {
+            self.resolve(fault, now);
             return false;
         }
         self.looked = true;
@@ -230,55 +230,55 @@ impl Core {
         match self.liveness.look(now) {
             Verdict::Alive => {}
             Verdict::LookedAt => {
-                if let Some(text) = self.rails.broken() {
-                    self.dying = Some(Dying { status: WcStatus::WrFlushErr, text, since: now });
+                if let Some(text) = self.qps.broken() {
+                    self.fault = Some(PendingFault { status: WcStatus::WrFlushErr, text, since: now });
                     return false;
                 }
-                if let Some(process) = self.rails.peer_process() {
+                if let Some(process) = self.qps.peer_process() {
                     self.liveness.set_process(&process);
                 }
-                self.mind_the_untold(now);
+                self.probe_unsignaled(now);
             }
             Verdict::Gone(why) => self.fail(Failure::remote(why)),
-            Verdict::Nonsense(why) => self.fail(Failure::remote(format!("the peer sent {why}"))),
+            Verdict::ProtocolError(why) => self.fail(Failure::remote(format!("the peer sent {why}"))),
         }
-        self.failed.is_none() && self.watch.due(now)
+        self.failed.is_none() && self.stall.due(now)
     }
 
     /// A fabric that gives up on work knows only of work that it has to report, and announcements are reported rarely: one that never arrives
     /// would be waited for without end.
-    fn mind_the_untold(&mut self, now: u64) {
-        if !self.rails.is_quiet(ANNOUNCES) {
-            self.untold = 0;
-        } else if self.untold == 0 {
-            self.untold = now.max(1);
-        } else if now.saturating_sub(self.untold) >= self.untold_most_ns {
-            self.untold = 0;
-            let id = self.watch.ask_along();
-            self.ask(id);
+    fn probe_unsignaled(&mut self, now: u64) {
+        if !self.qps.has_unsignaled(CTS_QP) {
+            self.unsignaled_since = 0;
+        } else if self.unsignaled_since == 0 {
+            self.unsignaled_since = now.max(1);
+        } else if now.saturating_sub(self.unsignaled_since) >= self.unsignaled_max_ns {
+            self.unsignaled_since = 0;
+            let id = self.stall.probe_again();
+            self.probe(id);
         }
     }
 
     /// Looks whether something has been outstanding for too long, and says so, once. `next` is the send that `isend` gave no request for,
     /// and `why` what is known of the wait beyond its cause.
     #[cold]
-    pub fn watch(&mut self, next: Option<u64>, why: &'static str) {
+    pub fn report_stall(&mut self, next: Option<u64>, why: &'static str) {
         let oldest = self.requests.oldest();
         let request = oldest.map(|(id, request)| Waiting { subject: Subject::Request(id), sequence: request.sequence });
         let waiting = request.or(next.map(|sequence| Waiting { subject: Subject::NextSend, sequence }));
         let now = clock::now();
-        match self.watch.look(now, waiting, self.stats.moved()) {
+        match self.stall.look(now, waiting, self.stats.moved()) {
             Step::Nothing => {}
             Step::Suspect => {
-                let id = self.watch.ask();
-                self.ask(id);
+                let id = self.stall.probe();
+                self.probe(id);
             }
             Step::Stalled { age_ns, moved } => {
                 // Looked at now, as the last look may have been long ago.
                 let gone = self.liveness.condition(now);
                 let part = oldest.is_some_and(|(_, request)| request.left < request.n);
-                // What moved is of the oldest request if there is no other, or if all come on one lane, in order.
-                let alone = self.requests.unfinished().0 == 1 || (self.side == Side::Recv && self.rails.lanes() == 1);
+                // What moved is of the oldest request if there is no other, or if all come on one queue pair, in order.
+                let alone = self.requests.unfinished().0 == 1 || (self.side == Side::Recv && self.qps.len() == 1);
                 let (cause, detail) = self.stall_cause(request.is_some(), gone, part || (alone && moved > 0), why);
                 let Some(waiting) = waiting else { return };
                 self.stats.add(CommCounter::Stalls, 1);
@@ -309,7 +309,7 @@ impl Core {
             }
             Side::Send => (WaitCause::PeerNoReceive, detail(why)),
             Side::Recv if part => (WaitCause::Fabric, detail("part of it has arrived")),
-            Side::Recv if self.watch.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
+            Side::Recv if self.stall.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
             Side::Recv => (
                 WaitCause::PeerNoSend,
                 detail("nor taken the announcement of the receive: it does not poll, or the network does not deliver"),
@@ -327,25 +327,23 @@ impl Core {
     }
 
     /// Asks the peer's fabric for a sign that it has taken what was announced: a WRITE of nothing, which completes behind all that.
-    fn ask(&mut self, id: RequestId) {
-        if self.side != Side::Recv || self.rails.room(ANNOUNCES) == 0 {
+    fn probe(&mut self, id: RequestId) {
+        if self.side != Side::Recv || self.qps.room(CTS_QP) == 0 {
             return;
         }
         // A device that gives up on a peer which is not connected would take a late peer for a lost one.
-        if !self.confirmed() && !self.rails.keep_early_work() {
+        if !self.confirmed() && !self.qps.keep_early_work() {
             return;
         }
-        let (remote_addr, rkey) = self.rails.remote(ANNOUNCES, 0);
-        let nothing =
-            SendRequest { wr_id: 0, opcode: Opcode::Write, payload: Payload::Inline(&[]), remote_addr, rkey, imm: 0, signaled: true };
-        // A lane that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.rails.post_send_all(ANNOUNCES, &mut [nothing], WrKind::Cts, id, true);
+        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(CTS_QP, 0), imm: 0 };
+        // A queue pair that takes nothing has failed, which the next poll says in its own words.
+        let _ = self.qps.post_send(CTS_QP, [nothing], WrKind::Cts, id, true);
     }
 
     /// An announcement was accepted, or a question.
     #[inline]
-    pub fn accepted(&mut self, id: RequestId) {
-        self.watch.answer(id);
+    pub fn acked(&mut self, id: RequestId) {
+        self.stall.answer(id);
     }
 
     #[cold]
@@ -357,33 +355,33 @@ impl Core {
     /// A completion that failed.
     #[cold]
     #[inline(never)]
-    fn fault(&mut self, wr: &WrId, status: WcStatus) {
+    fn on_failed(&mut self, wr: &WrId, status: WcStatus) {
         if self.failed.is_some() {
             return;
         }
         // "Flushed" only says that something else went wrong first.
-        if self.dying.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
+        if self.fault.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
             return;
         }
         let what = wr.kind.what();
-        let why = self.rails.why(wr.kind, usize::from(wr.lane)).map_or(String::new(), |why| format!(": {why}"));
-        self.dying = Some(Dying { status, text: format!("{what} ended with {status}{why}"), since: 0 });
+        let why = self.qps.why(wr.kind, usize::from(wr.qp)).map_or(String::new(), |why| format!(": {why}"));
+        self.fault = Some(PendingFault { status, text: format!("{what} ended with {status}{why}"), since: 0 });
     }
 
     #[cold]
-    fn die(&mut self, dying: Dying, now: u64) {
-        let ours = matches!(dying.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr);
+    fn resolve(&mut self, fault: PendingFault, now: u64) {
+        let ours = matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr);
         if ours {
-            return self.fail(Failure::internal(dying.text));
+            return self.fail(Failure::internal(fault.text));
         }
-        let since = if dying.since == 0 { now } else { dying.since };
+        let since = if fault.since == 0 { now } else { fault.since };
         let text = match self.liveness.explain() {
-            Some(why) => format!("{why} ({})", dying.text),
-            None if dying.is_silent() && now.saturating_sub(since) < AUTOPSY_NS => {
-                self.dying = Some(Dying { since, ..dying });
+            Some(why) => format!("{why} ({})", fault.text),
+            None if fault.is_silent() && now.saturating_sub(since) < EXPLAIN_NS => {
+                self.fault = Some(PendingFault { since, ..fault });
                 return;
             }
-            None => dying.text,
+            None => fault.text,
         };
         self.fail(Failure::remote(text));
     }
@@ -397,7 +395,7 @@ impl Core {
         let now = clock::now();
         let (outstanding, oldest) = self.requests.unfinished();
         let oldest = oldest.map_or(String::new(), |sequence| {
-            let age = self.watch.age(now, sequence).map_or(String::new(), |age_ns| format!(", for {} so far", Seconds(age_ns)));
+            let age = self.stall.age(now, sequence).map_or(String::new(), |age_ns| format!(", for {} so far", Seconds(age_ns)));
             format!(", the oldest is number {sequence}{age}")
         });
         let gone = if self.liveness.ended() { format!("; cause: {}", WaitCause::PeerGone.words()) } else { String::new() };
@@ -408,27 +406,25 @@ impl Core {
             self.stats.sample(WaitCause::PeerGone, now);
         }
         self.failed = Some(failure);
-        self.dying = None;
-        self.rails.abort();
+        self.fault = None;
+        self.qps.abort();
         self.liveness.hang_up();
     }
 
     /// The peer broke the protocol.
     #[cold]
-    pub fn nonsense(&mut self, what: fmt::Arguments<'_>) {
+    pub fn protocol_error(&mut self, what: fmt::Arguments<'_>) {
         self.fail(Failure::remote(format!("the peer sent {what}")));
     }
 
     /// A post that must have been possible was not.
     #[cold]
-    pub fn post_failed(&mut self, kind: WrKind, lane: usize, error: crate::fabric::PostError) {
+    pub fn post_failed(&mut self, kind: WrKind, qp: usize, error: PostError) {
         let what = kind.what();
-        let why = self.rails.why(kind, lane).map_or(String::new(), |why| format!(" ({why})"));
+        let why = self.qps.why(kind, qp).map_or(String::new(), |why| format!(" ({why})"));
         let text = format!("cannot post {what}: {error}{why}");
         let failure = match error {
-            crate::fabric::PostError::State(_) => {
-                Failure::remote(self.liveness.explain().map_or(text.clone(), |gone| format!("{gone} ({text})")))
-            }
+            PostError::State(_) => Failure::remote(self.liveness.explain().map_or(text.clone(), |gone| format!("{gone} ({text})"))),
             _ => Failure::internal(text),
         };
         self.fail(failure);
@@ -460,7 +456,7 @@ impl Core {
 
     /// Counts a record that was received, if its bytes were counted too: the peer wrote them without telling.
     pub fn record_received(&self) {
-        if self.rails.counts_silent_writes() {
+        if self.qps.counts_silent_writes() {
             self.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
         }
     }
@@ -474,7 +470,7 @@ impl Core {
 }
 
 #[cfg(test)]
-impl Core {
+impl Link {
     /// Puts bytes on the control connection.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.liveness.say_for_test(bytes);
@@ -493,5 +489,5 @@ impl fmt::Display for Seconds {
 /// A size beyond what a message may have.
 #[cold]
 pub fn too_long(what: &str, len: usize) -> Error {
-    Error::usage(format!("{what}: {len} bytes; a message has at most {} (maxP2pBytes)", super::MAX_MESSAGE))
+    Error::usage(format!("{what}: {len} bytes; a message has at most {} (maxP2pBytes)", MAX_MESSAGE))
 }

@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::base::error::{Error, Result};
 use crate::fabric::{MemoryRegion, UserMemory};
 
-use super::wire::MAX_RAILS;
+use super::limits::MAX_RAILS;
 
 /// Names a registration: generation << 32 | index. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,14 +9,10 @@ use std::sync::Arc;
 
 use crate::base::clock;
 use crate::base::config::Config;
-use crate::base::error::{Error, Result};
 use crate::base::fd::TcpStream;
 use crate::base::fork;
 use crate::base::process::{Life, Process};
 use crate::base::stats::WaitCause;
-
-use super::handshake::LateConfirm;
-use super::wire::Params;
 
 /// What a side writes on the control connection before it closes its comm on purpose: all that is ever said there.
 const BYE: [u8; 16] = [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -37,13 +33,19 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-impl Peer {
-    /// From the peer's parameters. Its pid means something here only in the same pid namespace of the same host.
-    pub fn new(params: &Params, ours: &Params, addr: std::net::SocketAddr) -> Peer {
-        let same = params.host_id == ours.host_id && params.pid_ns != 0 && params.pid_ns == ours.pid_ns;
-        let label = format!("{} pid {} ({} at {})", params.host, params.pid, params.device, addr.ip());
-        Peer { label, pid: i32::try_from(params.pid).ok().filter(|_| same) }
-    }
+/// The end of a handshake that is still to come, on the connection that is then kept.
+pub trait Confirm: Send {
+    /// Whether it has come.
+    fn read(&mut self, stream: &mut TcpStream) -> std::result::Result<bool, ConfirmError>;
+}
+
+/// Why it does not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfirmError {
+    /// The peer is gone.
+    Closed,
+    /// It does not belong to this handshake.
+    Bad,
 }
 
 /// What a check found.
@@ -56,14 +58,14 @@ pub enum Verdict {
     /// Nothing outstanding can complete any more.
     Gone(String),
     /// The peer broke the protocol.
-    Nonsense(String),
+    ProtocolError(String),
 }
 
 /// The watch over one peer.
 pub struct Liveness {
     stream: TcpStream,
-    /// H3, where the comm was handed out before it came.
-    late_confirm: Option<LateConfirm>,
+    /// What the handshake still wants, where the comm was handed out before that came.
+    confirm: Option<Box<dyn Confirm>>,
     frame: [u8; BYE.len()],
     frame_len: usize,
     /// The peer's process, if this one can see it.
@@ -76,7 +78,7 @@ pub struct Liveness {
     /// When the end of the connection or of the process was seen, and which.
     ended: Option<(u64, &'static str)>,
     /// Since when it is asked why the queue pairs have failed; 0 before.
-    autopsy_since: u64,
+    failed_since: u64,
     /// The peer said that it closes.
     bye: bool,
     stopped: bool,
@@ -86,10 +88,10 @@ pub struct Liveness {
 
 impl Liveness {
     /// Watches `peer` over the handshake's connection.
-    pub fn new(stream: TcpStream, late_confirm: Option<LateConfirm>, peer: &Peer, config: &Config) -> Liveness {
+    pub fn new(stream: TcpStream, confirm: Option<Box<dyn Confirm>>, peer: &Peer, config: &Config) -> Liveness {
         Liveness {
             stream,
-            late_confirm,
+            confirm,
             frame: [0; BYE.len()],
             frame_len: 0,
             process: peer.pid.and_then(Process::find),
@@ -97,7 +99,7 @@ impl Liveness {
             checked_at: 0,
             idle_since: 0,
             ended: None,
-            autopsy_since: 0,
+            failed_since: 0,
             bye: false,
             stopped: false,
             peer_timeout_ns: u64::from(config.peer_timeout_s) * 1_000_000_000,
@@ -107,7 +109,7 @@ impl Liveness {
 
     /// Whether the handshake is complete, as far as was read.
     pub fn confirmed(&self) -> bool {
-        self.late_confirm.is_none()
+        self.confirm.is_none()
     }
 
     /// Watches the process that the fabric has proven.
@@ -160,7 +162,7 @@ impl Liveness {
         match self.read_control() {
             Ok(None) => {}
             Ok(Some(why)) => self.ended = self.ended.or(Some((now, why))),
-            Err(nonsense) => return Verdict::Nonsense(nonsense),
+            Err(what) => return Verdict::ProtocolError(what),
         }
         self.look_at_process(now);
         match self.ended {
@@ -177,11 +179,11 @@ impl Liveness {
 
     /// Queue pairs have failed. Whether the control connection, on which a peer says that it closes before it does, may still tell why.
     #[cold]
-    pub fn autopsy(&mut self, now: u64) -> bool {
-        if self.autopsy_since == 0 {
-            self.autopsy_since = now;
+    pub fn may_explain(&mut self, now: u64) -> bool {
+        if self.failed_since == 0 {
+            self.failed_since = now;
         }
-        self.explain().is_none() && now.saturating_sub(self.autopsy_since) < GRACE_NS
+        self.explain().is_none() && now.saturating_sub(self.failed_since) < GRACE_NS
     }
 
     /// Whether the peer has said that it closes its comm, as far as was read.
@@ -217,14 +219,14 @@ impl Liveness {
         if self.ended.is_some() {
             return Ok(None);
         }
-        if let Some(confirm) = &mut self.late_confirm {
+        if let Some(confirm) = &mut self.confirm {
             match confirm.read(&mut self.stream) {
-                Ok(true) => self.late_confirm = None,
+                Ok(true) => self.confirm = None,
                 Ok(false) => return Ok(None),
-                Err(super::handshake::ConfirmError::Closed) => {
+                Err(ConfirmError::Closed) => {
                     return Ok(Some("it closed the connection before the handshake was complete"));
                 }
-                Err(super::handshake::ConfirmError::Bad) => return Err("the last message of its handshake is wrong".into()),
+                Err(ConfirmError::Bad) => return Err("the last message of its handshake is wrong".into()),
             }
         }
         loop {
@@ -271,61 +273,9 @@ impl Liveness {
 
 #[cfg(test)]
 impl Liveness {
+    /// Writes bytes as the peer would never get them from an honest side.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
-    }
-}
-
-/// Why a comm cannot go on.
-#[derive(Debug, Clone)]
-pub struct Failure {
-    /// Ours or the caller's mistake, rather than the peer's.
-    internal: bool,
-    text: String,
-}
-
-impl Failure {
-    /// The peer is gone or broke the protocol.
-    pub fn remote(text: String) -> Self {
-        Failure { internal: false, text }
-    }
-
-    /// A mistake on this side.
-    pub fn internal(text: String) -> Self {
-        Failure { internal: true, text }
-    }
-
-    /// To fail later calls as the first one failed.
-    pub fn from_error(error: &Error) -> Self {
-        Failure { internal: !matches!(error, Error::Remote(_)), text: error.to_string() }
-    }
-
-    /// The same with the comm and its state around it.
-    pub fn in_context(self, name: &str, state: &str) -> Self {
-        Failure { text: format!("{name}: {}; {state}", self.text), ..self }
-    }
-
-    /// Whether it is the peer's doing.
-    pub fn is_remote(&self) -> bool {
-        !self.internal
-    }
-
-    /// As an error, once per call that it makes fail.
-    #[cold]
-    pub fn error(&self) -> Error {
-        if self.internal { Error::internal(self.text.clone()) } else { Error::remote(self.text.clone()) }
-    }
-
-    /// The same as a result.
-    #[cold]
-    pub fn result<T>(&self) -> Result<T> {
-        Err(self.error())
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.text)
     }
 }
 

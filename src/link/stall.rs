@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use super::request::RequestId;
+use super::wr_id::RequestId;
 
 /// Looks per limit: how late a report may come.
 const LOOKS: u64 = 8;
-/// Work request ids of questions; those of requests are larger.
-const QUESTIONS: u32 = 255;
+/// Work request ids of probes; those of requests are larger.
+const PROBES: u32 = 255;
 
 /// What a caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub enum Step {
 }
 
 /// The watch over one comm.
-pub struct Watch {
+pub struct StallWatch {
     /// Nanoseconds; 0 = off.
     limit_ns: u64,
     looked_at: u64,
@@ -65,14 +65,14 @@ pub struct Watch {
     /// A report was put off, because this side itself had not polled.
     put_off: bool,
     reported: bool,
-    question: u32,
+    last_probe: u32,
     answered: bool,
 }
 
-impl Watch {
+impl StallWatch {
     /// Reports after so many nanoseconds; 0 = never.
-    pub fn new(limit_ns: u64) -> Watch {
-        Watch {
+    pub fn new(limit_ns: u64) -> StallWatch {
+        StallWatch {
             limit_ns,
             looked_at: 0,
             waiting: None,
@@ -81,7 +81,7 @@ impl Watch {
             suspected: false,
             put_off: false,
             reported: false,
-            question: 0,
+            last_probe: 0,
             answered: false,
         }
     }
@@ -133,27 +133,27 @@ impl Watch {
         self.waiting.filter(|waiting| waiting.sequence == sequence).map(|_| now.saturating_sub(self.since))
     }
 
-    /// A new work request id for a question to the peer's fabric: its completion shows that the peer has taken all that was posted before.
-    pub fn ask(&mut self) -> RequestId {
-        self.question = self.question % QUESTIONS + 1;
+    /// A new work request id for a probe of the peer's fabric: its completion shows that the peer has taken all that was posted before.
+    pub fn probe(&mut self) -> RequestId {
+        self.last_probe = self.last_probe % PROBES + 1;
         self.answered = false;
-        RequestId(self.question)
+        RequestId(self.last_probe)
     }
 
-    /// The id of a question for another purpose, which does not take back what the last one found out.
-    pub fn ask_along(&self) -> RequestId {
-        RequestId(self.question)
+    /// The id of a probe for another purpose, which does not take back what the last one found out.
+    pub fn probe_again(&self) -> RequestId {
+        RequestId(self.last_probe)
     }
 
-    /// A completion that may be the answer to the last question.
+    /// A completion that may be the answer to the last probe.
     #[inline]
     pub fn answer(&mut self, id: RequestId) {
-        if id.0 == self.question {
+        if id.0 == self.last_probe {
             self.answered = true;
         }
     }
 
-    /// Whether the last question was answered.
+    /// Whether the last probe was answered.
     pub fn answered(&self) -> bool {
         self.answered
     }
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn one_request_is_reported_once_and_its_end_told() {
-        let mut watch = Watch::new(LIMIT);
+        let mut watch = StallWatch::new(LIMIT);
         let mut steps = Vec::new();
         for i in 0..=20 {
             steps.push(watch.look(100_000 + 1000 * i, request(1), 7 + i));
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn requests_that_take_turns_are_never_reported() {
-        let mut watch = Watch::new(LIMIT);
+        let mut watch = StallWatch::new(LIMIT);
         let mut now = 100_000;
         for n in 1..100 {
             for _ in 0..8 {
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_next_send_is_not_the_request_that_follows_it() {
-        let mut watch = Watch::new(LIMIT);
+        let mut watch = StallWatch::new(LIMIT);
         let blocked = Some(Waiting { subject: Subject::NextSend, sequence: 1 });
         watch.look(100_000, blocked, 0);
         watch.look(107_000, blocked, 0);
@@ -211,37 +211,37 @@ mod tests {
 
     #[test]
     fn a_side_that_did_not_poll_looks_twice() {
-        let mut watch = Watch::new(LIMIT);
+        let mut watch = StallWatch::new(LIMIT);
         watch.look(100_000, request(1), 0);
         watch.look(104_000, request(1), 0);
         assert_eq!(watch.look(900_000, request(1), 0), Step::Nothing);
         assert_eq!(watch.look(901_000, request(1), 0), Step::Stalled { age_ns: 801_000, moved: 0 });
         // One that always polls so rarely is late, not silent.
-        let mut watch = Watch::new(LIMIT);
+        let mut watch = StallWatch::new(LIMIT);
         let steps: Vec<Step> = (1..6).map(|i| watch.look(i * 50_000, request(1), 0)).collect();
         assert!(matches!(steps[..], [Step::Nothing, Step::Suspect, Step::Nothing, Step::Stalled { .. }, Step::Nothing]), "{steps:?}");
     }
 
     #[test]
     fn looks_are_rare_and_none_when_off() {
-        let mut watch = Watch::new(LIMIT);
+        let mut watch = StallWatch::new(LIMIT);
         assert!(watch.due(100_000));
         watch.look(100_000, None, 0);
         assert!(!watch.due(100_999) && watch.due(101_000));
-        assert!(!Watch::new(0).due(u64::MAX));
+        assert!(!StallWatch::new(0).due(u64::MAX));
     }
 
     #[test]
     fn only_the_last_question_is_answered() {
-        let mut watch = Watch::new(LIMIT);
-        let first = watch.ask();
-        let second = watch.ask();
+        let mut watch = StallWatch::new(LIMIT);
+        let first = watch.probe();
+        let second = watch.probe();
         watch.answer(first);
         assert!(!watch.answered());
         watch.answer(second);
         assert!(watch.answered());
         for _ in 0..1000 {
-            let id = watch.ask();
+            let id = watch.probe();
             assert!((1..=255).contains(&id.0) && !watch.answered());
         }
     }

@@ -1,7 +1,9 @@
-//! The 64 bits that a work request carries into its completion: what it was for, on which lane, for which request.
-//! Made and read by the thread that drives the comm.
+//! The 64 bits that a work request carries into its completion: what it was for, on which queue pair, for which request.
+//! Made and read by the thread that drives the link.
 
-use super::request::RequestId;
+/// Names an outstanding request of a link: generation << 8 | index. Never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestId(pub u32);
 
 /// What a work request was for. It and the rest of a [`WrId`] come back in the completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +30,13 @@ impl WrKind {
     }
 }
 
-/// A decoded work request id: `kind:8 | lane:8 | retires:16 | id:32`.
+/// A decoded work request id: `kind:8 | qp:8 | retires:16 | id:32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrId {
     /// What for.
     pub kind: WrKind,
-    /// On which lane.
-    pub lane: u8,
+    /// On which queue pair.
+    pub qp: u8,
     /// Send queue entries that its completion frees: its own and those of the unsignaled ones before it.
     pub retires: u16,
     /// Which request.
@@ -51,7 +53,7 @@ impl WrId {
             WrKind::Recv => 3,
             WrKind::Flush => 4,
         };
-        kind << 56 | u64::from(self.lane) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
+        kind << 56 | u64::from(self.qp) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
     }
 
     /// `None` for what [`WrId::encode`] never made.
@@ -64,7 +66,7 @@ impl WrId {
             4 => WrKind::Flush,
             _ => return None,
         };
-        Some(WrId { kind, lane: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
+        Some(WrId { kind, qp: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
     }
 }
 
@@ -75,7 +77,7 @@ mod tests {
     #[test]
     fn work_request_ids_round_trip() {
         for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush] {
-            let wr = WrId { kind, lane: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
+            let wr = WrId { kind, qp: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
             assert_eq!(WrId::decode(wr.encode()), Some(wr));
         }
         assert_eq!(WrId::decode(0), None);

@@ -4,15 +4,8 @@
 
 use crate::base::error::{Error, Result};
 
-/// Requests of a comm: NCCL has at most 32 groups of 8 outstanding (`NCCL_NET_MAX_REQUESTS` * maxRecvs).
-pub const MAX_REQUESTS: usize = 256;
-/// Receives of a group: `NCCL_NET_IB_MAX_RECVS`, nccl src/transport/net_ib/common.h.
-pub const MAX_RECVS: usize = 8;
-const _: () = assert!(MAX_REQUESTS == 256, "a slot is the low byte of a RequestId");
-
-/// Names an outstanding request of a comm: generation << 8 | slot. Never 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestId(pub u32);
+use super::limits::{MAX_RECVS, MAX_REQUESTS};
+use super::wr_id::RequestId;
 
 /// What a finished request moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +30,6 @@ pub struct Request {
     /// Sizes, as far as known.
     pub bytes: [u32; MAX_RECVS],
 }
-
-const _: () = assert!(super::MAX_MESSAGE <= u32::MAX as usize);
 
 #[derive(Clone, Copy)]
 struct Entry {

@@ -1,0 +1,513 @@
+//! The queue pairs of one link: how many on which rail, what fits into their send queues, and which of them a message takes.
+//! Used by the thread that drives the link.
+//!
+//! A *rail* is a physical device with a completion queue of its own. Queue pairs are numbered across rails first (number `i` is on rail
+//! `i % rails`), so that neighbouring stripes travel on different rails.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::base::error::{Error, Result};
+use crate::base::process::Process;
+use crate::base::stats::RailStats;
+use crate::fabric::{
+    Access, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, Opcode, Payload, PostError, QpCaps, QpId, QpState, RecvRequest,
+    SendRequest, Sge, UserMemory, WcOpcode, WcStatus,
+};
+
+use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE};
+use super::plan::{Plan, wrapped};
+use super::wr_id::{RequestId, WrId, WrKind};
+
+/// Unsignaled requests in a row at most. Without a signaled one now and then, a send queue never drains.
+const SIGNAL_EVERY: u16 = 64;
+
+/// The queue pair of what has to stay in order across messages, such as a receiver's clear-to-send: the first of the first rail.
+pub const CTS_QP: usize = 0;
+
+/// Completions taken from a queue at once.
+pub const BATCH: usize = 16;
+
+/// Entries of a queue pair's send queue that a message takes at most: a record, data, and an immediate if that may go alone.
+#[inline]
+fn message_entries(max_with_imm: u32) -> u32 {
+    if max_with_imm == u32::MAX { 2 } else { 3 }
+}
+
+/// One queue pair.
+struct Qp {
+    rail: u8,
+    id: QpId,
+    /// Free entries of the send queue.
+    room: u32,
+    /// Requests posted since the last signaled one.
+    unsignaled: u16,
+    /// Longest data that goes with its immediate.
+    max_with_imm: u32,
+}
+
+impl Qp {
+    /// Makes the last of `requests` retire all of them and those unsignaled before, and says whether it is signaled; returns how many unsignaled
+    /// ones there will be behind the last signaled.
+    #[inline(always)]
+    fn prepare(&self, requests: &mut [SendRequest<'_>], last_id: WrId, signal: bool) -> std::result::Result<u16, PostError> {
+        let count = requests.len() as u16;
+        if u32::from(count) > self.room {
+            return Err(PostError::Full);
+        }
+        let retires = self.unsignaled + count;
+        let signaled = signal || retires >= SIGNAL_EVERY;
+        if let Some(last) = requests.last_mut() {
+            last.wr_id = WrId { retires, ..last_id }.encode();
+            last.signaled = signaled;
+        }
+        Ok(if signaled { 0 } else { retires })
+    }
+
+    #[inline(always)]
+    fn posted(&mut self, count: usize, unsignaled: u16) {
+        self.room -= count as u32;
+        self.unsignaled = unsignaled;
+    }
+}
+
+/// A work request of a send queue. Its id, and whether it is signaled, are for [`QueuePairs::post_send`] to say.
+#[derive(Clone, Copy)]
+pub struct Wr<'a> {
+    /// WRITE, WRITE_WITH_IMM or READ.
+    pub opcode: Opcode,
+    /// What is written, or where what is read goes.
+    pub payload: Payload<'a>,
+    /// First byte in the peer's memory, and its key.
+    pub remote: (u64, u32),
+    /// For a WRITE_WITH_IMM.
+    pub imm: u32,
+}
+
+impl<'a> Wr<'a> {
+    /// Unsignaled, and retiring nothing.
+    #[inline(always)]
+    fn with(self, id: WrId) -> SendRequest<'a> {
+        let Wr { opcode, payload, remote: (remote_addr, rkey), imm } = self;
+        SendRequest { wr_id: id.encode(), opcode, payload, remote_addr, rkey, imm, signaled: false }
+    }
+}
+
+/// A physical device of a link.
+pub struct RailDevice {
+    /// Its domain.
+    pub domain: Domain,
+    /// Where its queue pairs count.
+    pub stats: RailStats,
+}
+
+/// All queue pairs of a link, and the regions over the link's own memory. Dropped in this order: after the queue pairs are gone
+/// nothing touches the regions.
+pub struct QueuePairs {
+    queues: Vec<CompletionQueue>,
+    /// What to sleep on for the queues, if they notify.
+    sleep_fds: Vec<RawFd>,
+    qps: Vec<Qp>,
+    /// Queue pairs that are connected to themselves, one per rail, once a flush has been asked for.
+    loops: Vec<QpId>,
+    own: Vec<MemoryRegion>,
+    /// The peer's key for its memory that this side writes: FIFO or records.
+    remote_keys: [u32; MAX_RAILS],
+    /// That memory.
+    remote_memory: u64,
+    /// Where the next message's first stripe goes.
+    next: usize,
+    /// Whether a message takes all queue pairs, rather than one per rail.
+    splits_data: bool,
+    /// Whether the fabric counts what the peer writes without telling.
+    counts_silent_writes: bool,
+}
+
+/// Which end of a comm, which is one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It writes messages and records.
+    Send,
+    /// It posts clear-to-sends, and pre-posts a receive for every message that may come.
+    Recv,
+}
+
+impl QueuePairs {
+    /// Makes the queue pairs and registers `own` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's. `notify` if they are to
+    /// be armed.
+    pub fn new(
+        devices: &[RailDevice],
+        qps_per_rail: usize,
+        side: Side,
+        own: UserMemory,
+        traffic_class: i32,
+        notify: bool,
+    ) -> Result<QueuePairs> {
+        let caps = QpCaps {
+            recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
+            traffic_class: u8::try_from(traffic_class).ok(),
+            ..QpCaps::default()
+        };
+        let mut all = QueuePairs {
+            counts_silent_writes: true,
+            queues: Vec::new(),
+            sleep_fds: Vec::new(),
+            qps: Vec::new(),
+            loops: Vec::new(),
+            own: Vec::new(),
+            remote_keys: [0; MAX_RAILS],
+            remote_memory: 0,
+            next: 0,
+            splits_data: devices.iter().all(|device| device.domain.splits_data()),
+        };
+        for device in devices {
+            all.queues.push(device.domain.create_cq(notify)?);
+            if notify {
+                all.sleep_fds.push(device.domain.notification_fd()?);
+            }
+            all.own.push(device.domain.register(own, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
+        }
+        for _ in 0..qps_per_rail {
+            for (rail, (device, cq)) in devices.iter().zip(&mut all.queues).enumerate() {
+                let max_with_imm = device.domain.max_with_imm();
+                // A clear-to-send takes one.
+                let caps = QpCaps { send_depth: message_entries(max_with_imm) * MAX_REQUESTS as u32, ..caps };
+                let qp = cq.create_qp(&caps, device.stats.clone())?;
+                if cq.qp(qp).max_inline() < SLOT_SIZE {
+                    return Err(Error::usage(format!(
+                        "the device takes {} bytes inline; a clear-to-send needs {SLOT_SIZE}",
+                        cq.qp(qp).max_inline()
+                    )));
+                }
+                all.counts_silent_writes &= cq.qp(qp).counts_silent_writes();
+                all.qps.push(Qp { rail: rail as u8, id: qp, room: caps.send_depth, unsignaled: 0, max_with_imm });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Whether the fabric counts what the peer writes without telling.
+    #[inline]
+    pub fn counts_silent_writes(&self) -> bool {
+        self.counts_silent_writes
+    }
+
+    /// Whether work may be posted long before the peer has connected.
+    pub fn keep_early_work(&mut self) -> bool {
+        let queues = &mut self.queues;
+        self.qps.iter().all(|qp| queues.get_mut(usize::from(qp.rail)).is_none_or(|cq| cq.qp(qp.id).keeps_early_work()))
+    }
+
+    /// Rails in use.
+    pub fn rails(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Queue pairs in use.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)] // There is always one.
+    pub fn len(&self) -> usize {
+        self.qps.len()
+    }
+
+    /// Keys of this side's own memory, for the peer.
+    pub fn own_keys(&self) -> Vec<u32> {
+        self.own.iter().map(MemoryRegion::rkey).collect()
+    }
+
+    /// Drops the regions over this side's own memory, so that the peer's WRITEs into it fail. For tests.
+    pub fn forget_own(&mut self) {
+        self.own.clear();
+    }
+
+    /// Endpoints rail by rail, as the handshake lists them.
+    pub fn endpoints(&mut self) -> Vec<Endpoint> {
+        let mut all = Vec::with_capacity(self.qps.len());
+        for (rail, cq) in self.queues.iter_mut().enumerate() {
+            for qp in self.qps.iter().filter(|qp| usize::from(qp.rail) == rail) {
+                all.push(cq.qp(qp.id).endpoint());
+            }
+        }
+        all
+    }
+
+    /// Destroys the queue pairs that the peer has no counterpart for.
+    pub fn shrink(&mut self, rails: usize, qps_per_rail: usize) {
+        let mut seen = [0usize; MAX_RAILS];
+        let queues = &mut self.queues;
+        self.qps.retain(|qp| {
+            let rail = usize::from(qp.rail);
+            let count = seen.get_mut(rail).map_or(usize::MAX, |n| {
+                *n += 1;
+                *n
+            });
+            let keep = rail < rails && count <= qps_per_rail;
+            if let (false, Some(cq)) = (keep, queues.get_mut(rail)) {
+                cq.destroy_qp(qp.id);
+            }
+            keep
+        });
+        self.queues.truncate(rails);
+        self.sleep_fds.truncate(rails);
+        self.own.truncate(rails);
+    }
+
+    /// Connects every queue pair to its counterpart; `endpoints` rail by rail. `memory` and `keys` are the peer's.
+    pub fn connect(&mut self, endpoints: &[Endpoint], memory: u64, keys: &[u32]) -> Result<()> {
+        let mut remote = endpoints.iter();
+        for (rail, cq) in self.queues.iter_mut().enumerate() {
+            for qp in self.qps.iter().filter(|qp| usize::from(qp.rail) == rail) {
+                let endpoint = remote.next().ok_or_else(|| Error::remote("the peer named too few queue pairs"))?;
+                cq.qp(qp.id).connect(endpoint)?;
+            }
+        }
+        self.remote_memory = memory;
+        for (place, key) in self.remote_keys.iter_mut().zip(keys) {
+            *place = *key;
+        }
+        Ok(())
+    }
+
+    /// The rail of a queue pair.
+    #[inline]
+    pub fn rail_of(&self, qp: usize) -> usize {
+        self.qps.get(qp).map_or(0, |qp| usize::from(qp.rail))
+    }
+
+    /// The peer's memory at `offset`, and its key on the rail of `qp`.
+    #[inline]
+    pub fn remote(&self, qp: usize, offset: usize) -> (u64, u32) {
+        (self.remote_memory.wrapping_add(offset as u64), self.remote_keys.get(self.rail_of(qp)).copied().unwrap_or(0))
+    }
+
+    /// Free send queue entries of a queue pair.
+    #[inline]
+    pub fn room(&self, qp: usize) -> u32 {
+        self.qps.get(qp).map_or(0, |qp| qp.room)
+    }
+
+    /// How a message of `len` bytes is cut, and the first of the queue pairs that it takes.
+    #[inline]
+    pub fn plan(&mut self, len: usize, split_min: usize) -> Plan {
+        let qps = self.qps.len();
+        let most = if self.splits_data { qps } else { self.queues.len() };
+        let plan = Plan::new(len, qps, most, split_min, self.next);
+        self.next = wrapped(self.next + plan.stripes, qps);
+        plan
+    }
+
+    /// The queue pair of a message that takes one request: not striped, and short enough for an immediate that goes with it and tells its size.
+    /// `None` for another, or if there is no room. It stays the same until [`QueuePairs::next_qp`].
+    #[inline(always)]
+    pub fn qp_for_short(&self, len: usize, split_min: usize) -> Option<usize> {
+        let qp = self.qps.get(self.next)?;
+        let short = len < IMM_LIMIT && len <= qp.max_with_imm as usize && (len < split_min || self.qps.len() == 1);
+        (short && qp.room >= message_entries(qp.max_with_imm)).then_some(self.next)
+    }
+
+    /// The next message begins on the next queue pair.
+    #[inline]
+    pub fn next_qp(&mut self) {
+        self.next = wrapped(self.next + 1, self.qps.len());
+    }
+
+    /// Undoes the last `plan`: nothing of it was posted.
+    #[inline]
+    pub fn unplan(&mut self, plan: Plan) {
+        self.next = plan.first;
+    }
+
+    /// The queue pairs that a message takes, a bit each; `None` if the send queue of one does not take whatever the message may need there.
+    #[inline]
+    pub fn qps_for_message(&self, plan: Plan) -> Option<u64> {
+        (0..plan.stripes).try_fold(0u64, |taken, i| {
+            let qp = plan.stripe(i).0;
+            let roomy = self.qps.get(qp).is_some_and(|qp| qp.room >= message_entries(qp.max_with_imm));
+            roomy.then_some(taken | 1 << qp)
+        })
+    }
+
+    /// Longest data that goes with its immediate on a queue pair.
+    #[inline]
+    pub fn max_with_imm(&self, qp: usize) -> u32 {
+        self.qps.get(qp).map_or(u32::MAX, |qp| qp.max_with_imm)
+    }
+
+    /// Posts on a queue pair, all or none. Whoever calls has checked the room. `signal` for the last one to be signaled in any case; the others
+    /// never are. Their completions name `kind` and `id`.
+    #[inline(always)]
+    pub fn post_send<const N: usize>(
+        &mut self,
+        qp: usize,
+        wrs: [Wr<'_>; N],
+        kind: WrKind,
+        id: RequestId,
+        signal: bool,
+    ) -> std::result::Result<(), PostError> {
+        let QueuePairs { queues, qps, .. } = self;
+        let wr_id = WrId { kind, qp: qp as u8, retires: 0, id };
+        let Some(qp) = qps.get_mut(qp) else { return Err(PostError::Invalid("no such queue pair")) };
+        let Some(cq) = queues.get_mut(usize::from(qp.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let mut requests = wrs.map(|wr| wr.with(wr_id));
+        let unsignaled = qp.prepare(&mut requests, wr_id, signal)?;
+        cq.qp(qp.id).post_some(requests)?;
+        qp.posted(N, unsignaled);
+        Ok(())
+    }
+
+    /// [`QueuePairs::post_send`] of as many as a group may have, for a caller who does not know their number before.
+    #[inline(never)]
+    pub fn post_send_group(&mut self, qp: usize, wrs: &[Wr<'_>], kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
+        let QueuePairs { queues, qps, .. } = self;
+        let wr_id = WrId { kind, qp: qp as u8, retires: 0, id };
+        let Some(qp) = qps.get_mut(qp) else { return Err(PostError::Invalid("no such queue pair")) };
+        let Some(cq) = queues.get_mut(usize::from(qp.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let empty = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: (0, 0), imm: 0 };
+        let mut requests = [empty.with(wr_id); MAX_RECVS];
+        for (place, wr) in requests.iter_mut().zip(wrs) {
+            *place = wr.with(wr_id);
+        }
+        let requests = requests.get_mut(..wrs.len()).ok_or(PostError::Full)?;
+        let unsignaled = qp.prepare(requests, wr_id, false)?;
+        cq.qp(qp.id).post_send(requests)?;
+        qp.posted(wrs.len(), unsignaled);
+        Ok(())
+    }
+
+    /// Pre-posts one receive on a queue pair. It takes immediates only, so it has no memory.
+    #[inline(always)]
+    pub fn post_recv(&mut self, qp: usize) -> std::result::Result<(), PostError> {
+        let Some(it) = self.qps.get(qp) else { return Err(PostError::Invalid("no such qp")) };
+        let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
+        let wr_id = WrId { kind: WrKind::Recv, qp: qp as u8, retires: 0, id: RequestId(0) }.encode();
+        cq.qp(it.id).post_recv(&RecvRequest { wr_id, sge: Sge::default() })
+    }
+
+    /// Takes completions of a rail: how many. `None` behind the last rail.
+    #[inline(always)]
+    pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> Option<usize> {
+        self.queues.get_mut(rail).map(|cq| cq.poll(out))
+    }
+
+    /// Frees the send queue entries that a completion retires.
+    #[inline]
+    pub fn retire(&mut self, wr: &WrId) {
+        if let Some(qp) = self.qps.get_mut(usize::from(wr.qp)) {
+            qp.room += u32::from(wr.retires);
+        }
+    }
+
+    /// Makes the queue pair of `rail` that is connected to itself, unless it is there. Rails in order.
+    pub fn add_loop(&mut self, rail: usize, caps: &QpCaps, stats: RailStats) -> Result<()> {
+        if rail < self.loops.len() {
+            return Ok(());
+        }
+        let cq = self.queues.get_mut(rail).ok_or_else(|| Error::internal("no such rail"))?;
+        let id = cq.create_qp(caps, stats)?;
+        let itself = cq.qp(id).endpoint();
+        let connected = cq.qp(id).connect(&itself);
+        match connected {
+            Ok(()) => self.loops.push(id),
+            Err(_) => cq.destroy_qp(id),
+        }
+        connected
+    }
+
+    /// Posts on the queue pair of `rail` that is connected to itself. It is as deep as there are requests, so its completions retire nothing.
+    pub fn post_loop(&mut self, rail: usize, wr: Wr<'_>, kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
+        let request = SendRequest { signaled: true, ..wr.with(WrId { kind, qp: rail as u8, retires: 0, id }) };
+        let Some(qp) = self.loops.get(rail) else { return Err(PostError::Invalid("no such rail")) };
+        let Some(cq) = self.queues.get_mut(rail) else { return Err(PostError::Invalid("no such rail")) };
+        cq.qp(*qp).post_send(&[request])
+    }
+
+    /// Why the queue pair failed that work of `kind` on `qp` (of flushes: rail) was posted on, in the fabric's words.
+    #[cold]
+    pub fn why(&mut self, kind: WrKind, qp: usize) -> Option<String> {
+        let (rail, qp) = match kind {
+            WrKind::Flush => (qp, *self.loops.get(qp)?),
+            _ => self.qps.get(qp).map(|qp| (usize::from(qp.rail), qp.id))?,
+        };
+        self.queues.get_mut(rail)?.qp(qp).error().map(str::to_owned)
+    }
+
+    /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells.
+    pub fn broken(&mut self) -> Option<String> {
+        let QueuePairs { queues, qps, loops, .. } = self;
+        all(qps, loops).find_map(|(rail, qp)| {
+            let qp = queues.get_mut(rail)?.qp(qp);
+            (qp.state() == QpState::Error).then(|| qp.error().unwrap_or("a queue pair failed").to_owned())
+        })
+    }
+
+    /// Takes everything to ERROR, so that the peer learns.
+    #[cold]
+    pub fn abort(&mut self) {
+        let QueuePairs { queues, qps, loops, .. } = self;
+        for (rail, qp) in all(qps, loops) {
+            if let Some(cq) = queues.get_mut(rail) {
+                cq.qp(qp).set_error();
+            }
+        }
+        queues.iter_mut().for_each(CompletionQueue::mute);
+    }
+
+    /// Whether requests are out on a queue pair of which nobody will be told, unless another follows.
+    pub fn has_unsignaled(&self, qp: usize) -> bool {
+        self.qps.get(qp).is_some_and(|qp| qp.unsignaled > 0)
+    }
+
+    /// Lets the queue pairs connect to their counterparts; true once all have.
+    ///
+    /// Errors: one that failed, in the fabric's words: `System` for want of a descriptor.
+    pub fn poll_connected(&mut self) -> Result<bool> {
+        let mut all = true;
+        for cq in &mut self.queues {
+            // No room for completions: what may have arrived already stays for the comm.
+            cq.poll(&mut []);
+        }
+        for qp in &self.qps {
+            let Some(cq) = self.queues.get_mut(usize::from(qp.rail)) else { continue };
+            let qp = cq.qp(qp.id);
+            if qp.state() == QpState::Error {
+                let why = qp.error().unwrap_or("a queue pair failed").to_owned();
+                return Err(if qp.lacks_descriptor() {
+                    Error::system(why, std::io::Error::from_raw_os_error(libc::EMFILE))
+                } else {
+                    Error::remote(why)
+                });
+            }
+            all &= qp.met();
+        }
+        Ok(all)
+    }
+
+    /// Asks for notifications, and names the descriptors to sleep on.
+    ///
+    /// Errors: queues that do not notify; no memory left for it.
+    pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<()> {
+        self.sleep_fds.iter().copied().for_each(watch);
+        self.queues.iter_mut().try_for_each(CompletionQueue::arm)
+    }
+
+    /// Whether there is more to do than the last polls did, after [`QueuePairs::arm`].
+    pub fn needs_repoll(&mut self) -> bool {
+        self.queues.iter_mut().fold(false, |any, cq| any | cq.is_restless())
+    }
+
+    /// The peer's process, where a fabric has proven it.
+    pub fn peer_process(&mut self) -> Option<Arc<Process>> {
+        let queues = &mut self.queues;
+        self.qps.iter().find_map(|qp| queues.get_mut(usize::from(qp.rail))?.qp(qp.id).peer_process().cloned())
+    }
+}
+
+/// All queue pairs: their rails and names.
+fn all(qps: &[Qp], loops: &[QpId]) -> impl Iterator<Item = (usize, QpId)> {
+    let qps = qps.iter().map(|qp| (usize::from(qp.rail), qp.id));
+    qps.chain(loops.iter().copied().enumerate())
+}
+
+/// An unused entry for `poll` to fill.
+pub const NO_COMPLETION: Completion =
+    Completion { wr_id: 0, status: WcStatus::GeneralErr, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 };
