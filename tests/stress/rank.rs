@@ -33,6 +33,8 @@ struct Shared<'a> {
     received: (u64, u64),
     /// Whether the test knows that there is traffic.
     said: bool,
+    /// Whether the test knows that every comm with the stopped rank is lost.
+    lost: bool,
 }
 
 /// A message at its place in memory.
@@ -93,6 +95,7 @@ pub fn run(ctx: &Ctx) {
         done: 0,
         received: (0, 0),
         said: false,
+        lost: false,
         plugin,
         episode,
     };
@@ -194,7 +197,6 @@ fn connect(shared: &mut Shared, dev: i32, specs: &[Spec]) -> Vec<Option<Opaque>>
 /// Moves everything along until all ends are closed.
 fn drive(shared: &mut Shared, ends: &mut [End]) {
     let mut moved_at = Instant::now();
-    let mut lost = false;
     while ends.iter().any(|end| end.phase != Phase::Closed) {
         let live: Vec<usize> = (0..ends.len()).filter(|&i| ends[i].phase != Phase::Closed).collect();
         let first = shared.random.below(live.len() as u64) as usize;
@@ -203,9 +205,9 @@ fn drive(shared: &mut Shared, ends: &mut [End]) {
             let last = ends.iter().filter(|end| end.phase != Phase::Closed).count() == 1;
             moved |= ends[i].step(shared, last);
         }
-        if !lost && matches!(shared.episode.fault, Fault::Stop { rank } if rank != shared.ctx.rank) {
-            lost = ends.iter().filter(|end| end.spec.doomed).all(|end| end.phase != Phase::Running);
-            if lost {
+        if !shared.lost && shared.outlives_a_stop() {
+            shared.lost = ends.iter().filter(|end| end.spec.doomed).all(|end| end.phase != Phase::Running);
+            if shared.lost {
                 shared.ctx.say("lost");
             }
         }
@@ -228,6 +230,11 @@ fn drive(shared: &mut Shared, ends: &mut [End]) {
 }
 
 impl Shared<'_> {
+    /// Whether another rank is stopped.
+    fn outlives_a_stop(&self) -> bool {
+        matches!(self.episode.fault, Fault::Stop { rank } if rank != self.ctx.rank)
+    }
+
     /// Lets the test know that the moment of the fault has come.
     fn tell(&mut self) {
         let hit = match self.episode.fault {
@@ -273,7 +280,9 @@ impl End {
             Phase::Running => {
                 self.open.is_empty() && self.ready.is_none() && self.waiting.is_none() && self.plan.is_over(self.sending) || self.leaves(s)
             }
-            Phase::Lost { .. } => self.open.is_empty(),
+            // A peer that was stopped while it wrote into this rank's memory is waited for by the close, so that comes after the test has
+            // heard of every loss, and lets the peer go on.
+            Phase::Lost { .. } => self.open.is_empty() && (s.lost || !s.outlives_a_stop()),
             Phase::Closed => false,
         };
         if over {
