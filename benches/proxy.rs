@@ -19,9 +19,9 @@ use railhead::base::error::Result;
 use railhead::engine::{self, Progress, Step};
 use railhead::proxy::args::Steps;
 use railhead::proxy::connector::{Direction, Options};
-use railhead::proxy::net::{Buffer, Comm, Handle, Mr, Net, Request};
+use railhead::proxy::net::{Buffer, Comm, ListenHandle, Mr, Net, NetRequest};
 use railhead::proxy::ring::{Consumer, Geometry, Producer, Ring};
-use railhead::proxy::{Link, Proxy};
+use railhead::proxy::{AttachedConnector, Proxy};
 use support::comms::{self, Mem};
 use support::plugin::{Opaque, Plugin};
 use support::{Ctx, World, until};
@@ -76,31 +76,31 @@ fn streaming() -> bool {
 struct Nothing;
 
 impl Net for Nothing {
-    fn isend(&self, _: &Comm, _: Buffer, _: i32, _: &Mr) -> Result<Option<Request>> {
+    fn isend(&self, _: &Comm, _: Buffer, _: i32, _: &Mr) -> Result<Option<NetRequest>> {
         // SAFETY: this network takes any number for anything.
-        Ok(Some(unsafe { Request::new(1) }))
+        Ok(Some(unsafe { NetRequest::new(1) }))
     }
 
-    fn irecv(&self, _: &Comm, _: Buffer, _: i32, _: &Mr) -> Result<Option<Request>> {
+    fn irecv(&self, _: &Comm, _: Buffer, _: i32, _: &Mr) -> Result<Option<NetRequest>> {
         // SAFETY: this network takes any number for anything.
-        Ok(Some(unsafe { Request::new(1) }))
+        Ok(Some(unsafe { NetRequest::new(1) }))
     }
 
-    fn iflush(&self, _: &Comm, _: Buffer, _: &Mr) -> Result<Option<Request>> {
+    fn iflush(&self, _: &Comm, _: Buffer, _: &Mr) -> Result<Option<NetRequest>> {
         Ok(None)
     }
 
-    fn test(&self, request: &mut Option<Request>) -> Result<Option<usize>> {
+    fn test(&self, request: &mut Option<NetRequest>) -> Result<Option<usize>> {
         *request = None;
         Ok(Some(0))
     }
 
-    fn listen(&self, _: i32) -> Result<(Comm, Handle)> {
+    fn listen(&self, _: i32) -> Result<(Comm, ListenHandle)> {
         // SAFETY: this network takes any number for anything.
-        Ok((unsafe { Comm::new(1) }, Handle::default()))
+        Ok((unsafe { Comm::new(1) }, ListenHandle::default()))
     }
 
-    fn connect(&self, _: i32, _: &mut Handle) -> Result<Option<Comm>> {
+    fn connect(&self, _: i32, _: &mut ListenHandle) -> Result<Option<Comm>> {
         // SAFETY: this network takes any number for anything.
         Ok(Some(unsafe { Comm::new(1) }))
     }
@@ -131,30 +131,30 @@ impl Net for Nothing {
     }
 }
 
-fn links(proxy: &Proxy<Nothing>, count: usize) -> Vec<Link<Nothing>> {
-    let link = || {
-        let comm = proxy.net().connect(0, &mut Handle::default()).expect("connect").expect("a comm");
+fn make_connectors(proxy: &Proxy<Nothing>, count: usize) -> Vec<AttachedConnector<Nothing>> {
+    let connector = || {
+        let comm = proxy.net().connect(0, &mut ListenHandle::default()).expect("connect").expect("a comm");
         let ring = Arc::new(Ring::private(Geometry::new([0, 0, 8192]).expect("a geometry"), 0).expect("a ring"));
         proxy.connect(Direction::Send, comm, ring, Options::default()).expect("a connector")
     };
-    (0..count).map(|_| link()).collect()
+    (0..count).map(|_| connector()).collect()
 }
 
 /// Nanoseconds that a message of the last connector takes; the others have no operation, or one that waits for its producer.
-fn message_cost(connectors: usize, others_wait: bool, messages: u64) -> f64 {
+fn message_cost(count: usize, others_wait: bool, messages: u64) -> f64 {
     let proxy = Proxy::stepped(Arc::new(Nothing), engine::Options::default());
-    let links = links(&proxy, connectors);
-    let (active, others) = links.split_last().expect("one");
+    let connectors = make_connectors(&proxy, count);
+    let (active, others) = connectors.split_last().expect("one");
     for other in others.iter().filter(|_| others_wait) {
         proxy.append(other, Steps::simple(1)).expect("append");
     }
     proxy.append(active, Steps::simple(messages)).expect("append");
     let mut producer = Producer::new(active.connector().ring().clone());
     proxy.engine().start().expect("start");
-    let lap = if others_wait { connectors } else { 1 };
+    let lap = if others_wait { count } else { 1 };
     let start = Instant::now();
     while active.connector().step() != messages {
-        while producer.step() != messages && producer.has_room(1).expect("a ring without nonsense") {
+        while producer.step() != messages && producer.has_room(1).expect("a valid ring") {
             producer.post(1, 0);
         }
         for _ in 0..lap {
@@ -176,8 +176,8 @@ fn crowd() -> bool {
     }
     let (cost, least, most) = spread(costs);
     println!("a message of no bytes through one of 1 connectors, {ROUNDS} rounds: {cost:.0} ns ({least:.0}..{most:.0})");
-    let (turn, least, most) = spread(waiting);
-    println!("a turn of an operation that waits, {ROUNDS} rounds: {turn:.0} ns ({least:.0}..{most:.0})");
+    let (step, least, most) = spread(waiting);
+    println!("a step of an operation that waits, {ROUNDS} rounds: {step:.0} ns ({least:.0}..{most:.0})");
     let (ratio, least, most) = spread(ratios);
     let met = ratio < CROWD_TARGET;
     println!(
@@ -189,16 +189,16 @@ fn crowd() -> bool {
 
 fn wake_up() {
     let proxy = Proxy::new(Arc::new(Nothing), engine::Options::default()).expect("a proxy");
-    let links = links(&proxy, 1);
-    let mut producer = Producer::new(links[0].connector().ring().clone());
+    let connectors = make_connectors(&proxy, 1);
+    let mut producer = Producer::new(connectors[0].connector().ring().clone());
     let mut times = Vec::new();
     for n in 1..=WAKE_UPS as u64 {
         until("sleep", || proxy.engine().is_asleep().then_some(()));
         producer.post(1, 0);
-        proxy.append(&links[0], Steps::simple(1)).expect("append");
+        proxy.append(&connectors[0], Steps::simple(1)).expect("append");
         let start = Instant::now();
         proxy.engine().start().expect("start");
-        while links[0].connector().step() != n {
+        while connectors[0].connector().step() != n {
             std::hint::spin_loop();
         }
         times.push(start.elapsed().as_nanos() as f64 / 1e3);
@@ -299,7 +299,7 @@ fn through_proxy(ctx: &Ctx) {
     let table = unsafe { Table::new(plugin.table(), std::ptr::null_mut(), None) }.expect("a table");
     let proxy = Proxy::stepped(Arc::new(table), engine::Options::default());
     let comm = if ctx.rank == 0 {
-        let mut handle = Handle(ctx.to(1).recv().try_into().expect("a handle"));
+        let mut handle = ListenHandle(ctx.to(1).recv().try_into().expect("a handle"));
         until("rank 1", || proxy.net().connect(0, &mut handle).expect("connect"))
     } else {
         let (listener, handle) = proxy.net().listen(0).expect("listen");
@@ -310,8 +310,8 @@ fn through_proxy(ctx: &Ctx) {
     };
     let direction = if ctx.rank == 0 { Direction::Send } else { Direction::Recv };
     let ring = Arc::new(Ring::private(Geometry::new([0, 0, STEP * DEPTH as usize]).expect("a geometry"), 0).expect("a ring"));
-    let link = proxy.connect(direction, comm, ring.clone(), Options::default()).expect("a connector");
-    proxy.append(&link, Steps::simple(STEPS)).expect("append");
+    let connector = proxy.connect(direction, comm, ring.clone(), Options::default()).expect("a connector");
+    proxy.append(&connector, Steps::simple(STEPS)).expect("append");
     ctx.barrier();
     let start = Instant::now();
     proxy.engine().start().expect("start");
@@ -320,21 +320,21 @@ fn through_proxy(ctx: &Ctx) {
     until("the stream", || {
         let step = proxy.engine().step().expect("a step");
         if ctx.rank == 0 {
-            while programs < STEPS && producer.has_room(1).expect("a ring without nonsense") {
+            while programs < STEPS && producer.has_room(1).expect("a valid ring") {
                 producer.post(1, STEP);
                 programs += 1;
             }
         } else {
-            while consumer.filled(1, STEP).expect("a ring without nonsense").is_some() {
+            while consumer.filled(1, STEP).expect("a valid ring").is_some() {
                 consumer.release(1);
                 programs += 1;
             }
         }
-        (programs == STEPS && step != Step::Stepped(Progress::Idle) && link.connector().step() == STEPS).then_some(())
+        (programs == STEPS && step != Step::Stepped(Progress::Idle) && connector.connector().step() == STEPS).then_some(())
     });
     finish(ctx, start);
-    proxy.detach(&link).expect("detach");
-    link.close().expect("close");
+    proxy.detach(&connector).expect("detach");
+    connector.close().expect("close");
 }
 
 fn finish(ctx: &Ctx, start: Instant) {

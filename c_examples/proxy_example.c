@@ -176,7 +176,7 @@ unsigned char *next_free(railhead_ring_producer *producer)
     while ((got = railhead_ring_reserve(producer, 1, &slot)) == RAILHEAD_RING_AGAIN)
         wait_a_bit("railhead_ring_reserve", since);
     if (got != RAILHEAD_RING_READY)
-        give_up("railhead_ring_reserve", "the ring holds nonsense");
+        give_up("railhead_ring_reserve", "the ring is invalid");
     return slot;
 }
 
@@ -188,6 +188,6 @@ unsigned char *next_filled(railhead_ring_consumer *consumer, size_t *bytes)
     while ((got = railhead_ring_peek(consumer, 1, &slot, bytes)) == RAILHEAD_RING_AGAIN)
         wait_a_bit("railhead_ring_peek", since);
     if (got != RAILHEAD_RING_READY)
-        give_up("railhead_ring_peek", "the ring holds nonsense");
+        give_up("railhead_ring_peek", "the ring is invalid");
     return slot;
 }

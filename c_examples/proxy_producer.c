@@ -52,7 +52,7 @@ int main(int argc, char **argv)
             sched_yield();
         }
         if (got != RAILHEAD_RING_READY)
-            return fprintf(stderr, "proxy_producer: the ring holds nonsense\n"), 1;
+            return fprintf(stderr, "proxy_producer: the ring is invalid\n"), 1;
         slot = free_slot;
         /* byte_of(1, n, at) of proxy_example.c, which is not linked either. */
         for (at = 0; at < size; at++)

@@ -45,7 +45,7 @@ typedef enum {
     RAILHEAD_LOST = 3,
 } railhead_change_t;
 
-// Where a ring lies.
+// The kind of memory of a ring.
 typedef enum {
     // In this process's own memory.
     RAILHEAD_RING_PRIVATE = 0,
@@ -85,13 +85,13 @@ typedef struct railhead_store_t railhead_store_t;
 // A watch on a key: an opaque handle, ended by railhead_store_unwatch.
 typedef struct railhead_watch_t railhead_watch_t;
 
-// How a connector is made. Set `size`, and everything else to zero or to what you want.
+// Configuration of a connector. Set `size`, and everything else to zero or to what you want.
 typedef struct {
     // sizeof(railhead_connector_config_t).
     size_t size;
     // A railhead_ring_home_t.
     uint32_t home;
-    // Who can reach supplied data: NCCL_PTR_HOST (1, or 0) or NCCL_PTR_CUDA (2). What is received into the latter is flushed before it is announced.
+    // What can access supplied data: NCCL_PTR_HOST (1, or 0) or NCCL_PTR_CUDA (2). Data received into the latter is flushed before it is published.
     uint32_t memory;
     // Bytes of the LL, LL128 and SIMPLE buffers, each 0 or a multiple of 1024 up to 1 GiB; a slot is an eighth. All zero: 4 MiB of SIMPLE.
     size_t ll_bytes;
@@ -105,11 +105,11 @@ typedef struct {
     // Supplied memory for the slots, as many bytes as the buffers have together, LL first, then LL128, then SIMPLE; aligned to 128. It must stay until
     // the connector is closed.
     void *data;
-    // The step that the ring starts from.
+    // The first step of the ring.
     uint64_t first_step;
     // Tag of all messages.
     int32_t tag;
-    // 1: flush what was received into host memory too.
+    // 1: also flush data received into host memory.
     uint32_t flush;
 } railhead_connector_config_t;
 
@@ -131,7 +131,7 @@ typedef struct {
     char path[64];
 } railhead_ring_place_t;
 
-// What an operation is to move. Set `size`.
+// An operation. Set `size`.
 typedef struct {
     // sizeof(railhead_operation_t).
     size_t size;
@@ -141,7 +141,7 @@ typedef struct {
     uint32_t slice_steps;
     // The operation starts at the next multiple of this: 1, 2, 4 or 8, at least slice_steps. 0: slice_steps.
     uint32_t chunk_steps;
-    // How the producer says that a slot is filled: 0 LL, 1 LL128, 2 SIMPLE (RAILHEAD_RING_* of railhead_ring.h).
+    // How the producer marks a slot as filled: 0 LL, 1 LL128, 2 SIMPLE (RAILHEAD_RING_* of railhead_ring.h).
     uint32_t protocol;
     // Zero.
     uint32_t reserved;
@@ -157,7 +157,7 @@ typedef struct {
     uint64_t messages;
     // Bytes posted to the network, or received from it.
     uint64_t bytes;
-    // Times that the network took a message only later.
+    // Calls of isend and irecv that the network did not accept yet.
     uint64_t retries;
     // Flushes posted.
     uint64_t flushes;
@@ -166,7 +166,7 @@ typedef struct {
 // NCCL's logger (ncclDebugLogger_t).
 typedef void (*railhead_logger_t)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
 
-// How a proxy is made. Set `size`, and everything else to zero or to what you want.
+// Configuration of a proxy. Set `size`, and everything else to zero or to what you want.
 typedef struct {
     // sizeof(railhead_proxy_config_t).
     size_t size;
@@ -179,7 +179,7 @@ typedef struct {
     const char *cpus;
     // Operations that may be appended and not done. 0: 1048576.
     uint64_t max_operations;
-    // Microseconds that the thread sleeps at a time once its operations have not moved for long. 0: it polls as long as there are operations, as
+    // Microseconds that the thread sleeps at a time while its operations have not moved for long. 0: it polls as long as there are operations, as
     // NCCL's does. Without operations it sleeps in any case.
     uint32_t idle_sleep_us;
     // Zero.
@@ -190,7 +190,7 @@ typedef struct {
 typedef struct {
     // 1 while the thread sleeps because there is nothing to do.
     uint32_t asleep;
-    // 1 once it was stopped or aborted, or an operation failed: nothing moves any more.
+    // 1 once it was stopped or aborted, or an operation failed: no operation runs any more.
     uint32_t ended;
     // 1 once an operation failed; railhead_proxy_error says which.
     uint32_t failed;
@@ -200,13 +200,13 @@ typedef struct {
     uint64_t next_op_count;
     // Operations complete.
     uint64_t done;
-    // Turns that operations had.
+    // Steps that the thread made: in each it tried to advance one operation.
     uint64_t steps;
-    // Times that every connector with operations had its turn.
+    // Laps: in each, one operation of every connector that has any is stepped.
     uint64_t laps;
     // Those in which nothing moved.
     uint64_t idle_laps;
-    // Times that the thread let others run.
+    // Times that the thread yielded its processor.
     uint64_t yields;
     // Times that the thread slept.
     uint64_t sleeps;
@@ -254,14 +254,14 @@ railhead_status_t railhead_proxy_listen(railhead_proxy_t *proxy,
                                         void *listen_handle,
                                         railhead_listener_t **listener);
 
-// Takes a peer in, and makes the connector that receives from it.
+// Accepts a peer, and makes the connector that receives from it.
 //
 // * `config` - in, may be NULL for all defaults.
 // * `connector` - out; closed with railhead_connector_close.
 //
 // Returns RAILHEAD_IN_PROGRESS while there is no peer: call again.
 //
-// Errors: the table's; RAILHEAD_USAGE for a configuration that makes no sense.
+// Errors: the table's; RAILHEAD_USAGE for an invalid configuration.
 //
 // # Safety
 // `config` must be NULL or readable for its size; what it supplies must stay until the connector is closed; `connector` must be NULL or writable.
@@ -269,9 +269,9 @@ railhead_status_t railhead_listener_accept(railhead_listener_t *listener,
                                            const railhead_connector_config_t *config,
                                            railhead_connector_t **connector);
 
-// Closes a listener; its handle is spent. What was accepted stays.
+// Closes a listener and ends its handle. Accepted connectors stay.
 //
-// Errors: the table's; it is gone all the same.
+// Errors: the table's; it is closed all the same.
 railhead_status_t railhead_listener_close(railhead_listener_t *listener);
 
 // Connects to a peer's listener through device `dev` of the proxy's table, and makes the connector that sends to it.
@@ -292,8 +292,8 @@ railhead_status_t railhead_proxy_connect(railhead_proxy_t *proxy,
                                          const railhead_connector_config_t *config,
                                          railhead_connector_t **connector);
 
-// Makes a connector that sends over an open send comm of the proxy's table. The comm stays the caller's to close, after the connector; until then the
-// proxy alone drives it.
+// Makes a connector that sends over an open send comm of the proxy's table. The caller closes the comm, after the connector; until then only the
+// proxy may use it.
 //
 // * `config` - in, may be NULL for all defaults.
 // * `connector` - out; closed with railhead_connector_close.
@@ -316,9 +316,9 @@ railhead_status_t railhead_proxy_recv_over(railhead_proxy_t *proxy,
                                            const railhead_connector_config_t *config,
                                            railhead_connector_t **connector);
 
-// Closes a connector; its handle is spent, and its ring's memory, unless the caller supplied it, is gone.
+// Closes a connector and ends its handle; its ring's memory, unless the caller supplied it, is freed.
 //
-// Errors: RAILHEAD_USAGE if it has operations that are not done, and the proxy has not ended: it stays open. The table's: it is gone all the same.
+// Errors: RAILHEAD_USAGE if it has operations that are not done, and the proxy has not ended: it stays open. The table's: it is closed all the same.
 //
 // # Safety
 // No thread of this process may use the ring any more. Another process keeps its own mapping of it.
@@ -332,12 +332,12 @@ railhead_status_t railhead_connector_close(railhead_connector_t *connector);
 // `place` must be NULL or writable.
 railhead_status_t railhead_connector_ring(railhead_connector_t *connector, railhead_ring_place_t *place);
 
-// Appends an operation to those of the connector, which are done one after the other. It moves once railhead_proxy_start is called.
+// Appends an operation to those of the connector, which are done one after the other. It runs once railhead_proxy_start is called.
 //
 // * `operation` - in.
 // * `op_count` - out: one more than that of the proxy's operation before it. May be NULL.
 //
-// Errors: RAILHEAD_USAGE for steps that make no sense or that the ring has no slots for, for too many operations, for a proxy that was stopped; the
+// Errors: RAILHEAD_USAGE for invalid steps, for a protocol for which the ring has no slots, for too many operations, for a proxy that was stopped; the
 // error of the operation that failed, if one did.
 //
 // # Safety
@@ -380,8 +380,8 @@ void railhead_free(void *memory);
 //
 // The table and its code must stay until then. The environment is read as by an init, for RAILHEAD_DUMP_SIGNAL.
 //
-// Errors: RAILHEAD_USAGE for a table that lacks a function, a `size` or a list of processors that makes no sense; RAILHEAD_SYSTEM if there
-// is no thread to be had.
+// Errors: RAILHEAD_USAGE for a table that lacks a function, an invalid `size` or list of processors; RAILHEAD_SYSTEM if the system gives
+// no thread.
 //
 // # Safety
 // `net` must be NULL or such a table, and `config->context` NULL or a live context of it.
@@ -389,12 +389,12 @@ railhead_status_t railhead_proxy_create(const void *net,
                                         const railhead_proxy_config_t *config,
                                         railhead_proxy_t **proxy);
 
-// Lets what was appended go, unless to a group that is still open, and wakes the thread for it.
+// Starts the operations that were appended, unless to a group that is still open, and wakes the thread.
 //
 // Errors: that of the operation that failed, if one did; RAILHEAD_USAGE if the proxy was stopped.
 railhead_status_t railhead_proxy_start(railhead_proxy_t *proxy);
 
-// Opens a group, maybe within another: what anybody appends from now on is held until the group is ended and the proxy started.
+// Opens a group, maybe within another: what any thread appends from now on is held until the group is ended and the proxy started.
 //
 // Errors: as railhead_proxy_start.
 railhead_status_t railhead_proxy_group_start(railhead_proxy_t *proxy);
@@ -409,34 +409,34 @@ railhead_status_t railhead_proxy_group_end(railhead_proxy_t *proxy);
 // Errors: as railhead_proxy_group_end.
 railhead_status_t railhead_proxy_group_cancel(railhead_proxy_t *proxy);
 
-// Takes no more operations in, and waits until those that were started are done and the thread has ended. An operation that never ends makes this wait
+// Refuses further operations, and waits until those that were started are done and the thread has ended. An operation that never ends makes this wait
 // until another thread calls railhead_proxy_abort.
 //
-// What was appended and not started, or belongs to an open group, never runs. Operations that are not done go on whatever the thread is at: behind
-// others, waiting for the producer, the consumer or the peer, or napping. A proxy that has ended stays as it is, however often it is stopped or
-// aborted. Several threads may wait here at once.
+// What was appended and not started, or belongs to an open group, never runs. Started operations are completed whether they wait behind others or for
+// the producer, the consumer or the peer, and even if the thread sleeps. Stopping or aborting a proxy that has ended does nothing. Several threads may
+// wait here at once.
 //
 // Errors: that of the operation that failed, if one did, each time; RAILHEAD_INTERNAL on the proxy's own thread (in a plugin's function or a logger
 // that it calls), which cannot wait for itself: the proxy stops all the same.
 railhead_status_t railhead_proxy_stop(railhead_proxy_t *proxy);
 
-// Ends the proxy's thread after its present step, whatever is not done, and waits for that. Its step may be a call of the table that does not return:
-// then neither does this.
+// Ends the proxy's thread after its present step, even if operations are not done, and waits for that. If the step is a call of the table that does not
+// return, this does not return either.
 //
-// Operations that are not done stay as they are and never move again, and rings keep what is in them; their connectors may be closed. A stop that
-// waits on another thread returns. What has ended, in whatever way, stays as it is; also what failed, which is no error here.
+// Operations that are not done stay as they are and never run again, and rings keep their contents; their connectors may be closed. A stop that waits
+// on another thread returns. Does nothing to a proxy that has ended or failed, which is no error here.
 //
 // Errors: RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: the proxy ends after its present step all the same.
 railhead_status_t railhead_proxy_abort(railhead_proxy_t *proxy);
 
-// Aborts the proxy and closes it with all its connectors and listeners: all their handles are spent, and their rings' memory, unless the caller
-// supplied it, is gone. A comm that the caller supplied stays open. NULL is fine. It need not have been stopped.
+// Aborts the proxy and closes it with all its connectors and listeners: all their handles end, and their rings' memory, unless the caller supplied it,
+// is freed. A comm that the caller supplied stays open. NULL is fine. It need not have been stopped.
 //
 // A call that another thread is making on it, its connectors or its listeners ends as if it had come before, and what it made is closed, or after, and is
 // refused. The table and its code must stay until such calls have returned too. So it must not be called from within such a call, by a logger or a function
 // of the table: it may wait for the end of its own caller.
 //
-// Errors: the first that closing them met: they are gone all the same. RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: nothing was
+// Errors: the first error of closing them, after which all are closed all the same. RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: nothing was
 // done.
 //
 // # Safety
@@ -463,11 +463,11 @@ railhead_status_t railhead_proxy_error(railhead_proxy_t *proxy,
                                        char *message,
                                        size_t bytes);
 
-// Shows what the proxy has to do, for people: one line per operation with its connector, its opCount, how far it is, and what it waits for since when.
-// Waits for the step that is being made, at most a second: if that takes longer, it is what is shown.
+// Writes a text for people: one line per operation with its connector, its opCount, its progress, and what it waits for since when. Waits for the
+// present step, at most a second: if that takes longer, the text says which operation the thread is stuck in.
 //
 // * `text` - out, at most `bytes` bytes, the last of them 0. May be NULL if `bytes` is 0.
-// * `needed` - out, bytes that the whole takes, its 0 included. May be NULL.
+// * `needed` - out, bytes of the whole text, its 0 included. May be NULL.
 //
 // # Safety
 // `text` must be NULL or writable for `bytes` bytes, `needed` NULL or writable.

@@ -7,14 +7,14 @@
  *
  *     railhead_ring_reserve(&producer, 1, &slot)          RAILHEAD_RING_READY: the slot is yours
  *     ... write up to producer.step_bytes bytes to slot ...
- *     railhead_ring_post(&producer, 1, bytes)             it is the proxy's
+ *     railhead_ring_post(&producer, 1, bytes)             the proxy sends it
  *
- *     railhead_ring_peek(&consumer, 1, &slot, &bytes)     RAILHEAD_RING_READY: so many bytes have come
+ *     railhead_ring_peek(&consumer, 1, &slot, &bytes)     RAILHEAD_RING_READY: `bytes` bytes were received
  *     ... read them ...
- *     railhead_ring_release(&consumer, 1)                 the slot is the proxy's again
+ *     railhead_ring_release(&consumer, 1)                 the slot is free for the proxy
  *
  * One thread per side. Counters count steps from the ring's first on and wrap at 2^64; step s uses slot s % 8. `head` is what the consumer has
- * finished, `tail` what the producer has filled. A size of -1 says that a slot is empty; 0 is a size like any other.
+ * finished, `tail` what the producer has filled. A size of -1 means that a slot is empty; 0 is a size like any other.
  */
 #ifndef RAILHEAD_RING_H
 #define RAILHEAD_RING_H
@@ -48,7 +48,7 @@
 #define RAILHEAD_RING_MAGIC UINT64_C(0x0000474e49524852)
 #define RAILHEAD_RING_VERSION 1
 
-/* How a producer says that a slot is filled; NCCL's numbers. LL: a flag in every 8-byte word. LL128: a flag in every 128-byte line, and
+/* How a producer marks a slot as filled; NCCL's numbers. LL: a flag in every 8-byte word. LL128: a flag in every 128-byte line, and
  * tail. SIMPLE: tail. */
 #define RAILHEAD_RING_LL 0
 #define RAILHEAD_RING_LL128 1
@@ -58,7 +58,7 @@
 /* What the functions below return. */
 #define RAILHEAD_RING_READY 1
 #define RAILHEAD_RING_AGAIN 0
-/* The ring is not one, holds what no ring holds, or the call makes no sense for it. */
+/* This is no ring, its counters or sizes are invalid, or the arguments of the call are. */
 #define RAILHEAD_RING_BROKEN (-1)
 
 /* ---- layout ---- */
@@ -73,7 +73,7 @@ typedef struct railhead_ring_area {
 
 /* The control words. Each word that one side polls while the other writes has 128 bytes to itself. */
 typedef struct railhead_ring_control {
-    /* Written once, before anybody else looks. */
+    /* Written once, before others map it. */
     RAILHEAD_RING_ALIGN uint64_t magic;
     uint32_t version;
     uint32_t steps;
@@ -118,7 +118,7 @@ typedef struct railhead_ring_producer {
     uint64_t step_bytes;
     /* The step that is filled next. */
     uint64_t step;
-    /* What head was when last looked at. */
+    /* The value of head when last read. */
     uint64_t head;
     int fresh;
 } railhead_ring_producer;
@@ -131,7 +131,7 @@ typedef struct railhead_ring_consumer {
     uint64_t step_bytes;
     /* The step that is emptied next. */
     uint64_t step;
-    /* What tail was when last looked at. */
+    /* The value of tail when last read. */
     uint64_t tail;
     int fresh;
 } railhead_ring_consumer;
@@ -140,7 +140,7 @@ typedef struct railhead_ring_consumer {
  *
  * On a GPU, at system scope: the other side is the CPU. */
 
-/* Acquire: pairs with the other side's railhead_ring_store. What it stored before is there. */
+/* Acquire: pairs with the other side's railhead_ring_store. What it stored before that is visible. */
 RAILHEAD_RING_FUNCTION uint64_t railhead_ring_load(const uint64_t *word)
 {
 #ifdef __CUDA_ARCH__
@@ -152,7 +152,7 @@ RAILHEAD_RING_FUNCTION uint64_t railhead_ring_load(const uint64_t *word)
 #endif
 }
 
-/* Release: pairs with the other side's railhead_ring_load. What was read and stored before stays before. */
+/* Release: pairs with the other side's railhead_ring_load. Earlier loads and stores come before it. */
 RAILHEAD_RING_FUNCTION void railhead_ring_store(uint64_t *word, uint64_t value)
 {
 #ifdef __CUDA_ARCH__
@@ -208,7 +208,7 @@ RAILHEAD_RING_FUNCTION void railhead_ring_store_word(uint64_t *word, uint64_t va
 
 /* ---- where a ring is ---- */
 
-/* Takes what the control words say, if all slots lie within `bytes` bytes. */
+/* Fills `ring` from the control words, if all slots lie within `bytes` bytes. */
 RAILHEAD_RING_FUNCTION int railhead_ring_adopt(railhead_ring *ring, railhead_ring_control *control, unsigned char *data, size_t bytes)
 {
     uint64_t length = control->data_bytes;
@@ -229,8 +229,8 @@ RAILHEAD_RING_FUNCTION int railhead_ring_adopt(railhead_ring *ring, railhead_rin
 }
 
 /*
- * Looks at a mapping of `bytes` bytes that holds a ring from its start on: what railhead_connector_ring gave a descriptor or a path for. What it
- * says of itself is checked against `bytes`.
+ * Opens the ring at the start of a mapping of `bytes` bytes, whose descriptor or path railhead_connector_ring returned. Its control words are
+ * checked against `bytes`.
  *
  * Returns 0, or RAILHEAD_RING_BROKEN if it is no ring of this version. The mapping must stay as long as `ring` and its sides are used.
  */
@@ -258,7 +258,7 @@ RAILHEAD_RING_FUNCTION int railhead_ring_join(railhead_ring *ring, void *control
 }
 
 /*
- * The producer of a ring, for slots of `protocol`. It goes on where the ring is, so it may take over from one that died.
+ * The producer of a ring, for slots of `protocol`. It continues where the ring is, so it may replace one that died.
  * Returns 0, or RAILHEAD_RING_BROKEN if the ring has no such slots.
  */
 RAILHEAD_RING_FUNCTION int railhead_ring_producer_init(railhead_ring_producer *producer, const railhead_ring *ring, int protocol)
@@ -290,8 +290,8 @@ RAILHEAD_RING_FUNCTION int railhead_ring_consumer_init(railhead_ring_consumer *c
 
 /* ---- checks that the sides share ---- */
 
-/* Whether `slice` steps from `step` on lie side by side: 1, 2, 4 or 8 of them, from a multiple on. */
-RAILHEAD_RING_FUNCTION int railhead_ring_side_by_side(uint64_t step, uint64_t slice)
+/* Whether the slots of `slice` steps from `step` on are contiguous: 1, 2, 4 or 8 of them, from a multiple on. */
+RAILHEAD_RING_FUNCTION int railhead_ring_is_contiguous(uint64_t step, uint64_t slice)
 {
     return slice >= 1 && slice <= RAILHEAD_RING_STEPS && (slice & (slice - 1)) == 0 && step % slice == 0;
 }
@@ -310,7 +310,7 @@ RAILHEAD_RING_FUNCTION uint64_t railhead_ring_round_up(uint64_t step, uint64_t c
  */
 RAILHEAD_RING_FUNCTION int railhead_ring_producer_start(railhead_ring_producer *producer, uint64_t chunk)
 {
-    if (!railhead_ring_side_by_side(0, chunk))
+    if (!railhead_ring_is_contiguous(0, chunk))
         return RAILHEAD_RING_BROKEN;
     producer->step = railhead_ring_round_up(producer->step, chunk);
     producer->fresh = 1;
@@ -318,15 +318,15 @@ RAILHEAD_RING_FUNCTION int railhead_ring_producer_start(railhead_ring_producer *
 }
 
 /*
- * Asks for the slots of the next `slice` steps (1, 2, 4 or 8, as the operation has them), which lie side by side from `*slot` on.
+ * Gets the slots of the next `slice` steps (1, 2, 4 or 8, as the operation has them), which are contiguous from `*slot` on.
  *
- * Returns RAILHEAD_RING_READY; RAILHEAD_RING_AGAIN while the ring is full; RAILHEAD_RING_BROKEN if it holds nonsense or the steps do not lie
- * side by side.
+ * Returns RAILHEAD_RING_READY; RAILHEAD_RING_AGAIN while the ring is full; RAILHEAD_RING_BROKEN if its counters are invalid or the slots would not
+ * be contiguous.
  */
 RAILHEAD_RING_FUNCTION int railhead_ring_reserve(railhead_ring_producer *producer, uint64_t slice, void **slot)
 {
     uint64_t used = producer->step - producer->head;
-    if (!railhead_ring_side_by_side(producer->step, slice))
+    if (!railhead_ring_is_contiguous(producer->step, slice))
         return RAILHEAD_RING_BROKEN;
     if (used > RAILHEAD_RING_STEPS - slice) {
         /* Pairs with the consumer's store of head: it has read those slots, and emptied their sizes. */
@@ -360,12 +360,12 @@ RAILHEAD_RING_FUNCTION int railhead_ring_post(railhead_ring_producer *producer, 
 /* ---- consumer ---- */
 
 /*
- * Goes to where an operation with `chunk` steps a chunk (1, 2, 4 or 8) starts, and gives back what it skips. As railhead_ring_producer_start.
+ * Goes to where an operation with `chunk` steps a chunk (1, 2, 4 or 8) starts, and frees the steps that it skips. As railhead_ring_producer_start.
  */
 RAILHEAD_RING_FUNCTION int railhead_ring_consumer_start(railhead_ring_consumer *consumer, uint64_t chunk)
 {
     uint64_t start;
-    if (!railhead_ring_side_by_side(0, chunk))
+    if (!railhead_ring_is_contiguous(0, chunk))
         return RAILHEAD_RING_BROKEN;
     start = railhead_ring_round_up(consumer->step, chunk);
     if (start != consumer->step) {
@@ -377,7 +377,7 @@ RAILHEAD_RING_FUNCTION int railhead_ring_consumer_start(railhead_ring_consumer *
 }
 
 /*
- * Asks for the next `slice` steps (1, 2, 4 or 8, as the operation has them): `*bytes` bytes lie from `*slot` on.
+ * Gets the next `slice` steps (1, 2, 4 or 8, as the operation has them): `*bytes` bytes from `*slot` on.
  *
  * Returns RAILHEAD_RING_READY; RAILHEAD_RING_AGAIN while there is nothing; RAILHEAD_RING_BROKEN as railhead_ring_reserve.
  */
@@ -385,7 +385,7 @@ RAILHEAD_RING_FUNCTION int railhead_ring_peek(railhead_ring_consumer *consumer, 
 {
     uint64_t filled = consumer->tail - consumer->step;
     int64_t size;
-    if (!railhead_ring_side_by_side(consumer->step, slice))
+    if (!railhead_ring_is_contiguous(consumer->step, slice))
         return RAILHEAD_RING_BROKEN;
     if (filled < slice || filled > RAILHEAD_RING_STEPS) {
         /* Pairs with the producer's store of tail: data and size are there. */
@@ -406,10 +406,10 @@ RAILHEAD_RING_FUNCTION int railhead_ring_peek(railhead_ring_consumer *consumer, 
     return RAILHEAD_RING_READY;
 }
 
-/* Gives the next `slice` steps back: only after railhead_ring_peek granted them. */
+/* Frees the next `slice` steps: only after railhead_ring_peek granted them. */
 RAILHEAD_RING_FUNCTION void railhead_ring_release(railhead_ring_consumer *consumer, uint64_t slice)
 {
-    /* Before head: once that is stored, the size is the producer's to set. */
+    /* Before head: once that is stored, the producer may set the size. */
     railhead_ring_store_size(&consumer->control->sizes_fifo[consumer->step % RAILHEAD_RING_STEPS], RAILHEAD_RING_EMPTY);
     consumer->step += slice;
     consumer->fresh = 0;
@@ -426,7 +426,7 @@ RAILHEAD_RING_FUNCTION void railhead_ring_release(railhead_ring_consumer *consum
 /* Bytes of the lines that hold `bytes` bytes of data. */
 #define RAILHEAD_RING_LL_LINES(bytes) (((bytes) + 7) / 8 * 16)
 #define RAILHEAD_RING_LL128_LINES(bytes) (((bytes) + 119) / 120 * 128)
-/* Steps of the lap in which a slot's lines are all rewritten, lest a flag of 2^32 steps ago looks like today's: NCCL_LL_CLEAN_MASK. */
+/* Steps of the lap in which a slot's lines are all rewritten, because a flag of 2^32 steps ago equals the current one: NCCL_LL_CLEAN_MASK. */
 #define RAILHEAD_RING_LL_CLEAN UINT64_C(0x7ffffff8)
 
 /* A word of an LL line: the next 4 bytes of `from`, or fewer, and the flag. */

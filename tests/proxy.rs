@@ -365,34 +365,34 @@ fn a_million(_: &Ctx) {
     let (mut producer, mut consumer) = (Producer::new(send.connector().ring().clone()), Consumer::new(recv.connector().ring().clone()));
     for batch in 0..OPERATIONS / BATCH {
         for n in 0..BATCH {
-            for (side, link) in (0..).zip(&made) {
-                let count = proxy.append(link, Steps::simple(1)).expect("append");
+            for (side, connector) in (0..).zip(&made) {
+                let count = proxy.append(connector, Steps::simple(1)).expect("append");
                 assert_eq!(count, start.wrapping_add(2 * (batch * BATCH + n) + side));
             }
-            assert!(producer.has_room(1).expect("a ring without nonsense"));
+            assert!(producer.has_room(1).expect("a valid ring"));
             producer.post(1, 0);
         }
         proxy.engine().start().expect("start");
         let empty = (0..100_000_000).any(|_| proxy.engine().step().expect("a step") == Step::Empty);
         assert!(empty, "a batch that does not end");
         for _ in 0..BATCH {
-            assert_eq!(consumer.filled(1, 1024).expect("a ring without nonsense"), Some(0));
+            assert_eq!(consumer.filled(1, 1024).expect("a valid ring"), Some(0));
             consumer.release(1);
         }
     }
-    for link in &made {
-        let counters = link.connector().counters();
+    for connector in &made {
+        let counters = connector.connector().counters();
         let counts = [&counters.operations, &counters.messages, &counters.bytes, &counters.flushes].map(|count| count.load(Relaxed));
         assert_eq!(counts, [OPERATIONS, OPERATIONS, 0, 0]);
-        assert_eq!(link.connector().step(), OPERATIONS / 2 - 1, "the counters went round");
+        assert_eq!(connector.connector().step(), OPERATIONS / 2 - 1, "the counters wrapped");
     }
     let counters = proxy.counters();
     assert_eq!(counters.done, 2 * OPERATIONS);
     assert!(counters.steps >= counters.done);
     assert_eq!((producer.step(), consumer.step()), (OPERATIONS / 2 - 1, OPERATIONS / 2 - 1));
-    for link in made {
-        proxy.detach(&link).expect("detach");
-        link.close().expect("close");
+    for connector in made {
+        proxy.detach(&connector).expect("detach");
+        connector.close().expect("close");
     }
 }
 
@@ -531,7 +531,7 @@ fn producer_dies(ctx: &Ctx) {
         let mut n = 0;
         loop {
             // Nobody takes them while the proxy has no operation.
-            if producer.has_room(1).expect("a ring without nonsense") {
+            if producer.has_room(1).expect("a valid ring") {
                 producer.post(1, 8 * n);
                 n += 1;
                 if n == 8 {
@@ -659,7 +659,7 @@ fn misuse(_: &Ctx) {
 }
 
 #[test]
-fn nonsense_from_c_is_refused_and_hurts_nobody() {
+fn invalid_arguments_from_c_are_refused_and_do_no_harm() {
     World::new("misuse", 1).env("RAILHEAD_SOCKET_IFNAME", "=lo").spawn().finish();
 }
 

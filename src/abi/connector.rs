@@ -1,7 +1,7 @@
 //! `railhead_listener_*` and `railhead_connector_*`: the connections of a proxy, their rings and their operations, for C programs. Any thread, unless a
 //! function says otherwise.
 //!
-//! Arguments are checked here; what the calls do is `abi::proxies`' and the proxy's business.
+//! Checks the arguments; `abi::proxies` and the proxy do the rest.
 
 #![allow(non_camel_case_types)] // The names are C's.
 
@@ -32,7 +32,7 @@ pub struct railhead_connector_t {
     _opaque: [u8; 0],
 }
 
-/// Where a ring lies.
+/// The kind of memory of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub enum railhead_ring_home_t {
@@ -46,7 +46,7 @@ pub enum railhead_ring_home_t {
     RAILHEAD_RING_SUPPLIED = 3,
 }
 
-/// How a connector is made. Set `size`, and everything else to zero or to what you want.
+/// Configuration of a connector. Set `size`, and everything else to zero or to what you want.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct railhead_connector_config_t {
@@ -54,7 +54,7 @@ pub struct railhead_connector_config_t {
     pub size: usize,
     /// A railhead_ring_home_t.
     pub home: u32,
-    /// Who can reach supplied data: NCCL_PTR_HOST (1, or 0) or NCCL_PTR_CUDA (2). What is received into the latter is flushed before it is announced.
+    /// What can access supplied data: NCCL_PTR_HOST (1, or 0) or NCCL_PTR_CUDA (2). Data received into the latter is flushed before it is published.
     pub memory: u32,
     /// Bytes of the LL, LL128 and SIMPLE buffers, each 0 or a multiple of 1024 up to 1 GiB; a slot is an eighth. All zero: 4 MiB of SIMPLE.
     pub ll_bytes: usize,
@@ -68,11 +68,11 @@ pub struct railhead_connector_config_t {
     /// Supplied memory for the slots, as many bytes as the buffers have together, LL first, then LL128, then SIMPLE; aligned to 128. It must stay until
     /// the connector is closed.
     pub data: *mut c_void,
-    /// The step that the ring starts from.
+    /// The first step of the ring.
     pub first_step: u64,
     /// Tag of all messages.
     pub tag: i32,
-    /// 1: flush what was received into host memory too.
+    /// 1: also flush data received into host memory.
     pub flush: u32,
 }
 
@@ -96,7 +96,7 @@ pub struct railhead_ring_place_t {
     pub path: [c_char; 64],
 }
 
-/// What an operation is to move. Set `size`.
+/// An operation. Set `size`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct railhead_operation_t {
@@ -108,7 +108,7 @@ pub struct railhead_operation_t {
     pub slice_steps: u32,
     /// The operation starts at the next multiple of this: 1, 2, 4 or 8, at least slice_steps. 0: slice_steps.
     pub chunk_steps: u32,
-    /// How the producer says that a slot is filled: 0 LL, 1 LL128, 2 SIMPLE (RAILHEAD_RING_* of railhead_ring.h).
+    /// How the producer marks a slot as filled: 0 LL, 1 LL128, 2 SIMPLE (RAILHEAD_RING_* of railhead_ring.h).
     pub protocol: u32,
     /// Zero.
     pub reserved: u32,
@@ -126,7 +126,7 @@ pub struct railhead_connector_state_t {
     pub messages: u64,
     /// Bytes posted to the network, or received from it.
     pub bytes: u64,
-    /// Times that the network took a message only later.
+    /// Calls of isend and irecv that the network did not accept yet.
     pub retries: u64,
     /// Flushes posted.
     pub flushes: u64,
@@ -172,14 +172,14 @@ pub unsafe extern "C" fn railhead_proxy_listen(
     })
 }
 
-/// Takes a peer in, and makes the connector that receives from it.
+/// Accepts a peer, and makes the connector that receives from it.
 ///
 /// * `config` - in, may be NULL for all defaults.
 /// * `connector` - out; closed with railhead_connector_close.
 ///
 /// Returns RAILHEAD_IN_PROGRESS while there is no peer: call again.
 ///
-/// Errors: the table's; RAILHEAD_USAGE for a configuration that makes no sense.
+/// Errors: the table's; RAILHEAD_USAGE for an invalid configuration.
 ///
 /// # Safety
 /// `config` must be NULL or readable for its size; what it supplies must stay until the connector is closed; `connector` must be NULL or writable.
@@ -199,9 +199,9 @@ pub unsafe extern "C" fn railhead_listener_accept(
     })
 }
 
-/// Closes a listener; its handle is spent. What was accepted stays.
+/// Closes a listener and ends its handle. Accepted connectors stay.
 ///
-/// Errors: the table's; it is gone all the same.
+/// Errors: the table's; it is closed all the same.
 #[unsafe(no_mangle)]
 pub extern "C" fn railhead_listener_close(listener: *mut railhead_listener_t) -> railhead_status_t {
     call_status("railhead_listener_close", || {
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn railhead_proxy_connect(
             let bytes = boundary::bytes::<{ net::HANDLE_BYTES }>(listen_handle, "listen_handle")?;
             (bytes, Out::new(connector, "connector")?, Plan::new(config)?)
         };
-        let (mut peer, options) = (net::Handle(*bytes), plan.options);
+        let (mut peer, options) = (net::ListenHandle(*bytes), plan.options);
         // SAFETY: as above.
         let made = proxies::connect(&proxies::proxy(handle(proxy))?, dev, &mut peer, || unsafe { plan.ring() }, options);
         *bytes = peer.0;
@@ -244,8 +244,8 @@ pub unsafe extern "C" fn railhead_proxy_connect(
     })
 }
 
-/// Makes a connector that sends over an open send comm of the proxy's table. The comm stays the caller's to close, after the connector; until then the
-/// proxy alone drives it.
+/// Makes a connector that sends over an open send comm of the proxy's table. The caller closes the comm, after the connector; until then only the
+/// proxy may use it.
 ///
 /// * `config` - in, may be NULL for all defaults.
 /// * `connector` - out; closed with railhead_connector_close.
@@ -305,9 +305,9 @@ unsafe fn over(
     })
 }
 
-/// Closes a connector; its handle is spent, and its ring's memory, unless the caller supplied it, is gone.
+/// Closes a connector and ends its handle; its ring's memory, unless the caller supplied it, is freed.
 ///
-/// Errors: RAILHEAD_USAGE if it has operations that are not done, and the proxy has not ended: it stays open. The table's: it is gone all the same.
+/// Errors: RAILHEAD_USAGE if it has operations that are not done, and the proxy has not ended: it stays open. The table's: it is closed all the same.
 ///
 /// # Safety
 /// No thread of this process may use the ring any more. Another process keeps its own mapping of it.
@@ -333,8 +333,8 @@ pub unsafe extern "C" fn railhead_connector_ring(
     call_status("railhead_connector_ring", || {
         // SAFETY: the requirement is the caller's own.
         let place = unsafe { Out::new(place, "place") }?;
-        proxies::connector(handle(connector))?.with(|link| {
-            let ring = link.connector().ring();
+        proxies::connector(handle(connector))?.with(|attached| {
+            let ring = attached.connector().ring();
             let mut path = [0; 64];
             if let Some(named) = ring.path() {
                 // SAFETY: 64 bytes of our own.
@@ -354,12 +354,12 @@ pub unsafe extern "C" fn railhead_connector_ring(
     })
 }
 
-/// Appends an operation to those of the connector, which are done one after the other. It moves once railhead_proxy_start is called.
+/// Appends an operation to those of the connector, which are done one after the other. It runs once railhead_proxy_start is called.
 ///
 /// * `operation` - in.
 /// * `op_count` - out: one more than that of the proxy's operation before it. May be NULL.
 ///
-/// Errors: RAILHEAD_USAGE for steps that make no sense or that the ring has no slots for, for too many operations, for a proxy that was stopped; the
+/// Errors: RAILHEAD_USAGE for invalid steps, for a protocol for which the ring has no slots, for too many operations, for a proxy that was stopped; the
 /// error of the operation that failed, if one did.
 ///
 /// # Safety
@@ -401,10 +401,10 @@ pub unsafe extern "C" fn railhead_connector_state(
     call_status("railhead_connector_state", || {
         // SAFETY: the requirement is the caller's own.
         let state = unsafe { Out::new(state, "state") }?;
-        proxies::connector(handle(connector))?.with(|link| {
-            let counters = link.connector().counters();
+        proxies::connector(handle(connector))?.with(|attached| {
+            let counters = attached.connector().counters();
             state.set(railhead_connector_state_t {
-                step: link.connector().step(),
+                step: attached.connector().step(),
                 operations: counters.operations.load(Relaxed),
                 messages: counters.messages.load(Relaxed),
                 bytes: counters.bytes.load(Relaxed),
@@ -416,7 +416,7 @@ pub unsafe extern "C" fn railhead_connector_state(
     })
 }
 
-/// A configuration that makes sense.
+/// A checked configuration.
 #[derive(Clone, Copy)]
 struct Plan {
     geometry: Geometry,

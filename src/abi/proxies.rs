@@ -1,5 +1,5 @@
-//! The proxies of this process and what belongs to them: what the C functions of `abi::proxy` and `abi::connector` do once their arguments are
-//! checked. On the callers' threads; several may use one proxy at a time.
+//! The proxies of this process with their listeners and connectors, for the C functions of `abi::proxy` and `abi::connector`. On the callers' threads;
+//! several may use one proxy at a time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use crate::proxy::args::Steps;
 use crate::proxy::connector::{self, Direction};
 use crate::proxy::net::{self, Comm, Net};
 use crate::proxy::ring::Ring;
-use crate::proxy::{Link, Proxy};
+use crate::proxy::{AttachedConnector, Proxy};
 
 static PROXIES: Objects<Proxy<Table>> = Objects::new(0xb4, "proxy");
 static LISTENERS: Objects<Listener> = Objects::new(0xb5, "listener");
@@ -30,7 +30,7 @@ pub struct Listener {
 pub struct Connector {
     proxy: Arc<Proxy<Table>>,
     // None once closed.
-    link: Mutex<Option<Link<Table>>>,
+    attached: Mutex<Option<AttachedConnector<Table>>>,
 }
 
 /// Makes a proxy over a table.
@@ -54,16 +54,16 @@ pub fn connector(handle: Handle) -> Result<Arc<Connector>> {
     CONNECTORS.get(handle.to_pointer())
 }
 
-/// Aborts a proxy, and closes it with all its connectors and listeners; all their handles are spent.
+/// Aborts a proxy, and closes it with all its connectors and listeners; all their handles end.
 ///
-/// Errors: the proxy's own thread asks: nothing was done. The first that closing them met: they are gone all the same.
+/// Errors: a call on the proxy's own thread, which does nothing; the first error of closing them, after which all are closed all the same.
 pub fn destroy(handle: Handle) -> Result<()> {
     let proxy = self::proxy(handle)?;
     if proxy.engine().is_own_thread() {
         return Err(proxy.refused(engine::Refusal::OwnThread));
     }
     drop(proxy);
-    // From here on nothing is added to it that is not closed at once: see `admit`.
+    // From here on `admit` closes at once what is added to it.
     let proxy = PROXIES.remove(handle.to_pointer())?;
     let aborted = proxy.engine().abort().map_err(|refusal| proxy.refused(refusal));
     let connectors = CONNECTORS.remove_all(|connector| Arc::ptr_eq(&connector.proxy, &proxy));
@@ -79,7 +79,7 @@ pub fn destroy(handle: Handle) -> Result<()> {
     result
 }
 
-/// Gives something of a proxy its handle. A proxy that was destroyed while it was made has not closed it, or may not have.
+/// Makes a handle for a listener or connector. If the proxy was destroyed while it was made, it is closed here: `destroy` may have missed it.
 fn admit<T>(objects: &Objects<T>, proxy: &Arc<Proxy<Table>>, made: T, close: impl FnOnce(&T) -> Result<()>) -> Result<Handle> {
     let handle = objects.insert(made);
     if PROXIES.holds(proxy) {
@@ -88,23 +88,23 @@ fn admit<T>(objects: &Objects<T>, proxy: &Arc<Proxy<Table>>, made: T, close: imp
     if let Ok(made) = objects.remove(handle)
         && let Err(error) = close(&made)
     {
-        log_warn!(log::NET, "closing what a destroyed proxy was given: {error}");
+        log_warn!(log::NET, "closing a listener or connector of a destroyed proxy: {error}");
     }
     Err(Error::internal("the proxy was destroyed meanwhile"))
 }
 
 /// Opens a listener on a device.
-pub fn listen(proxy: &Arc<Proxy<Table>>, dev: i32) -> Result<(Handle, net::Handle)> {
+pub fn listen(proxy: &Arc<Proxy<Table>>, dev: i32) -> Result<(Handle, net::ListenHandle)> {
     let (comm, handle) = proxy.net().listen(dev)?;
     let listener = Listener { proxy: proxy.clone(), comm: Mutex::new(Some(comm)) };
     Ok((admit(&LISTENERS, proxy, listener, Listener::close)?, handle))
 }
 
-/// Connects to a peer's listener; none while that is under way. `ring` is asked once there is a comm.
+/// Connects to a peer's listener; `None` while that is under way. `ring` is called once there is a comm.
 pub fn connect(
     proxy: &Arc<Proxy<Table>>,
     dev: i32,
-    handle: &mut net::Handle,
+    handle: &mut net::ListenHandle,
     ring: impl FnOnce() -> Result<Ring>,
     options: connector::Options,
 ) -> Result<Option<Handle>> {
@@ -133,29 +133,29 @@ pub fn adopt(
             return Err(error);
         }
     };
-    let link = proxy.connect(direction, comm, ring, options)?;
-    let connector = Connector { proxy: proxy.clone(), link: Mutex::new(Some(link)) };
+    let attached = proxy.connect(direction, comm, ring, options)?;
+    let connector = Connector { proxy: proxy.clone(), attached: Mutex::new(Some(attached)) };
     admit(&CONNECTORS, proxy, connector, Connector::close)
 }
 
-/// Closes a listener; its handle is spent.
+/// Closes a listener and ends its handle.
 pub fn close_listener(handle: Handle) -> Result<()> {
     LISTENERS.remove(handle.to_pointer())?.close()
 }
 
-/// Closes a connector without operations; its handle is spent.
+/// Closes a connector without operations and ends its handle.
 ///
-/// Errors: operations that are not done: it stays open. What the network says: it is gone all the same.
+/// Errors: operations that are not done: it stays open. Those of the network: it is closed all the same.
 pub fn close_connector(handle: Handle) -> Result<()> {
     let connector = connector(handle)?;
-    let link = connector.detach()?;
-    // Somebody else may have destroyed the proxy meanwhile, and the handle with it.
+    let attached = connector.detach()?;
+    // Fails if another thread has destroyed the proxy meanwhile, and the handle with it.
     let _ = CONNECTORS.remove(handle.to_pointer());
-    link.close()
+    attached.close()
 }
 
 impl Listener {
-    /// Takes a peer in; none while there is none. `ring` is asked once there is a comm.
+    /// Accepts a peer; `None` while there is none. `ring` is called once there is a comm.
     pub fn accept(&self, ring: impl FnOnce() -> Result<Ring>, options: connector::Options) -> Result<Option<Handle>> {
         let comm = match &*lock(&self.comm) {
             Some(listener) => self.proxy.net().accept(listener)?,
@@ -175,24 +175,24 @@ impl Listener {
 impl Connector {
     /// Appends an operation; returns its opCount.
     pub fn append(&self, steps: Steps) -> Result<u64> {
-        self.with(|link| self.proxy.append(link, steps))
+        self.with(|attached| self.proxy.append(attached, steps))
     }
 
-    /// Runs `f` on the link.
-    pub fn with<R>(&self, f: impl FnOnce(&Link<Table>) -> Result<R>) -> Result<R> {
-        match &*lock(&self.link) {
-            Some(link) => f(link),
+    /// Runs `f` on the proxy's connector.
+    pub fn with<R>(&self, f: impl FnOnce(&AttachedConnector<Table>) -> Result<R>) -> Result<R> {
+        match &*lock(&self.attached) {
+            Some(attached) => f(attached),
             None => Err(Error::internal("the connector is closed")),
         }
     }
 
-    fn detach(&self) -> Result<Link<Table>> {
-        let mut held = lock(&self.link);
+    fn detach(&self) -> Result<AttachedConnector<Table>> {
+        let mut held = lock(&self.attached);
         match held.take() {
-            Some(link) => match self.proxy.detach(&link) {
-                Ok(()) => Ok(link),
+            Some(attached) => match self.proxy.detach(&attached) {
+                Ok(()) => Ok(attached),
                 Err(error) => {
-                    *held = Some(link);
+                    *held = Some(attached);
                     Err(error)
                 }
             },
@@ -201,7 +201,7 @@ impl Connector {
     }
 
     fn close(&self) -> Result<()> {
-        if lock(&self.link).is_none() {
+        if lock(&self.attached).is_none() {
             return Ok(());
         }
         self.detach()?.close()

@@ -1,6 +1,6 @@
 //! `railhead_proxy_*`: a proxy over any ncclNet v12 table, for C programs. Any thread, unless a function says otherwise.
 //!
-//! Arguments are checked here; what the calls do is `abi::proxies`' and the proxy's business.
+//! Checks the arguments; `abi::proxies` and the proxy do the rest.
 
 #![allow(non_camel_case_types)] // The names are C's.
 
@@ -20,7 +20,7 @@ use crate::base::error::{Error, Result};
 use crate::base::thread::Cpus;
 use crate::engine;
 
-/// No proxy has been made in this process, so that nobody has said what is wrong in the environment.
+/// No proxy has been made in this process yet: the first one warns of errors in the environment.
 static FIRST: AtomicBool = AtomicBool::new(true);
 
 /// A proxy: a thread that sends and receives for programs that cannot call a network. Made by railhead_proxy_create; not a pointer.
@@ -32,7 +32,7 @@ pub struct railhead_proxy_t {
 pub type railhead_logger_t =
     Option<unsafe extern "C" fn(level: c_int, flags: c_ulong, file: *const c_char, line: c_int, format: *const c_char, ...)>;
 
-/// How a proxy is made. Set `size`, and everything else to zero or to what you want.
+/// Configuration of a proxy. Set `size`, and everything else to zero or to what you want.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct railhead_proxy_config_t {
@@ -47,7 +47,7 @@ pub struct railhead_proxy_config_t {
     pub cpus: *const c_char,
     /// Operations that may be appended and not done. 0: 1048576.
     pub max_operations: u64,
-    /// Microseconds that the thread sleeps at a time once its operations have not moved for long. 0: it polls as long as there are operations, as
+    /// Microseconds that the thread sleeps at a time while its operations have not moved for long. 0: it polls as long as there are operations, as
     /// NCCL's does. Without operations it sleeps in any case.
     pub idle_sleep_us: u32,
     /// Zero.
@@ -60,7 +60,7 @@ pub struct railhead_proxy_config_t {
 pub struct railhead_proxy_state_t {
     /// 1 while the thread sleeps because there is nothing to do.
     pub asleep: u32,
-    /// 1 once it was stopped or aborted, or an operation failed: nothing moves any more.
+    /// 1 once it was stopped or aborted, or an operation failed: no operation runs any more.
     pub ended: u32,
     /// 1 once an operation failed; railhead_proxy_error says which.
     pub failed: u32,
@@ -70,13 +70,13 @@ pub struct railhead_proxy_state_t {
     pub next_op_count: u64,
     /// Operations complete.
     pub done: u64,
-    /// Turns that operations had.
+    /// Steps that the thread made: in each it tried to advance one operation.
     pub steps: u64,
-    /// Times that every connector with operations had its turn.
+    /// Laps: in each, one operation of every connector that has any is stepped.
     pub laps: u64,
     /// Those in which nothing moved.
     pub idle_laps: u64,
-    /// Times that the thread let others run.
+    /// Times that the thread yielded its processor.
     pub yields: u64,
     /// Times that the thread slept.
     pub sleeps: u64,
@@ -98,8 +98,8 @@ const _: () = {
 ///
 /// The table and its code must stay until then. The environment is read as by an init, for RAILHEAD_DUMP_SIGNAL.
 ///
-/// Errors: RAILHEAD_USAGE for a table that lacks a function, a `size` or a list of processors that makes no sense; RAILHEAD_SYSTEM if there
-/// is no thread to be had.
+/// Errors: RAILHEAD_USAGE for a table that lacks a function, an invalid `size` or list of processors; RAILHEAD_SYSTEM if the system gives
+/// no thread.
 ///
 /// # Safety
 /// `net` must be NULL or such a table, and `config->context` NULL or a live context of it.
@@ -112,7 +112,6 @@ pub unsafe extern "C" fn railhead_proxy_create(
     call_status("railhead_proxy_create", || {
         // SAFETY: the requirement is the caller's own.
         let (proxy, config) = unsafe { (Out::new(proxy, "proxy")?, sized(config, "config")?) };
-        // What is wrong in it is said once.
         let settings = match FIRST.swap(false, Ordering::Relaxed) {
             true => Config::from_env(),
             false => Config::quietly(&|name| std::env::var_os(name)),
@@ -148,7 +147,7 @@ unsafe fn cpus(list: *const c_char) -> Result<Cpus> {
         .ok_or_else(|| Error::usage(format!("processors \"{list}\"; accepted: a list such as 0-3,8, each below 1024, or nothing")))
 }
 
-/// Lets what was appended go, unless to a group that is still open, and wakes the thread for it.
+/// Starts the operations that were appended, unless to a group that is still open, and wakes the thread.
 ///
 /// Errors: that of the operation that failed, if one did; RAILHEAD_USAGE if the proxy was stopped.
 #[unsafe(no_mangle)]
@@ -156,7 +155,7 @@ pub extern "C" fn railhead_proxy_start(proxy: *mut railhead_proxy_t) -> railhead
     engine_call("railhead_proxy_start", proxy, engine::Engine::start)
 }
 
-/// Opens a group, maybe within another: what anybody appends from now on is held until the group is ended and the proxy started.
+/// Opens a group, maybe within another: what any thread appends from now on is held until the group is ended and the proxy started.
 ///
 /// Errors: as railhead_proxy_start.
 #[unsafe(no_mangle)]
@@ -180,12 +179,12 @@ pub extern "C" fn railhead_proxy_group_cancel(proxy: *mut railhead_proxy_t) -> r
     engine_call("railhead_proxy_group_cancel", proxy, engine::Engine::group_cancel)
 }
 
-/// Takes no more operations in, and waits until those that were started are done and the thread has ended. An operation that never ends makes this wait
+/// Refuses further operations, and waits until those that were started are done and the thread has ended. An operation that never ends makes this wait
 /// until another thread calls railhead_proxy_abort.
 ///
-/// What was appended and not started, or belongs to an open group, never runs. Operations that are not done go on whatever the thread is at: behind
-/// others, waiting for the producer, the consumer or the peer, or napping. A proxy that has ended stays as it is, however often it is stopped or
-/// aborted. Several threads may wait here at once.
+/// What was appended and not started, or belongs to an open group, never runs. Started operations are completed whether they wait behind others or for
+/// the producer, the consumer or the peer, and even if the thread sleeps. Stopping or aborting a proxy that has ended does nothing. Several threads may
+/// wait here at once.
 ///
 /// Errors: that of the operation that failed, if one did, each time; RAILHEAD_INTERNAL on the proxy's own thread (in a plugin's function or a logger
 /// that it calls), which cannot wait for itself: the proxy stops all the same.
@@ -198,11 +197,11 @@ pub extern "C" fn railhead_proxy_stop(proxy: *mut railhead_proxy_t) -> railhead_
     })
 }
 
-/// Ends the proxy's thread after its present step, whatever is not done, and waits for that. Its step may be a call of the table that does not return:
-/// then neither does this.
+/// Ends the proxy's thread after its present step, even if operations are not done, and waits for that. If the step is a call of the table that does not
+/// return, this does not return either.
 ///
-/// Operations that are not done stay as they are and never move again, and rings keep what is in them; their connectors may be closed. A stop that
-/// waits on another thread returns. What has ended, in whatever way, stays as it is; also what failed, which is no error here.
+/// Operations that are not done stay as they are and never run again, and rings keep their contents; their connectors may be closed. A stop that waits
+/// on another thread returns. Does nothing to a proxy that has ended or failed, which is no error here.
 ///
 /// Errors: RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: the proxy ends after its present step all the same.
 #[unsafe(no_mangle)]
@@ -210,14 +209,14 @@ pub extern "C" fn railhead_proxy_abort(proxy: *mut railhead_proxy_t) -> railhead
     engine_call("railhead_proxy_abort", proxy, engine::Engine::abort)
 }
 
-/// Aborts the proxy and closes it with all its connectors and listeners: all their handles are spent, and their rings' memory, unless the caller
-/// supplied it, is gone. A comm that the caller supplied stays open. NULL is fine. It need not have been stopped.
+/// Aborts the proxy and closes it with all its connectors and listeners: all their handles end, and their rings' memory, unless the caller supplied it,
+/// is freed. A comm that the caller supplied stays open. NULL is fine. It need not have been stopped.
 ///
 /// A call that another thread is making on it, its connectors or its listeners ends as if it had come before, and what it made is closed, or after, and is
 /// refused. The table and its code must stay until such calls have returned too. So it must not be called from within such a call, by a logger or a function
 /// of the table: it may wait for the end of its own caller.
 ///
-/// Errors: the first that closing them met: they are gone all the same. RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: nothing was
+/// Errors: the first error of closing them, after which all are closed all the same. RAILHEAD_INTERNAL on the proxy's own thread, as railhead_proxy_stop: nothing was
 /// done.
 ///
 /// # Safety
@@ -281,11 +280,11 @@ pub unsafe extern "C" fn railhead_proxy_error(proxy: *mut railhead_proxy_t, mess
     })
 }
 
-/// Shows what the proxy has to do, for people: one line per operation with its connector, its opCount, how far it is, and what it waits for since when.
-/// Waits for the step that is being made, at most a second: if that takes longer, it is what is shown.
+/// Writes a text for people: one line per operation with its connector, its opCount, its progress, and what it waits for since when. Waits for the
+/// present step, at most a second: if that takes longer, the text says which operation the thread is stuck in.
 ///
 /// * `text` - out, at most `bytes` bytes, the last of them 0. May be NULL if `bytes` is 0.
-/// * `needed` - out, bytes that the whole takes, its 0 included. May be NULL.
+/// * `needed` - out, bytes of the whole text, its 0 included. May be NULL.
 ///
 /// # Safety
 /// `text` must be NULL or writable for `bytes` bytes, `needed` NULL or writable.
@@ -312,7 +311,7 @@ pub unsafe extern "C" fn railhead_proxy_dump(
 fn engine_call<T>(
     name: &'static str,
     proxy: *mut railhead_proxy_t,
-    call: impl FnOnce(&engine::Engine<crate::proxy::mover::Mover<Table>>) -> std::result::Result<T, engine::Refusal>,
+    call: impl FnOnce(&engine::Engine<crate::proxy::transfer::TransferWork<Table>>) -> std::result::Result<T, engine::Refusal>,
 ) -> railhead_status_t {
     call_status(name, || {
         let proxy = proxies::proxy(handle(proxy))?;

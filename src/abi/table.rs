@@ -1,7 +1,7 @@
 //! Any plugin's v12 table as the proxy's network. Called by the proxy on the engine's thread, and at set-up on the program's.
 //!
-//! A table is taken for what its author wrote, which may not be Rust: any function may be NULL, return a number that NCCL does not know, or
-//! unwind. All of that becomes an error with the plugin's name and the function's.
+//! The plugin may be written in any language: any function may be NULL, return a number that NCCL does not know, or unwind. All of that becomes an
+//! error with the names of the plugin and the function.
 
 #![allow(non_snake_case)] // The functions' names are NCCL's.
 
@@ -18,17 +18,17 @@ use crate::abi::nccl::v12::{ncclNet_v12_t, ncclNetPlugin_v12};
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::rand;
-use crate::proxy::net::{Buffer, Comm, Handle, Mr, Net, Request};
+use crate::proxy::net::{Buffer, Comm, ListenHandle, Mr, Net, NetRequest};
 
 /// NCCL_PTR_HOST and NCCL_PTR_CUDA (nccl v2.30.7 src/include/plugin/nccl_net.h).
 const PTR: [c_int; 2] = [1, 2];
-/// Sizes that a plugin may write when asked for one: NCCL_NET_MAX_REQUESTS_RECV, the most buffers that any plugin takes in one receive.
+/// Room for the sizes that a plugin may write when asked for one: NCCL_NET_MAX_REQUESTS_RECV, the most buffers that any plugin takes in one receive.
 const SIZES: usize = 8;
 
 type Pointer = *mut c_void;
 type Close = unsafe extern "C-unwind" fn(Pointer) -> c_int;
 
-/// `ncclNet_v12_t` as it comes from a stranger. Of the functions that the proxy never calls, only the place is kept.
+/// `ncclNet_v12_t` of any plugin. The functions that the proxy never calls are kept as words.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Functions {
@@ -93,7 +93,7 @@ const _: () = {
     assert!(offset_of!(Functions, finalize) == offset_of!(ncclNet_v12_t, finalize));
 };
 
-/// A plugin's table, and the context that its listeners and connections are made in.
+/// A plugin's table, and the context for its listeners and connections.
 pub struct Table {
     functions: Functions,
     name: String,
@@ -103,9 +103,9 @@ pub struct Table {
 
 #[derive(Clone, Copy)]
 enum Context {
-    /// None yet: the first listener or connection makes one.
-    Later,
-    /// Made here, and finalized here.
+    /// None yet: the first listener or connection calls init.
+    None,
+    /// Made by our call of init, and finalized by us.
     Own(usize),
     /// The program's.
     Given(usize),
@@ -141,7 +141,7 @@ impl Table {
             // SAFETY: a C string, by this function's own requirement.
             unsafe { CStr::from_ptr(functions.name) }.to_string_lossy().into_owned()
         };
-        let context = if context.is_null() { Context::Later } else { Context::Given(context.expose_provenance()) };
+        let context = if context.is_null() { Context::None } else { Context::Given(context.expose_provenance()) };
         let table = Table { functions, name, logger, context: Mutex::new(context) };
         let Functions { regMr, deregMr, isend, irecv, iflush, test, closeSend, closeRecv, .. } = &table.functions;
         table.need("regMr", regMr)?;
@@ -228,7 +228,7 @@ impl Table {
     fn panicked(&self, function: &str, payload: Box<dyn Any + Send>) -> Error {
         let word = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
         let error = Error::internal(format!("{function} of plugin {} unwound: {}", self.name, word.unwrap_or("without words")));
-        // A payload may have a destructor that unwinds in its turn.
+        // Not dropped: its destructor could unwind as well.
         std::mem::forget(payload);
         error
     }
@@ -246,7 +246,7 @@ impl Drop for Table {
     }
 }
 
-/// What a table knows by a token's value.
+/// The pointer that a token stands for.
 #[inline]
 fn pointer(value: usize) -> Pointer {
     with_exposed_provenance_mut(value)
@@ -254,7 +254,7 @@ fn pointer(value: usize) -> Pointer {
 
 impl Net for Table {
     #[inline]
-    fn isend(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<Request>> {
+    fn isend(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<NetRequest>> {
         let isend = self.need("isend", &self.functions.isend)?;
         let mut request = null_mut();
         // SAFETY: an open comm, registered memory that stays, and a place for the request, by the tokens.
@@ -265,7 +265,7 @@ impl Net for Table {
     }
 
     #[inline]
-    fn irecv(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<Request>> {
+    fn irecv(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<NetRequest>> {
         let irecv = self.need("irecv", &self.functions.irecv)?;
         let (mut addr, mut bytes, mut tag, mut mr) = (pointer(data.addr()), data.bytes(), tag, pointer(mr.value()));
         let (mut profiler, mut request) = (null_mut(), null_mut());
@@ -276,7 +276,7 @@ impl Net for Table {
         Ok(posted(request))
     }
 
-    fn iflush(&self, comm: &Comm, data: Buffer, mr: &Mr) -> Result<Option<Request>> {
+    fn iflush(&self, comm: &Comm, data: Buffer, mr: &Mr) -> Result<Option<NetRequest>> {
         let iflush = self.need("iflush", &self.functions.iflush)?;
         let mut bytes = c_int::try_from(data.bytes()).map_err(|_| Error::usage(format!("a flush of {} bytes", data.bytes())))?;
         let (mut addr, mut mr, mut request) = (pointer(data.addr()), pointer(mr.value()), null_mut());
@@ -286,8 +286,8 @@ impl Net for Table {
     }
 
     #[inline]
-    fn test(&self, request: &mut Option<Request>) -> Result<Option<usize>> {
-        let Some(value) = request.as_ref().map(Request::value) else { return Ok(Some(0)) };
+    fn test(&self, request: &mut Option<NetRequest>) -> Result<Option<usize>> {
+        let Some(value) = request.as_ref().map(NetRequest::value) else { return Ok(Some(0)) };
         let test = self.need("test", &self.functions.test)?;
         let (mut done, mut sizes) = (0, [0; SIZES]);
         // SAFETY: a request that was not complete when last asked, by its token, and room for more sizes than it has buffers.
@@ -302,11 +302,11 @@ impl Net for Table {
         }
     }
 
-    fn listen(&self, dev: i32) -> Result<(Comm, Handle)> {
+    fn listen(&self, dev: i32) -> Result<(Comm, ListenHandle)> {
         let listen = self.need("listen", &self.functions.listen)?;
         self.need("closeListen", &self.functions.closeListen)?;
         let context = self.context()?;
-        let (mut handle, mut comm) = (Handle::default(), null_mut());
+        let (mut handle, mut comm) = (ListenHandle::default(), null_mut());
         // SAFETY: a live context; places for the handle, of NCCL_NET_HANDLE_MAXSIZE bytes, and the comm.
         self.call("listen", || unsafe { listen(context, dev, handle.0.as_mut_ptr().cast(), &raw mut comm) })?;
         match made(comm) {
@@ -315,7 +315,7 @@ impl Net for Table {
         }
     }
 
-    fn connect(&self, dev: i32, handle: &mut Handle) -> Result<Option<Comm>> {
+    fn connect(&self, dev: i32, handle: &mut ListenHandle) -> Result<Option<Comm>> {
         let connect = self.need("connect", &self.functions.connect)?;
         let context = self.context()?;
         let (mut comm, mut device) = (null_mut(), null_mut());
@@ -363,9 +363,9 @@ impl Net for Table {
 
 /// The request that a plugin posted; NULL is none.
 #[inline]
-fn posted(request: Pointer) -> Option<Request> {
+fn posted(request: Pointer) -> Option<NetRequest> {
     // SAFETY: just posted, and nobody else knows it.
-    (!request.is_null()).then(|| unsafe { Request::new(request.expose_provenance()) })
+    (!request.is_null()).then(|| unsafe { NetRequest::new(request.expose_provenance()) })
 }
 
 /// The comm that a plugin made; NULL is none yet.

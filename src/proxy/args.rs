@@ -1,16 +1,16 @@
-//! One operation on a connector: what it is to move, and how far it has come. NCCL's ncclProxyArgs (nccl v2.7.8 src/include/proxy.h) without what
-//! the engine keeps. Made by whoever appends, moved on by `send` and `recv` on the engine's thread.
+//! One operation on a connector: its steps, and how many of them are done. NCCL's ncclProxyArgs (nccl v2.7.8 src/include/proxy.h) without the
+//! fields that the engine has. Made on the appending thread, advanced by `send` and `recv` on the engine's.
 
 use std::fmt;
 
-use super::net::Request;
+use super::net::NetRequest;
 use super::protocol::Protocol;
 use super::ring::STEPS;
 use super::ring::layout::round_up;
 use super::ring::rules::{Position, check_slice};
 use crate::base::error::{Error, Result};
 
-/// What an operation is to move.
+/// The steps of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
     /// How many steps: a multiple of `slice`, and at least one slice.
@@ -19,12 +19,12 @@ pub struct Steps {
     pub slice: u64,
     /// The operation starts at the next multiple of this: 1, 2, 4 or 8, and at least `slice`.
     pub chunk: u64,
-    /// How the producer says that a slot is filled.
+    /// How the producer marks a slot as filled.
     pub protocol: Protocol,
 }
 
 impl Steps {
-    /// So many steps of SIMPLE, each a message.
+    /// `count` steps of SIMPLE, each a message.
     pub fn simple(count: u64) -> Steps {
         Steps { count, slice: 1, chunk: 1, protocol: Protocol::Simple }
     }
@@ -36,7 +36,7 @@ impl Steps {
         if check_slice(chunk).is_err() || chunk < slice {
             return Err(Error::usage(format!("{chunk} steps a chunk; accepted: 1, 2, 4 or 8, and not less than the {slice} of a slice")));
         }
-        // Beyond 2^63 a counter's difference would change its sign.
+        // From 2^63 on the difference of two counters would change its sign.
         if count == 0 || !count.is_multiple_of(slice) || count > i64::MAX as u64 {
             return Err(Error::usage(format!(
                 "an operation of {count} steps; accepted: a multiple of its slice's {slice}, up to 2^63 - 1"
@@ -46,22 +46,22 @@ impl Steps {
     }
 }
 
-/// What an operation that does not move waits for.
+/// What an operation waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Nothing: its turn has not come, or it moved.
+    /// Nothing: it was not stepped yet, or its last step moved something.
     Nothing,
     /// The local producer to fill a step.
     Producer,
-    /// The local producer's flags: it has said how much comes, and not stored all of it.
+    /// The local producer's flags: it has published the size, but not all of the data.
     Flags,
-    /// The network to take a send: the peer has not posted a receive.
+    /// The network to accept a send: the peer has not posted a receive.
     Receiver,
     /// The network to complete a send.
     Sent,
     /// The local consumer to free a step.
     Consumer,
-    /// The network to take a receive.
+    /// The network to accept a receive.
     Posted,
     /// The network to complete a receive: the peer has not sent.
     Sender,
@@ -78,44 +78,44 @@ impl fmt::Display for Wait {
             Wait::Receiver => "the peer to post a receive",
             Wait::Sent => "the network to complete a send",
             Wait::Consumer => "the local consumer to free a step",
-            Wait::Posted => "the network to take a receive",
+            Wait::Posted => "the network to accept a receive",
             Wait::Sender => "the peer to send",
-            Wait::Flush => "the network to flush what came",
+            Wait::Flush => "the network to flush received data",
         })
     }
 }
 
-/// How far an operation has come. Counters are the ring's and wrap.
+/// An operation and its progress. The counters count the ring's steps, and wrap.
 #[derive(Debug)]
 pub struct Args {
-    /// What it is to move.
+    /// What it moves.
     pub steps: Steps,
-    /// Whether its turn has come, and the counters below mean something.
+    /// Whether it was stepped, so that the counters below are set.
     pub started: bool,
-    /// Where it started.
+    /// Its first step.
     pub base: u64,
-    /// Steps complete: published to the ring's other side.
+    /// End of the steps that are complete: published to the ring's other side.
     pub head: u64,
-    /// Steps received, of which the last may still be flushed. Not used by sends.
+    /// End of the steps that are received; those from `head` on may wait for a flush. Not used by sends.
     pub received: u64,
-    /// Steps posted to the network.
+    /// End of the steps that are posted to the network.
     pub tail: u64,
-    /// Where it ends.
+    /// End of its last step.
     pub end: u64,
     /// The outstanding requests, by slot.
-    pub requests: [Option<Request>; STEPS as usize],
+    pub requests: [Option<NetRequest>; STEPS as usize],
     /// Bytes received, by slot.
     pub sizes: [u32; STEPS as usize],
-    /// Lines of the next step whose flags were seen.
+    /// Lines of the next step whose flags are set.
     pub lines: usize,
     /// What it waits for.
     pub wait: Wait,
 }
 
 impl Args {
-    /// An operation whose turn has not come.
+    /// An operation that was not stepped yet.
     ///
-    /// Errors: numbers that make no sense.
+    /// Errors: those of [`Steps::check`].
     pub fn new(steps: Steps) -> Result<Args> {
         steps.check()?;
         let requests = [const { None }; STEPS as usize];
@@ -123,7 +123,7 @@ impl Args {
         Ok(Args { steps, started: false, base: 0, head: 0, received: 0, tail: 0, end: 0, requests, sizes, lines: 0, wait })
     }
 
-    /// Starts the operation on a connector that has come to `step`. True if that left steps out.
+    /// Starts the operation on a connector whose operations so far ended at `step`. True if it skips steps to start at a multiple of its chunk.
     pub fn start(&mut self, step: u64) -> bool {
         let base = round_up(step, self.steps.chunk);
         (self.base, self.head, self.received, self.tail) = (base, base, base, base);
@@ -138,7 +138,7 @@ impl Args {
         self.tail != self.end && self.tail.wrapping_sub(self.head) + self.steps.slice <= STEPS
     }
 
-    /// Where this side of the ring stands.
+    /// The counters of this side of the ring.
     #[inline]
     pub fn position(&self) -> Position {
         Position { published: self.head, claimed: self.tail, fresh: self.tail == self.base }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_make_no_sense_are_refused() {
+    fn invalid_steps_are_refused() {
         let steps = |count, slice, chunk| Steps { count, slice, chunk, protocol: Protocol::Simple };
         for good in [(1, 1, 1), (4, 2, 4), (8, 8, 8), (6, 2, 8), (i64::MAX as u64, 1, 1)] {
             assert!(steps(good.0, good.1, good.2).check().is_ok(), "{good:?}");

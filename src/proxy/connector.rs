@@ -1,5 +1,5 @@
-//! One direction of a connection to a peer: a comm of the table, a ring, and how far they have come. Made and closed on any thread; its
-//! operations move on the engine's, one at a time, so that its counters have one writer.
+//! One direction of a connection to a peer: a comm of the table, a ring, and the step up to which both are used. Made and closed on any thread; its
+//! operations run on the engine's, one at a time, so its counters have one writer.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -12,7 +12,7 @@ use super::ring::{Memory, Ring, Words};
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 
-/// Which way a connector's data goes.
+/// The direction of a connector's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the ring to the peer.
@@ -26,13 +26,13 @@ pub enum Direction {
 pub struct Options {
     /// Tag of all its messages.
     pub tag: i32,
-    /// Whether what was received is flushed before it is announced, even where the memory does not ask for it.
+    /// Whether received data is flushed before it is published, even in host memory.
     pub flush: bool,
-    /// Whether the comm is the caller's to close.
+    /// Whether the caller closes the comm, not the connector.
     pub borrowed: bool,
 }
 
-/// What a connector has done. Each wraps at 2^64.
+/// What a connector has done. Each counter wraps at 2^64.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Operations complete.
@@ -41,7 +41,7 @@ pub struct Counters {
     pub messages: AtomicU64,
     /// Bytes posted to the network, or received from it.
     pub bytes: AtomicU64,
-    /// Times that the network took a message only later.
+    /// Calls of isend and irecv that the network did not accept yet.
     pub retries: AtomicU64,
     /// Flushes posted.
     pub flushes: AtomicU64,
@@ -55,7 +55,7 @@ pub struct Connector<N: Net> {
     // None once closed.
     open: Option<Open>,
     options: Options,
-    // Steps that its complete operations have come to.
+    // The step at which its complete operations ended.
     step: AtomicU64,
     counters: Counters,
 }
@@ -91,7 +91,7 @@ impl<N: Net> Connector<N> {
         }
     }
 
-    /// Which way its data goes.
+    /// The direction of its data.
     pub fn direction(&self) -> Direction {
         self.direction
     }
@@ -106,19 +106,19 @@ impl<N: Net> Connector<N> {
         &self.counters
     }
 
-    /// Steps that its complete operations have come to.
+    /// The step at which its complete operations ended.
     pub fn step(&self) -> u64 {
         self.step.load(Relaxed)
     }
 
-    /// Takes the registration back and closes the comm. No operation may be left, or none will be moved any more.
+    /// Deregisters the memory and closes the comm. No operation may be left that is still stepped.
     ///
-    /// Errors: what the network says; the comm is gone all the same.
+    /// Errors: those of the network; the comm is closed all the same.
     pub fn close(mut self) -> Result<()> {
-        self.shut()
+        self.close_once()
     }
 
-    fn shut(&mut self) -> Result<()> {
+    fn close_once(&mut self) -> Result<()> {
         let Some(Open { comm, mr }) = self.open.take() else { return Ok(()) };
         let deregistered = self.net.dereg_mr(&comm, mr);
         let closed = if self.options.borrowed { Ok(()) } else { close(&*self.net, self.direction, comm) };
@@ -143,13 +143,13 @@ impl<N: Net> Connector<N> {
         self.options.tag
     }
 
-    /// Whether what was received by `protocol` is flushed before it is announced. The flags of LL and LL128 tell a reader what is there.
+    /// Whether data received by `protocol` is flushed before it is published. Readers of LL and LL128 check the flags in the data instead.
     #[inline]
     pub(super) fn flushes(&self, protocol: Protocol) -> bool {
         protocol == Protocol::Simple && (self.options.flush || self.ring.memory() == Memory::Device)
     }
 
-    /// Bytes at most of one message of the operation.
+    /// The most bytes of one message of the operation.
     #[inline]
     pub(super) fn capacity(&self, args: &Args) -> usize {
         self.ring.geometry().step_bytes(args.steps.protocol) * args.steps.slice as usize
@@ -163,7 +163,7 @@ impl<N: Net> Connector<N> {
         }
     }
 
-    /// The slots from that of `step` on.
+    /// `bytes` bytes from the slot of `step` on.
     #[inline]
     pub(super) fn buffer(&self, protocol: Protocol, step: u64, bytes: usize) -> Buffer {
         self.ring.buffer(protocol, step, bytes)
@@ -179,14 +179,14 @@ impl<N: Net> Connector<N> {
 
 impl<N: Net> Drop for Connector<N> {
     fn drop(&mut self) {
-        if let Err(error) = self.shut() {
+        if let Err(error) = self.close_once() {
             log_warn!(log::NET, "closing a connector: {error}");
         }
     }
 }
 
 impl Counters {
-    /// The engine is the only writer, so that this need not be one instruction.
+    /// A load and a store, not one atomic instruction: the engine is the only writer.
     #[inline]
     pub(super) fn add(counter: &AtomicU64, count: u64) {
         counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);

@@ -1,18 +1,17 @@
 //! The proxy: sends and receives over any ncclNet table on behalf of programs that cannot call a network.
 //!
-//! A producer writes data, a size and a counter into a [`ring`]; the engine's thread sees the counter move and calls the table. It stands where
-//! NCCL's proxy stands, above the plugin table, so it drives any plugin.
+//! A producer writes data, a size and a counter into a [`ring`]; the engine's thread sees the counter change and calls the table. As NCCL's proxy does,
+//! it calls the plugin through its table, so it works with any plugin.
 //!
 //! * [`ring`]: the memory that a program and the proxy share.
-//! * [`net`]: what the proxy asks of a table.
+//! * [`net`]: the functions of a table that the proxy calls.
 //! * [`connector`]: one direction of a connection: a comm and a ring.
-//! * [`args`]: one operation on a connector; [`send`] and [`recv`] move it on.
-//! * [`mover`]: the three together, as a client of the engine.
+//! * [`args`]: one operation on a connector; [`send`] and [`recv`] step it.
+//! * [`transfer`]: these as a client of the engine.
 //! * [`save`]: which operations a transfer between ranks needs.
 
 pub mod args;
 pub mod connector;
-pub mod mover;
 pub mod net;
 pub mod protocol;
 pub mod recv;
@@ -21,31 +20,33 @@ pub mod save;
 pub mod send;
 #[cfg(test)]
 mod tests;
+pub mod transfer;
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
 use crate::engine::{self, ConnectorId, Counters, Dump, Engine, Fatal, Refusal};
 use args::{Args, Steps};
 use connector::{Connector, Direction};
-use mover::{Mover, Op};
 use net::{Comm, Net};
 use ring::Ring;
+use transfer::{Transfer, TransferWork};
 
-/// A proxy: an engine that moves operations over a network. Any thread may call any of its functions. Dropping it aborts it.
+/// A proxy: an engine whose operations send and receive over a network. Any thread may call any of its functions. Dropping it aborts it.
 pub struct Proxy<N: Net> {
-    engine: Engine<Mover<N>>,
+    engine: Engine<TransferWork<N>>,
     net: Arc<N>,
 }
 
-/// A connector of a proxy. Dropping it closes it, but not before its operations are gone: see [`Proxy::detach`].
-pub struct Link<N: Net> {
+/// A connector of a proxy. Dropping it closes the connector once its operations are gone: see [`Proxy::detach`].
+pub struct AttachedConnector<N: Net> {
     id: ConnectorId,
     connector: Arc<Connector<N>>,
 }
 
-impl<N: Net> Link<N> {
-    /// What it is called in messages and dumps.
+impl<N: Net> AttachedConnector<N> {
+    /// Its name in messages and dumps.
     pub fn id(&self) -> ConnectorId {
         self.id
     }
@@ -55,9 +56,9 @@ impl<N: Net> Link<N> {
         &self.connector
     }
 
-    /// Closes the connector of a link that was detached.
+    /// Closes the connector after [`Proxy::detach`].
     ///
-    /// Errors: what the network says; the comm is gone all the same. One that was not detached is closed once its operations are gone.
+    /// Errors: those of the network, after which the comm is closed all the same; operations that are left, with the last of which it is closed.
     pub fn close(self) -> Result<()> {
         match Arc::into_inner(self.connector) {
             Some(connector) => connector.close(),
@@ -69,14 +70,14 @@ impl<N: Net> Link<N> {
 impl<N: Net> Proxy<N> {
     /// A proxy with its thread, which sleeps until something is started.
     ///
-    /// Errors: no thread to be had.
+    /// Errors: the system gives no thread.
     pub fn new(net: Arc<N>, options: engine::Options) -> Result<Proxy<N>> {
-        Ok(Proxy { engine: Engine::new(Mover::new(), options)?, net })
+        Ok(Proxy { engine: Engine::new(TransferWork(PhantomData), options)?, net })
     }
 
-    /// A proxy without a thread, whose steps the caller makes.
+    /// A proxy without a thread, stepped by its caller.
     pub fn stepped(net: Arc<N>, options: engine::Options) -> Proxy<N> {
-        Proxy { engine: Engine::stepped(Mover::new(), options), net }
+        Proxy { engine: Engine::stepped(TransferWork(PhantomData), options), net }
     }
 
     /// The network.
@@ -84,35 +85,35 @@ impl<N: Net> Proxy<N> {
         &self.net
     }
 
-    /// The engine, for its groups, its end, its counters and its dump.
-    pub fn engine(&self) -> &Engine<Mover<N>> {
+    /// The engine, to group and start operations and to end them.
+    pub fn engine(&self) -> &Engine<TransferWork<N>> {
         &self.engine
     }
 
     /// Makes a connector of an open comm and a ring.
     ///
     /// Errors: the network refuses the memory, or there are too many connectors: the comm is closed then, unless it is borrowed.
-    pub fn connect(&self, direction: Direction, comm: Comm, ring: Arc<Ring>, options: connector::Options) -> Result<Link<N>> {
+    pub fn connect(&self, direction: Direction, comm: Comm, ring: Arc<Ring>, options: connector::Options) -> Result<AttachedConnector<N>> {
         let connector = Connector::new(self.net.clone(), direction, comm, ring, options)?;
         let id = self.engine.add_connector().map_err(|refusal| self.refused(refusal))?;
-        Ok(Link { id, connector: Arc::new(connector) })
+        Ok(AttachedConnector { id, connector: Arc::new(connector) })
     }
 
-    /// Appends an operation to those of a connector; it moves once it is started. Returns its opCount.
+    /// Appends an operation to those of a connector; it runs once it is started. Returns its opCount.
     ///
-    /// Errors: steps that make no sense, or that the ring has no slots for; an engine that has ended; too many operations.
-    pub fn append(&self, link: &Link<N>, steps: Steps) -> Result<u64> {
+    /// Errors: invalid steps, or a protocol for which the ring has no slots; an engine that has ended; too many operations.
+    pub fn append(&self, attached: &AttachedConnector<N>, steps: Steps) -> Result<u64> {
         let args = Args::new(steps)?;
-        link.connector.check(&args)?;
-        self.engine.append(link.id, Op::new(link.connector.clone(), args)).map_err(|refusal| self.refused(refusal))
+        attached.connector.check(&args)?;
+        self.engine.append(attached.id, Transfer::new(attached.connector.clone(), args)).map_err(|refusal| self.refused(refusal))
     }
 
-    /// Takes a connector without operations away from the proxy, so that it may be closed. After the engine has ended it may have some, which are
+    /// Removes a connector without operations from the proxy, so that it can be closed. After the engine has ended it may have some, which are
     /// dropped.
     ///
     /// Errors: a connector with operations that are not done; one that was detached before.
-    pub fn detach(&self, link: &Link<N>) -> Result<()> {
-        self.engine.remove_connector(link.id).map_err(|refusal| self.refused(refusal))
+    pub fn detach(&self, attached: &AttachedConnector<N>) -> Result<()> {
+        self.engine.remove_connector(attached.id).map_err(|refusal| self.refused(refusal))
     }
 
     /// The operation that failed, if one did.
@@ -120,17 +121,17 @@ impl<N: Net> Proxy<N> {
         self.engine.fatal()
     }
 
-    /// How often what has happened.
+    /// The engine's counters.
     pub fn counters(&self) -> Counters {
         self.engine.counters()
     }
 
-    /// What there is to do, and what it waits for.
+    /// The operations, and what each waits for.
     pub fn dump(&self) -> Result<Dump> {
         self.engine.dump().map_err(|refusal| self.refused(refusal))
     }
 
-    /// The error of a refused call: that of the operation that failed, if that is why.
+    /// The error of a refused call; where an operation has failed, that operation's.
     pub fn refused(&self, refusal: Refusal) -> Error {
         match (refusal, self.fatal()) {
             (Refusal::Failed, Some(fatal)) => fatal.error(),
@@ -141,7 +142,7 @@ impl<N: Net> Proxy<N> {
 }
 
 impl Fatal<Error> {
-    /// The error, of the kind that the operation failed with, to be given to a caller.
+    /// The error for a caller, of the kind with which the operation failed.
     pub fn error(&self) -> Error {
         let words = self.to_string();
         match &self.cause {

@@ -1,7 +1,7 @@
-//! What the proxy asks of a network: the functions of an ncclNet table that it uses. Implemented over any table by `abi`, and by a fake that
-//! records in tests. A comm's functions are called on one thread at a time: the engine's, once a connector is made.
+//! The functions of an ncclNet table that the proxy calls. Implemented over any table by `abi`, and in tests by a fake that records the calls. The
+//! functions of one comm are called on one thread at a time: the engine's, once a connector is made.
 //!
-//! The tokens say that whoever made them vouches for what they stand for, so that using them needs no further promise.
+//! [`Comm`], [`Mr`], [`NetRequest`] and [`Buffer`] are tokens: their makers promise, in `unsafe`, that they are valid, so using them is safe.
 
 use std::fmt;
 
@@ -10,21 +10,21 @@ use crate::base::error::Result;
 /// Bytes of a listener's handle (NCCL_NET_HANDLE_MAXSIZE, nccl v2.30.7 src/include/plugin/nccl_net.h).
 pub const HANDLE_BYTES: usize = 128;
 
-/// A handle as it travels to the peer. Aligned for plugins that take it for a structure.
+/// A listener's handle as it is sent to the peer. Aligned for plugins that cast it to a structure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(8))]
-pub struct Handle(pub [u8; HANDLE_BYTES]);
+pub struct ListenHandle(pub [u8; HANDLE_BYTES]);
 
-impl fmt::Debug for Handle {
-    /// Not its bytes: whoever has seen them may connect.
+impl fmt::Debug for ListenHandle {
+    /// Without its bytes, which let anyone connect.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Handle(..)")
+        f.write_str("ListenHandle(..)")
     }
 }
 
-impl Default for Handle {
+impl Default for ListenHandle {
     fn default() -> Self {
-        Handle([0; HANDLE_BYTES])
+        ListenHandle([0; HANDLE_BYTES])
     }
 }
 
@@ -38,7 +38,7 @@ pub struct Mr(usize);
 
 /// A request that is not complete.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Request(usize);
+pub struct NetRequest(usize);
 
 /// Memory that a request may use until it is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Buffer {
 macro_rules! token {
     ($type:ident, $promise:literal) => {
         impl $type {
-            /// The token of what the table knows by this value.
+            /// The token for a value that the table returned.
             ///
             /// # Safety
             #[doc = $promise]
@@ -58,7 +58,7 @@ macro_rules! token {
                 $type(value)
             }
 
-            /// What the table knows it by.
+            /// The table's value.
             #[inline]
             pub fn value(&self) -> usize {
                 self.0
@@ -72,7 +72,7 @@ token!(
     "It must be an open comm of the table that the token is used with, and stay open as long as the token lives; nobody else may drive it."
 );
 token!(Mr, "It must be a registration with the comm that the token is used with, and stay registered as long as the token lives.");
-token!(Request, "It must be a request of the table that the token is used with, and nobody else may test it.");
+token!(NetRequest, "It must be a request of the table that the token is used with, and nobody else may test it.");
 
 impl Buffer {
     /// The token of `bytes` bytes at `addr`.
@@ -91,40 +91,40 @@ impl Buffer {
         self.addr
     }
 
-    /// How many.
+    /// Length.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// What the proxy asks of a network. `None` from a function that posts or connects means: again later.
+/// The functions that the proxy calls. `None` from one that posts or connects means: call again later.
 pub trait Net: Send + Sync + 'static {
     /// Posts a send.
-    fn isend(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<Request>>;
+    fn isend(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<NetRequest>>;
 
     /// Posts a receive of at most the buffer's bytes.
-    fn irecv(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<Request>>;
+    fn irecv(&self, comm: &Comm, data: Buffer, tag: i32, mr: &Mr) -> Result<Option<NetRequest>>;
 
-    /// Posts what makes received data visible; `None` if it is already.
-    fn iflush(&self, comm: &Comm, data: Buffer, mr: &Mr) -> Result<Option<Request>>;
+    /// Posts a flush that makes received data visible; `None` if it is visible already.
+    fn iflush(&self, comm: &Comm, data: Buffer, mr: &Mr) -> Result<Option<NetRequest>>;
 
-    /// Makes progress; the message's bytes once the request is complete, which then is no more. No request is no bytes.
-    fn test(&self, request: &mut Option<Request>) -> Result<Option<usize>>;
+    /// Makes progress. Once the request is complete: takes it and returns the message's bytes. 0 without a request.
+    fn test(&self, request: &mut Option<NetRequest>) -> Result<Option<usize>>;
 
     /// Opens a listener on a device, and makes the handle by which a peer connects to it.
-    fn listen(&self, dev: i32) -> Result<(Comm, Handle)>;
+    fn listen(&self, dev: i32) -> Result<(Comm, ListenHandle)>;
 
-    /// Connects to a peer's listener, to send. Called again with the same handle until there is a comm.
-    fn connect(&self, dev: i32, handle: &mut Handle) -> Result<Option<Comm>>;
+    /// Connects to a peer's listener, to send. Called again with the same handle until it returns a comm.
+    fn connect(&self, dev: i32, handle: &mut ListenHandle) -> Result<Option<Comm>>;
 
-    /// Takes a peer in, to receive.
+    /// Accepts a peer, to receive.
     fn accept(&self, listener: &Comm) -> Result<Option<Comm>>;
 
-    /// Registers memory; `device` says that only a device can touch it.
+    /// Registers memory; `device`: the CPU cannot access it.
     fn reg_mr(&self, comm: &Comm, data: Buffer, device: bool) -> Result<Mr>;
 
-    /// Takes a registration back.
+    /// Ends a registration.
     fn dereg_mr(&self, comm: &Comm, mr: Mr) -> Result<()>;
 
     /// Closes a comm that sends.

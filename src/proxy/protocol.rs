@@ -1,10 +1,10 @@
-//! How a producer says that a slot is filled. Chosen per operation; known to the ring, to the proxy and to both ends' programs.
+//! How a producer marks a slot as filled. Chosen per operation; used by the ring, the proxy and the programs at both ends.
 //!
 //! NCCL's own: nccl v2.7.8 src/include/devcomm.h (NCCL_PROTO_*, ncclLLFifoLine, NCCL_LL128_*).
 
 use std::fmt;
 
-/// How a producer says that a slot is filled. Numbers: NCCL_PROTO_LL, NCCL_PROTO_LL128, NCCL_PROTO_SIMPLE.
+/// How a producer marks a slot as filled. Numbers: NCCL_PROTO_LL, NCCL_PROTO_LL128, NCCL_PROTO_SIMPLE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Protocol {
@@ -17,7 +17,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// How many there are.
+    /// Number of protocols.
     pub const COUNT: usize = 3;
     /// In the order of their numbers.
     pub const ALL: [Protocol; Protocol::COUNT] = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];

@@ -1,15 +1,15 @@
-//! Receive operations: from the network to the ring. Called on the engine's thread; never waits, never allocates.
+//! Steps receive operations: from the network to the ring. Called on the engine's thread; never waits, never allocates.
 //!
-//! netRecvProxy of nccl v2.7.8 src/transport/net.cc. The counters are `head` (announced) <= `received` <= `tail` (posted) <= `end`:
+//! netRecvProxy of nccl v2.7.8 src/transport/net.cc. The counters are `head` (published) <= `received` <= `tail` (posted) <= `end`:
 //!
 //! ```text
 //! post      the consumer has freed the next slice:           irecv, tail += slice
-//! receive   the request of the oldest slice is complete:     iflush where the memory asks for it, received += slice
-//! announce  nothing of it is to be flushed any more:         size, head += slice, ring.tail = head
+//! receive   the request of the oldest slice is complete:     iflush where the memory needs it, received += slice
+//! publish   its flush is complete, or it needs none:         ring.size = size, head += slice, ring.tail = head
 //! ```
 //!
-//! `tail` is announced for every protocol, not for SIMPLE alone: what a NIC guarantees about the order of bytes in an LL line, a copy by the CPU
-//! does not, and a consumer that waits for `tail` need not care.
+//! `tail` is published for every protocol, not only for SIMPLE: a NIC writes the bytes of an LL line in order, a copy by the CPU need not, and a
+//! consumer that waits for `tail` does not depend on it.
 
 use super::args::{Args, Wait};
 use super::connector::{Connector, Counters};
@@ -19,13 +19,13 @@ use super::ring::{Words, rules};
 use crate::base::error::{Error, Result};
 use crate::engine::Progress;
 
-/// Makes what progress there is to be made.
+/// Makes what progress is possible.
 pub fn progress<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<Progress> {
     if !args.started {
         args.start(connector.step());
     }
     args.wait = Wait::Nothing;
-    let moved = post(connector, args)? | receive(connector, args)? | announce(connector, args)?;
+    let moved = post(connector, args)? | receive(connector, args)? | publish(connector, args)?;
     if args.head == args.end {
         connector.finish(args);
         return Ok(Progress::Done);
@@ -85,7 +85,7 @@ fn receive<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<bool> {
     Ok(args.received != before)
 }
 
-fn announce<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<bool> {
+fn publish<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<bool> {
     let words = connector.ring().words();
     let before = args.head;
     while args.head != args.received {

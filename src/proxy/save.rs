@@ -1,5 +1,5 @@
-//! Which operations a rank's share of a transfer needs: with whom, which way, and how many steps. Pure functions, for programs that plan transfers as
-//! NCCL does; any thread.
+//! The operations that a rank's share of a transfer needs: peers, directions and steps. Pure functions, for programs that plan transfers as NCCL does;
+//! any thread.
 //!
 //! Source of every rule: NCCL 2.7.8, src/proxy.cc (ncclProxySaveP2p, ncclProxySaveColl, NeedProxy) and, for the steps of a collective, src/enqueue.cc
 //! (getLoopInfo, computeColl).
@@ -22,7 +22,7 @@ pub struct Saved {
     pub direction: Direction,
     /// Rank.
     pub peer: u32,
-    /// What it is to move.
+    /// Its steps.
     pub steps: Steps,
 }
 
@@ -34,11 +34,11 @@ fn recv(peer: u32, steps: Steps) -> Saved {
     Saved { direction: Direction::Recv, peer, steps }
 }
 
-/// The share of `rank` among `ranks` in one round of an exchange of everyone with everyone: it sends to the rank `delta` after it and receives from
-/// the one `delta` before it.
+/// The share of `rank` in one round of an all-to-all exchange among `ranks`: it sends to the rank `delta` after it and receives from the one `delta`
+/// before it.
 ///
 /// * `delta` - 0: with itself, which needs no network.
-/// * `send_bytes`, `recv_bytes` - `None`: nothing goes that way. Zero bytes are one step, as the other side waits for it.
+/// * `send_bytes`, `recv_bytes` - `None`: nothing goes that way. Zero bytes are one step, because the other side waits for it.
 /// * `buffer` - bytes of a ring's data, all slots together.
 ///
 /// Errors: a rank or a delta that is not below `ranks`; a buffer too small to be divided into steps.
@@ -118,7 +118,7 @@ pub fn save_coll(pattern: Pattern, channel: &Channel<'_>, root: u32, steps: Step
     let Channel { ring, tree_up, tree_down } = channel;
     let mut saved = Vec::new();
     match (pattern, ring.order) {
-        // Alone, there is nobody to send to.
+        // A rank that is alone has no peer.
         (Pattern::Ring | Pattern::RingTwice | Pattern::PipelineFrom | Pattern::PipelineTo, [] | [_]) => {}
         (Pattern::Ring | Pattern::RingTwice, [_, .., previous]) => saved.extend([recv(*previous, steps), send(ring.order[1], steps)]),
         (Pattern::PipelineFrom | Pattern::PipelineTo, [me, .., previous]) => {
@@ -173,7 +173,7 @@ pub fn coll_steps(cut: &Cut, bytes: u64) -> Result<Option<Steps>> {
     let Cut { pattern, protocol, ranks, channels, buffer, chunk, slice } = *cut;
     // Before anything is multiplied by them.
     Steps { count: slice, slice, chunk, protocol }.check()?;
-    // Of a slot, what is data: all of it, half of each line, 15 words of 16 (src/include/devcomm.h: ncclLLFifoLine, NCCL_LL128_DATAELEMS).
+    // The data in a slot: all of it, half of each line, 15 words of 16 (src/include/devcomm.h: ncclLLFifoLine, NCCL_LL128_DATAELEMS).
     let slots = buffer / STEPS * chunk;
     let data = match protocol {
         Protocol::Simple => slots,
@@ -181,7 +181,7 @@ pub fn coll_steps(cut: &Cut, bytes: u64) -> Result<Option<Steps>> {
         Protocol::Ll128 => slots / 16 * 15,
     };
     if ranks == 0 || channels == 0 || data == 0 {
-        return Err(Error::usage(format!("{ranks} ranks, {channels} channels, a buffer of {buffer} bytes: none of them may be so few")));
+        return Err(Error::usage(format!("{ranks} ranks, {channels} channels, a buffer of {buffer} bytes: too few")));
     }
     let ranks = u64::from(ranks);
     let (steps_per_loop, chunks_per_loop) = match pattern {

@@ -1,10 +1,10 @@
-//! Send operations: from the ring to the network. Called on the engine's thread; never waits, never allocates.
+//! Steps send operations: from the ring to the network. Called on the engine's thread; never waits, never allocates.
 //!
 //! netSendProxy of nccl v2.7.8 src/transport/net.cc. The counters are `head` (complete) <= `tail` (posted) <= `end`:
 //!
 //! ```text
-//! post      the next slice is filled, and its flags are all there:  isend, size = -1, tail += slice
-//! complete  the request of the oldest slice is complete:            head += slice, ring.head = head
+//! post      the next slice is filled, and all its flags are set:  isend, size = -1, tail += slice
+//! complete  the request of the oldest slice is complete:          head += slice, ring.head = head
 //! ```
 
 use super::args::{Args, Wait};
@@ -16,10 +16,10 @@ use super::ring::{EMPTY, Words, rules};
 use crate::base::error::Result;
 use crate::engine::Progress;
 
-/// Makes what progress there is to be made.
+/// Makes what progress is possible.
 pub fn progress<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<Progress> {
     if !args.started && args.start(connector.step()) {
-        // The steps left out are free: without that a producer whose slice fills the ring would wait for ever.
+        // The skipped steps are free. If they were not published, a producer whose slice fills the ring would wait for ever.
         connector.ring().words().set_head(args.base);
     }
     args.wait = Wait::Nothing;
@@ -38,7 +38,7 @@ fn post<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<bool> {
     let before = args.tail;
     let mut filled = 0;
     while args.may_post() {
-        // LL says by its flags alone that the data is there.
+        // An LL slot is filled once its flags are set, whatever `tail` says.
         if protocol != Protocol::Ll && filled < slice {
             filled = rules::filled(words.tail(), args.position())?;
             if filled < slice {
@@ -64,7 +64,7 @@ fn post<N: Net>(connector: &Connector<N>, args: &mut Args) -> Result<bool> {
             break;
         };
         args.requests[at] = Some(request);
-        // Before `head` can come past this step: from then on the size is the producer's to set.
+        // Before `head` is published beyond this step: then the producer may set the size again.
         words.set_size(at, EMPTY);
         Counters::add(&connector.counters().bytes, bytes as u64);
         args.tail = args.tail.wrapping_add(slice);

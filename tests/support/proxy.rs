@@ -244,7 +244,7 @@ unsafe impl Send for Filler {}
 impl Filler {
     /// Fills the next slice, if there is room.
     pub fn put(&mut self, slice: u64, data: &[u8]) -> bool {
-        if !self.side.has_room(slice).expect("a ring without nonsense") {
+        if !self.side.has_room(slice).expect("a valid ring") {
             return false;
         }
         let at = (self.side.step() % 8) as usize * self.step_bytes;
@@ -269,7 +269,7 @@ unsafe impl Send for Emptier {}
 impl Emptier {
     /// Takes the next slice, if it is there.
     pub fn take(&mut self, slice: u64) -> Option<Vec<u8>> {
-        let bytes = self.side.filled(slice, slice as usize * self.step_bytes).expect("a ring without nonsense")?;
+        let bytes = self.side.filled(slice, slice as usize * self.step_bytes).expect("a valid ring")?;
         let at = (self.side.step() % 8) as usize * self.step_bytes;
         let mut data = vec![0; bytes];
         // SAFETY: the ring granted the slots, which hold so many bytes.

@@ -168,10 +168,10 @@ fn buffer() -> Buffer {
 /// Every function once; the words of each that failed.
 fn everything(table: &Table) -> Vec<String> {
     // SAFETY: this table takes anything.
-    let (mr, mut request) = unsafe { (Mr::new(0x1000), Some(Request::new(0x3000))) };
+    let (mr, mut request) = unsafe { (Mr::new(0x1000), Some(NetRequest::new(0x3000))) };
     let results = [
         table.listen(0).map(drop),
-        table.connect(0, &mut Handle::default()).map(drop),
+        table.connect(0, &mut ListenHandle::default()).map(drop),
         table.accept(&comm()).map(drop),
         table.reg_mr(&comm(), buffer(), true).map(drop),
         table.isend(&comm(), buffer(), 5, &mr).map(drop),
@@ -224,8 +224,8 @@ fn null_is_again_later_or_done_already_but_no_listener() {
     let table = table_of(&functions).unwrap();
     MADE.set(0);
     // SAFETY: this table takes anything.
-    let (mr, mut request) = unsafe { (Mr::new(0x1000), Some(Request::new(0x3000))) };
-    assert!(table.connect(0, &mut Handle::default()).unwrap().is_none());
+    let (mr, mut request) = unsafe { (Mr::new(0x1000), Some(NetRequest::new(0x3000))) };
+    assert!(table.connect(0, &mut ListenHandle::default()).unwrap().is_none());
     assert!(table.accept(&comm()).unwrap().is_none());
     assert!(table.isend(&comm(), buffer(), 0, &mr).unwrap().is_none());
     assert!(table.irecv(&comm(), buffer(), 5, &mr).unwrap().is_none());
@@ -243,7 +243,7 @@ fn a_complete_request_is_gone_and_its_size_is_checked() {
     for (size, expected) in [(0, Some(0)), (77, Some(77)), (-1, None)] {
         SIZE.set(size);
         // SAFETY: this table takes anything.
-        let mut request = Some(unsafe { Request::new(0x3000) });
+        let mut request = Some(unsafe { NetRequest::new(0x3000) });
         assert_eq!(table.test(&mut request).ok().flatten(), expected);
         assert!(request.is_none());
     }

@@ -1,16 +1,16 @@
-//! What lies where in a ring. The same layout stands in C in `include/railhead_ring.h`; both sides assert it.
+//! The layout of a ring's memory. `include/railhead_ring.h` has the same layout in C; both assert it.
 //!
 //! ```text
-//!    0  info        magic, version, steps, where the data is         written once, before anybody else looks
+//!    0  info        magic, version, steps, where the data is         written once, before others map it
 //!  128  sendMem     head                                             written by the consumer
 //!  256  recvMem     tail                                             written by the producer
 //!  384              sizes_fifo[8]                                    filled by the producer, emptied by the consumer
-//! 4096  data        SIMPLE slots | LL slots | LL128 slots            anywhere else, if the caller supplied the memory
+//! 4096  data        SIMPLE slots | LL slots | LL128 slots            elsewhere, if the caller supplied the memory
 //! ```
 //!
-//! `head` counts the steps that the consumer is done with, `tail` those that the producer has filled; both run freely and wrap at 2^64. Step
-//! `s` uses slot `s % 8`. Each word that one side polls while the other writes has 128 bytes to itself, because processors fetch
-//! cache lines in pairs; the sizes share one line, because a side that reads one soon wants its neighbours.
+//! `head` counts the steps that the consumer has read, `tail` those that the producer has filled; both wrap at 2^64. Step `s` uses slot `s % 8`. Each
+//! word that one side polls while the other writes has 128 bytes to itself, because processors fetch cache lines in pairs; the sizes share one line,
+//! because a side that reads one soon reads its neighbours.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 use crate::base::error::{Error, Result};
 use crate::proxy::protocol::Protocol;
 
-/// Slots of a ring, and steps at most in flight: NCCL_STEPS (nccl v2.7.8 src/include/devcomm.h).
+/// Slots of a ring, and the most steps in flight: NCCL_STEPS (nccl v2.7.8 src/include/devcomm.h).
 pub const STEPS: u64 = 8;
-/// What a slot of sizes_fifo holds while the step has no size yet.
+/// Value in sizes_fifo of a slot without a size.
 pub const EMPTY: i64 = -1;
 /// First word: "RHRING" and two zero bytes, little-endian.
 pub const MAGIC: u64 = 0x0000_474e_4952_4852;
@@ -30,13 +30,13 @@ pub const VERSION: u32 = 1;
 pub const DATA_OFFSET: usize = 4096;
 /// Buffers are multiples of this: every slot then starts on an LL128 line.
 pub const BUFFER_UNIT: usize = 1024;
-/// Bytes of a buffer at most: a slot's size must fit the `int` in which ncclNet's `test` returns it, with room to spare.
+/// The most bytes of a buffer: a slot's size must fit the `int` in which ncclNet's `test` returns it.
 pub const BUFFER_MAX: usize = 1 << 30;
 
 /// The control words.
 #[repr(C)]
 pub struct Control {
-    /// What the ring is.
+    /// Describes the ring.
     pub info: Info,
     /// The consumer's word.
     pub send_mem: SendMem,
@@ -44,7 +44,7 @@ pub struct Control {
     pub recv_mem: RecvMem,
 }
 
-/// What the ring is, for a process that maps it. The library writes it and never reads it back.
+/// Describes the ring to a process that maps it. The library writes it and never reads it back.
 #[repr(C, align(128))]
 pub struct Info {
     /// [`MAGIC`].
@@ -73,7 +73,7 @@ pub struct Area {
 /// The consumer's word.
 #[repr(C, align(128))]
 pub struct SendMem {
-    /// Steps done with.
+    /// Steps read.
     pub head: AtomicU64,
 }
 
@@ -98,14 +98,14 @@ const _: () = {
     assert!(size_of::<Control>() <= DATA_OFFSET);
 };
 
-/// Sizes and places of all slots: what the owner of a ring believes, as opposed to what stands in shared memory.
+/// Sizes and offsets of all slots, as the ring's owner keeps them: not read from the shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     buffers: [usize; Protocol::COUNT],
 }
 
 impl Geometry {
-    /// A ring with a buffer of so many bytes per protocol, in the order of [`Protocol`]; 0 for none.
+    /// A ring with a buffer of that many bytes for each protocol, in the order of [`Protocol`]; 0 for none.
     ///
     /// Errors: no buffer at all; one that is not a multiple of [`BUFFER_UNIT`] up to [`BUFFER_MAX`].
     pub fn new(buffers: [usize; Protocol::COUNT]) -> Result<Geometry> {

@@ -1,11 +1,11 @@
-//! The flags inside LL and LL128 slots: what the proxy looks at before it sends one. Read on the engine's thread while the producer writes.
+//! The flags inside LL and LL128 slots, which the proxy checks before it sends a slot. Read on the engine's thread while the producer writes.
 //!
 //! ```text
 //! LL      16 bytes: data u32 | flag u32 | data u32 | flag u32      flag = low half of step + 1
 //! LL128  128 bytes: data u64[15] | flag u64                        flag = step + 1
 //! ```
 //!
-//! ncclLLFifoLine and NCCL_LL128_* of nccl v2.7.8 src/include/devcomm.h. A flag of a lap 2^32 steps ago looks like today's, so LL producers
+//! ncclLLFifoLine and NCCL_LL128_* of nccl v2.7.8 src/include/devcomm.h. A flag of 2^32 steps ago equals the current one, so LL producers
 //! rewrite all lines of a slot in the last lap of each 2^31 steps (NCCL_LL_CLEAN_MASK 0x7ffffff8, same file).
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -31,8 +31,8 @@ pub fn lines(protocol: Protocol, bytes: usize) -> usize {
     bytes.div_ceil(protocol.line())
 }
 
-/// Looks at the lines of a slot from the one of index `from` on; returns the first of `count` whose flags are not those of `step`, `count` if
-/// there is none. The data of all lines before it may be read then. SIMPLE has no flags: nothing is missing.
+/// The first line from line `from` on, of the first `count` of a slot, whose flags are not those of `step`; `count` if there is none. The data of all
+/// lines before it may be read then. SIMPLE has no flags: none is missing.
 ///
 /// # Safety
 /// `slot` must be aligned to the protocol's line and readable for `count` lines, by the CPU. Others may write there.
@@ -40,14 +40,14 @@ pub fn lines(protocol: Protocol, bytes: usize) -> usize {
 pub unsafe fn missing(protocol: Protocol, slot: *mut u8, step: u64, from: usize, count: usize) -> usize {
     let word = |index: usize| {
         // SAFETY: the callers below stay inside the first `count` lines, which this function's own requirement covers; a line's alignment
-        // is at least a word's; whoever else writes there is covered by the type.
+        // is at least a word's; the type allows writes by others.
         unsafe { AtomicU64::from_ptr(slot.cast::<u64>().add(index)) }
     };
     let first = match protocol {
         Protocol::Simple => count,
         Protocol::Ll => {
             let flag = ll_flag(step).to_ne_bytes();
-            // One load for data and flag: they were stored at once, and reading the data again cannot give anything older.
+            // One load for data and flag: they are stored together, and a later read of the data cannot return an older value.
             let set = |index: usize| word(index).load(Relaxed).to_ne_bytes()[4..] == flag;
             (from..count).find(|line| !set(line * 2) || !set(line * 2 + 1)).unwrap_or(count)
         }
@@ -55,13 +55,13 @@ pub unsafe fn missing(protocol: Protocol, slot: *mut u8, step: u64, from: usize,
         Protocol::Ll128 => (from..count).find(|line| word(line * 16 + 15).load(Acquire) != ll128_flag(step)).unwrap_or(count),
     };
     if protocol == Protocol::Ll && first == count {
-        // The data is read by others than this thread's atomic loads: none of those reads may come before them.
+        // The network reads the data by other means than these loads: none of its reads may come before them.
         fence(Acquire);
     }
     first
 }
 
-/// Fills new slots with flags that no step for the next 2^31 has. Zeroed memory needs that only if the steps do not start from 0.
+/// Fills new slots with flags that none of the next 2^31 steps has. Zeroed memory needs that only if the steps do not start from 0.
 ///
 /// # Safety
 /// `area` must be aligned to the protocol's line and writable for `bytes` bytes, and nobody else may use it yet.
@@ -101,18 +101,18 @@ mod tests {
             for protocol in [Protocol::Ll, Protocol::Ll128] {
                 let mut whole = slot(protocol, 5, step);
                 // SAFETY: five whole lines of our own.
-                let look = |slot: &mut Vec<u128>, from| unsafe { missing(protocol, slot.as_mut_ptr().cast(), step, from, 5) };
-                assert_eq!(look(&mut whole, 0), 5);
+                let first = |slot: &mut Vec<u128>, from| unsafe { missing(protocol, slot.as_mut_ptr().cast(), step, from, 5) };
+                assert_eq!(first(&mut whole, 0), 5);
                 // The last word of line 3 is still of the lap before.
                 let last = 4 * protocol.line() / 16 - 1;
                 whole[last] = slot(protocol, 5, step.wrapping_sub(8))[last];
-                assert_eq!((look(&mut whole, 0), look(&mut whole, 2), look(&mut whole, 4)), (3, 3, 5), "{protocol} {step}");
+                assert_eq!((first(&mut whole, 0), first(&mut whole, 2), first(&mut whole, 4)), (3, 3, 5), "{protocol} {step}");
             }
         }
     }
 
     #[test]
-    fn new_slots_have_no_flag_that_a_step_could_have() {
+    fn primed_slots_have_no_flag_of_a_coming_step() {
         for start in [1, u64::from(u32::MAX) - 3, u64::MAX - 3] {
             for protocol in [Protocol::Ll, Protocol::Ll128] {
                 let mut area = vec![0u128; 8 * 8];

@@ -1,9 +1,9 @@
-//! The ring that a producer and a consumer share: plain memory, with the proxy on one side and a program on the other, which may be a GPU
-//! kernel, a real-time thread or another process. Made at connection set-up; the words are used on both sides' threads.
+//! The ring that a producer and a consumer share: plain memory, with the proxy on one side and a program on the other, which may be a GPU kernel, a
+//! real-time thread or another process. Made at connection set-up; its words are used on the threads of both sides.
 //!
-//! The proxy consumes from the ring of a send connector and produces into that of a receive connector. The memory has one of three homes:
-//! private to the process, a mapping that another process opens, or whatever the caller supplies. What another process may write is
-//! never believed: counters and sizes are copied, checked by [`rules`], then used; where slots lie is remembered here, not read back.
+//! The proxy consumes from the ring of a send connector and produces into that of a receive connector. The memory is private to the process, a
+//! mapping that another process opens, or supplied by the caller. What another process may write is not trusted: counters and sizes are copied,
+//! checked by [`rules`], then used; the geometry is kept here and never read back.
 
 pub mod layout;
 pub mod lines;
@@ -26,16 +26,16 @@ use crate::base::mem::{Pages, Shm};
 use crate::proxy::net::Buffer;
 use crate::proxy::protocol::Protocol;
 
-/// Who can reach the data of a ring.
+/// What can access the data of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
     /// The CPU.
     Host,
-    /// A device: the CPU never touches it, and what a NIC put there is flushed before it is announced.
+    /// A device: the CPU never accesses it, and data that a NIC wrote there is flushed before it is published.
     Device,
 }
 
-/// A ring, and the memory that it lies in.
+/// A ring and its memory.
 pub struct Ring {
     control: NonNull<Control>,
     data: NonNull<u8>,
@@ -75,7 +75,7 @@ impl Ring {
     }
 
     /// A ring in a file under /dev/shm that only this user may open; [`Ring::path`] is what another process needs. Dropping removes the file.
-    /// Whoever may open it may also shrink it, which kills those who touch what is gone: a memfd cannot be shrunk.
+    /// A process that may open the file may also shrink it, and then accesses fault: a memfd cannot be shrunk.
     ///
     /// Errors: no /dev/shm, or no room in it.
     pub fn named(geometry: Geometry, start: u64) -> Result<Ring> {
@@ -83,7 +83,7 @@ impl Ring {
     }
 
     fn shared(shm: Shm, geometry: Geometry, start: u64) -> Result<Ring> {
-        // What maps it may be a forked child.
+        // The process that maps it may be a forked child.
         shm.share_with_children();
         let memory = shm.ptr(0, shm.len());
         // SAFETY: a fresh, zeroed, page-aligned mapping of that length that lives in `home`, and that nobody else knows yet.
@@ -103,7 +103,7 @@ impl Ring {
     /// A ring in memory that the caller supplies: `size_of::<Control>()` bytes at `control`, aligned to 128, and the geometry's
     /// [`data_bytes`](Geometry::data_bytes) at `data`, aligned to 128 too.
     ///
-    /// Errors: NULL or misaligned memory; LL slots where the CPU cannot see their flags.
+    /// Errors: NULL or misaligned memory; LL slots where the CPU cannot read their flags.
     ///
     /// # Safety
     /// Both must be valid for as long as the ring lives, `control` for reads and writes by the CPU, `data` too unless `memory` is
@@ -127,7 +127,7 @@ impl Ring {
         let control = checked(control.cast::<Control>(), align_of::<Control>(), "control words")?;
         let data = checked(data, Protocol::Ll128.line(), "data")?;
         if memory == Memory::Device && geometry.step_bytes(Protocol::Ll) > 0 {
-            return Err(Error::usage("LL slots in device memory: the proxy has to see their flags; give them host memory"));
+            return Err(Error::usage("LL slots in device memory: the proxy has to read their flags; give them host memory"));
         }
         let ring = Ring { control, data, geometry, memory, home };
         let words = ring.words();
@@ -142,14 +142,14 @@ impl Ring {
             let area = &words.info.areas[protocol as usize];
             area.offset.store(geometry.area(protocol) as u64, Relaxed);
             area.step_bytes.store(geometry.step_bytes(protocol) as u64, Relaxed);
-            // Zeroed memory is primed for steps from 0 on; the caller's may hold anything.
+            // Zeroed memory needs no priming for steps from 0 on; the caller's may hold anything.
             if memory == Memory::Host && (start != 0 || matches!(ring.home, Home::Caller)) {
                 let bytes = geometry.step_bytes(protocol) * STEPS as usize;
                 // SAFETY: the area is inside the data, on a multiple of BUFFER_UNIT from its aligned start; nobody else uses it yet.
                 unsafe { lines::prime(protocol, ring.slot(protocol, 0), bytes, start) };
             }
         }
-        // Pairs with the Acquire load of a program that maps the ring and looks whether it is one (railhead_ring_open).
+        // Pairs with the Acquire load by which a program that maps the ring checks it (railhead_ring_open).
         words.info.magic.store(layout::MAGIC, Release);
         Ok(ring)
     }
@@ -161,13 +161,13 @@ impl Ring {
         unsafe { self.control.as_ref() }
     }
 
-    /// Sizes and places of the slots.
+    /// Sizes and offsets of the slots.
     #[inline]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Who can reach the data.
+    /// What can access the data.
     #[inline]
     pub fn memory(&self) -> Memory {
         self.memory
@@ -185,18 +185,18 @@ impl Ring {
         self.data.as_ptr()
     }
 
-    /// The slots from that of `step` on, `bytes` of them, as the network needs to know them.
+    /// `bytes` bytes from the slot of `step` on, as the network's functions take them.
     #[inline]
     pub(crate) fn buffer(&self, protocol: Protocol, step: u64, bytes: usize) -> Buffer {
         debug_assert!(self.space(protocol, step) >= bytes);
-        // SAFETY: inside the data, by the rules that the caller took `step` and `bytes` from; a connector keeps its ring until its comm is
-        // closed; the step is claimed, so nobody touches its slot.
+        // SAFETY: inside the data, as `rules` has checked `step` and `bytes`; a connector keeps its ring until its comm is closed; the step is
+        // claimed, so the program does not access its slot.
         unsafe { Buffer::new(self.slot(protocol, step).addr(), bytes) }
     }
 
     /// The whole data, to be registered.
     pub(crate) fn whole(&self) -> Buffer {
-        // SAFETY: as in `buffer`; a registration touches nothing.
+        // SAFETY: as in `buffer`; a registration accesses no data.
         unsafe { Buffer::new(self.data.as_ptr().expose_provenance(), self.geometry.data_bytes()) }
     }
 
@@ -225,8 +225,8 @@ impl Ring {
         }
     }
 
-    /// Looks for the first of the lines that `bytes` take whose flag is missing in the slot of `step`, from line `from` on; the number of lines if
-    /// none is, or if only a device can see them.
+    /// The first line from line `from` on, of those that `bytes` take in the slot of `step`, whose flag is not set. The number of lines if all are
+    /// set, or if only a device can read them.
     #[inline]
     pub fn missing(&self, protocol: Protocol, step: u64, from: usize, bytes: usize) -> usize {
         let count = lines::lines(protocol, bytes);
@@ -256,7 +256,7 @@ impl Ring {
     /// Errors: as for [`Ring::copy_in`].
     ///
     /// # Safety
-    /// The slots must be the caller's: those that [`Consumer::filled`] told of.
+    /// The slots must be the caller's: those that [`Consumer::filled`] reported.
     pub unsafe fn copy_out(&self, protocol: Protocol, step: u64, bytes: &mut [u8]) -> Result<()> {
         self.check_copy(protocol, step, bytes.len())?;
         // SAFETY: as in `copy_in`.

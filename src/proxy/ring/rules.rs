@@ -1,28 +1,28 @@
-//! What one side may conclude from the other side's counter: how many steps it may take or fill, and whether the counter makes sense at
-//! all. Pure functions, for the proxy and for the programs' sides alike.
+//! Checks the other side's counter, and derives from it how many steps this side may read or fill. Pure functions, for the proxy and for the programs'
+//! sides alike.
 //!
-//! Counters wrap, so they are compared by their difference. Between operations a counter may lag: an operation starts at the next multiple of
-//! its chunk, up to 7 steps further, and the side that gets there first may also still miss the other's last store of a flag-checked
-//! slot, up to 8 steps. So until a side has moved once, a lag of up to 15 is nothing to wonder about; after that, none is.
+//! Counters wrap, so they are compared by their difference. Between operations a counter may lag: an operation starts at the next multiple of its
+//! chunk, up to 7 steps further, and the side that starts first may not see the other's last stores for flag-checked slots yet, up to 8 steps. So a
+//! lag of up to 15 is valid until this side has claimed its first step; after that, no lag is.
 
 use super::layout::{EMPTY, STEPS};
 use crate::base::error::{Error, Result};
 
-/// How far a counter may lag before the first step of an operation.
+/// The largest valid lag before the first step of an operation.
 const FRESH_LAG: i64 = 2 * STEPS as i64 - 1;
 
-/// Where a side stands.
+/// The counters of this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// Steps published: the other side knows.
+    /// Steps published to the other side.
     pub published: u64,
-    /// Steps claimed: those published, and those that are being taken or filled.
+    /// Steps claimed: those published, and those that are being read or filled.
     pub claimed: u64,
     /// Whether nothing has been claimed yet since the operation started.
     pub fresh: bool,
 }
 
-/// Steps that a consumer may take: filled, and not claimed.
+/// Steps that a consumer may read: filled, and not claimed.
 ///
 /// Errors: a `tail` that no producer publishes.
 #[inline]
@@ -34,7 +34,7 @@ pub fn filled(tail: u64, at: Position) -> Result<u64> {
     } else if at.fresh && (-FRESH_LAG..0).contains(&ahead) {
         Ok(0)
     } else {
-        Err(nonsense("tail", tail, at))
+        Err(invalid_counter("tail", tail, at))
     }
 }
 
@@ -49,11 +49,11 @@ pub fn room(head: u64, at: Position) -> Result<u64> {
     } else if at.fresh && (0..=FRESH_LAG).contains(&used) {
         Ok(0)
     } else {
-        Err(nonsense("head", head, at))
+        Err(invalid_counter("head", head, at))
     }
 }
 
-/// What a slot of sizes_fifo says: none while it is empty.
+/// The size in a slot of sizes_fifo; `None` while it is empty.
 ///
 /// Errors: a size that does not fit the slots of one slice.
 #[inline]
@@ -65,7 +65,7 @@ pub fn size(bytes: i64, capacity: usize) -> Result<Option<usize>> {
     }
 }
 
-/// Checks a number of steps that are filled at once: they lie side by side in the ring.
+/// Checks the steps of a slice: their slots must be contiguous in the ring.
 pub fn check_slice(slice: u64) -> Result<()> {
     match slice {
         1 | 2 | 4 | 8 => Ok(()),
@@ -74,7 +74,7 @@ pub fn check_slice(slice: u64) -> Result<()> {
 }
 
 #[cold]
-fn nonsense(what: &str, value: u64, at: Position) -> Error {
+fn invalid_counter(what: &str, value: u64, at: Position) -> Error {
     Error::usage(format!(
         "the ring's {what} is {value}, but this side is at {} (published {}): the other side may be at most {STEPS} steps away",
         at.claimed, at.published

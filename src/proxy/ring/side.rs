@@ -1,7 +1,7 @@
 //! The two sides of a ring for a Rust program; `include/railhead_ring.h` has the same for C and CUDA. Each is used by one thread.
 //!
-//! A producer asks for room, writes the slot, posts it; a consumer asks what is filled, reads the slot, releases it. Neither waits, and
-//! neither touches the data: that is between the program and the slot's address.
+//! A producer checks for room, writes the slot, posts it; a consumer checks what is filled, reads the slot, releases it. Neither waits, and neither
+//! accesses the data: the program does that, at the slot's address.
 
 use super::layout::{EMPTY, STEPS, round_up, slot};
 use super::rules::{self, Position};
@@ -14,12 +14,12 @@ pub struct Producer<W> {
     // The next step to be filled; everything before it is published.
     step: u64,
     fresh: bool,
-    // What `head` was last time: the ring has at least the room that this implies.
+    // The last value of `head` that was read: there is at least as much room as it says.
     head: u64,
 }
 
 impl<W: Words> Producer<W> {
-    /// The producer of a ring, after whoever was it before.
+    /// The producer of a ring; it continues where the producer before it ended.
     pub fn new(words: W) -> Producer<W> {
         let (step, head) = (words.tail(), words.head());
         Producer { words, step, fresh: true, head }
@@ -38,9 +38,9 @@ impl<W: Words> Producer<W> {
         Ok(())
     }
 
-    /// Whether the next `slice` steps (1, 2, 4 or 8) are free: their slots, side by side, are the caller's then.
+    /// Whether the next `slice` steps (1, 2, 4 or 8) are free: then the caller may write their slots, which are contiguous.
     ///
-    /// Errors: a step that is no multiple of the slice; a ring that holds nonsense.
+    /// Errors: a step that is no multiple of the slice; an invalid `head` in the ring.
     #[inline]
     pub fn has_room(&mut self, slice: u64) -> Result<bool> {
         check_step(self.step, slice)?;
@@ -52,7 +52,7 @@ impl<W: Words> Producer<W> {
         Ok(rules::room(self.head, at)? >= slice)
     }
 
-    /// Publishes the next `slice` steps with `bytes` in their slots. Only after [`Producer::has_room`] said yes.
+    /// Publishes the next `slice` steps with `bytes` in their slots. Only after [`Producer::has_room`] returned true.
     #[inline]
     pub fn post(&mut self, slice: u64, bytes: usize) {
         debug_assert!(matches!(self.has_room(slice), Ok(true)));
@@ -69,12 +69,12 @@ pub struct Consumer<W> {
     // The next step to be emptied; everything before it is published.
     step: u64,
     fresh: bool,
-    // What `tail` was last time: at least so much is filled.
+    // The last value of `tail` that was read: at least as much is filled as it says.
     tail: u64,
 }
 
 impl<W: Words> Consumer<W> {
-    /// The consumer of a ring, after whoever was it before.
+    /// The consumer of a ring; it continues where the consumer before it ended.
     pub fn new(words: W) -> Consumer<W> {
         let (step, tail) = (words.head(), words.tail());
         Consumer { words, step, fresh: true, tail }
@@ -85,7 +85,7 @@ impl<W: Words> Consumer<W> {
         self.step
     }
 
-    /// Goes to where an operation starts: the next multiple of `chunk` steps (1, 2, 4 or 8). The producer gets the room in between.
+    /// Goes to where an operation starts: the next multiple of `chunk` steps (1, 2, 4 or 8). The skipped steps are free for the producer.
     pub fn start(&mut self, chunk: u64) -> Result<()> {
         rules::check_slice(chunk)?;
         let start = round_up(self.step, chunk);
@@ -97,9 +97,9 @@ impl<W: Words> Consumer<W> {
         Ok(())
     }
 
-    /// How many bytes, at most `capacity`, lie in the slots of the next `slice` steps (1, 2, 4 or 8), once they are filled.
+    /// The bytes, at most `capacity`, in the slots of the next `slice` steps (1, 2, 4 or 8); `None` until they are filled.
     ///
-    /// Errors: a step that is no multiple of the slice; a ring that holds nonsense.
+    /// Errors: a step that is no multiple of the slice; an invalid `tail` or size in the ring.
     #[inline]
     pub fn filled(&mut self, slice: u64, capacity: usize) -> Result<Option<usize>> {
         check_step(self.step, slice)?;
@@ -113,11 +113,11 @@ impl<W: Words> Consumer<W> {
         rules::size(self.words.size(slot(self.step)), capacity)
     }
 
-    /// Gives the next `slice` steps back. Only after [`Consumer::filled`] told their size.
+    /// Frees the next `slice` steps. Only after [`Consumer::filled`] returned their size.
     #[inline]
     pub fn release(&mut self, slice: u64) {
         debug_assert!(matches!(self.filled(slice, usize::MAX), Ok(Some(_))));
-        // Before `head`: once that is published, the size is the producer's to set.
+        // Before `head`: once that is published, the producer may set the size.
         self.words.set_size(slot(self.step), EMPTY);
         self.step = self.step.wrapping_add(slice);
         self.fresh = false;
@@ -133,5 +133,5 @@ fn check_step(step: u64, slice: u64) -> Result<()> {
 
 #[cold]
 fn misplaced(step: u64, slice: u64) -> Error {
-    Error::usage(format!("a slice of {slice} steps at step {step}, slot {}: it would not lie side by side in {STEPS} slots", slot(step)))
+    Error::usage(format!("a slice of {slice} steps at step {step}, slot {}: its slots, of {STEPS}, would not be contiguous", slot(step)))
 }

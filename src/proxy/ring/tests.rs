@@ -1,4 +1,4 @@
-//! A ring in each of its homes, both sides at work, and a side that lies.
+//! Tests of a ring in each kind of memory, with both sides running, and with invalid counters and sizes.
 
 use std::os::fd::AsRawFd;
 use std::thread;
@@ -43,7 +43,7 @@ fn stream(ring: &Arc<Ring>, steps: u64, slice: u64) {
                 }
             };
             let mut got = vec![0; bytes];
-            // SAFETY: filled told of the slots.
+            // SAFETY: filled reported the slots.
             unsafe { ring.copy_out(Protocol::Simple, consumer.step(), &mut got) }.unwrap();
             assert_eq!(got, pattern(n, len(n)), "{n}");
             consumer.release(slice);
@@ -52,7 +52,7 @@ fn stream(ring: &Arc<Ring>, steps: u64, slice: u64) {
 }
 
 #[test]
-fn streams_in_every_home_and_over_the_wrap_of_the_counters() {
+fn streams_in_every_kind_of_memory_and_over_the_wrap_of_the_counters() {
     for start in LIMITS {
         for slice in [1, 2, 4, 8] {
             stream(&Arc::new(Ring::private(geometry(), start).unwrap()), 100, slice);
@@ -68,7 +68,7 @@ fn streams_in_every_home_and_over_the_wrap_of_the_counters() {
 }
 
 #[test]
-fn a_shared_ring_says_what_it_is_to_whoever_maps_it() {
+fn a_shared_ring_describes_itself_to_a_process_that_maps_it() {
     let ring = Ring::memfd(geometry(), 7).unwrap();
     let bytes = ring.mapped_bytes().unwrap();
     let copy = OwnedFd::new(ring.fd().unwrap().try_clone_to_owned().unwrap());
@@ -80,7 +80,7 @@ fn a_shared_ring_says_what_it_is_to_whoever_maps_it() {
     assert_eq!(areas, [0, 128, 1024, 128, 2048, 1024]);
     assert_eq!((mapped.load_u64(128, Relaxed), mapped.load_u64(256, Relaxed)), (7, 7));
     assert!((384..448).step_by(8).all(|at| mapped.load_u64(at, Relaxed) == u64::MAX));
-    // What one side writes, the other sees.
+    // A store through one mapping is seen through the other.
     ring.words().set_tail(99);
     assert_eq!(mapped.load_u64(256, Relaxed), 99);
 
@@ -108,7 +108,7 @@ fn a_full_ring_has_no_room_and_an_empty_one_nothing() {
         assert_eq!(consumer.filled(1, 64).unwrap(), Some(0));
         consumer.release(1);
         assert!(producer.has_room(1).unwrap());
-        // Whoever takes over goes on where the ring is.
+        // A new producer continues where the ring is.
         let mut second = Producer::new(ring.clone());
         assert_eq!(second.step(), start.wrapping_add(8));
         second.post(1, 64);
@@ -118,7 +118,7 @@ fn a_full_ring_has_no_room_and_an_empty_one_nothing() {
 }
 
 #[test]
-fn the_sides_meet_again_where_an_operation_starts() {
+fn both_sides_start_an_operation_at_the_same_step() {
     let ring = Arc::new(Ring::private(geometry(), u64::MAX).unwrap());
     let (mut producer, mut consumer) = (Producer::new(ring.clone()), Consumer::new(ring.clone()));
     producer.post(1, 1);
@@ -130,7 +130,7 @@ fn the_sides_meet_again_where_an_operation_starts() {
     producer.post(1, 2);
     assert_eq!(consumer.filled(1, 64).unwrap(), Some(2));
     consumer.release(1);
-    // From step 1 to step 8: a slice of 8 fits only because the consumer gives back what was skipped.
+    // From step 1 to step 8: a slice of 8 fits only because the consumer frees the skipped steps.
     producer.start(8).unwrap();
     assert!(!producer.has_room(8).unwrap());
     consumer.start(8).unwrap();
@@ -139,14 +139,14 @@ fn the_sides_meet_again_where_an_operation_starts() {
     assert_eq!(consumer.filled(8, 8192).unwrap(), Some(8192));
     consumer.release(8);
     assert_eq!((producer.step(), consumer.step()), (16, 16));
-    // A slice of 2 at an odd step would not lie side by side.
+    // A slice of 2 at an odd step would not be contiguous.
     producer.post(1, 0);
     assert!(producer.has_room(2).unwrap_err().to_string().contains("slot 1"));
     assert!(producer.start(3).is_err() && consumer.start(0).is_err());
 }
 
 #[test]
-fn a_side_that_lies_is_told_so() {
+fn invalid_counters_and_sizes_are_errors() {
     let ring = Arc::new(Ring::private(geometry(), 40).unwrap());
     let mut producer = Producer::new(ring.clone());
     let mut consumer = Consumer::new(ring.clone());
@@ -181,7 +181,7 @@ fn memory_that_cannot_be_a_ring_is_refused() {
     assert!(over(0, 520, Memory::Host, geometry()).is_err());
     assert!(over(0, 512, Memory::Device, geometry()).is_err_and(|e| e.to_string().contains("LL slots in device memory")));
     let device = over(0, 512, Memory::Device, Geometry::new([0, 1024, 1024]).unwrap()).unwrap();
-    // Nothing that only a device can see is looked at.
+    // Flags in device memory are not read.
     assert_eq!(device.missing(Protocol::Ll128, 0, 0, 128), 1);
     // SAFETY: refused before anything is touched.
     assert!(unsafe { device.copy_in(Protocol::Simple, 0, &[1]) }.is_err());

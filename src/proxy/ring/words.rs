@@ -1,6 +1,6 @@
 //! The words that the two sides of a ring exchange, and the order in which each becomes visible. Used by both sides, on their threads.
 //!
-//! A trait over single loads and stores, so that models run the same code, with the same orders, over words that a checker watches.
+//! A trait over single loads and stores, so that loom's models run the same code, with the same memory orders.
 
 use std::sync::atomic::Ordering::{self, Acquire, Release};
 
@@ -9,7 +9,7 @@ use super::layout::Control;
 /// A word that the two sides of a ring exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
-    /// Steps that the consumer is done with.
+    /// Steps that the consumer has read.
     Head,
     /// Steps that the producer has filled.
     Tail,
@@ -17,7 +17,7 @@ pub enum Word {
     Size(usize),
 }
 
-/// The words that the two sides of a ring exchange. What comes out may be anything: the other side may be another program.
+/// The words that the two sides of a ring exchange. A loaded value may be anything: the other side may be another program.
 pub trait Words {
     /// Loads a word.
     fn load(&self, word: Word, order: Ordering) -> u64;
@@ -25,8 +25,8 @@ pub trait Words {
     /// Stores a word.
     fn store(&self, word: Word, value: u64, order: Ordering);
 
-    /// Steps that the consumer is done with. Acquire: pairs with [`Words::set_head`], so that what the consumer read of those steps, and its
-    /// emptying of their sizes, happened before whatever the producer stores next.
+    /// Steps that the consumer has read. Acquire: pairs with [`Words::set_head`], so the consumer's reads of those steps, and its emptying of their
+    /// sizes, happen before the producer's next stores.
     #[inline]
     fn head(&self) -> u64 {
         self.load(Word::Head, Acquire)
@@ -38,7 +38,7 @@ pub trait Words {
         self.store(Word::Head, steps, Release);
     }
 
-    /// Steps that the producer has filled. Acquire: pairs with [`Words::set_tail`], so that their data and sizes are there.
+    /// Steps that the producer has filled. Acquire: pairs with [`Words::set_tail`], so their data and sizes are visible.
     #[inline]
     fn tail(&self) -> u64 {
         self.load(Word::Tail, Acquire)
@@ -50,7 +50,7 @@ pub trait Words {
         self.store(Word::Tail, steps, Release);
     }
 
-    /// Bytes in a slot, or [`EMPTY`](super::EMPTY). Acquire: pairs with [`Words::set_size`], because LL takes a size without having seen `tail`.
+    /// Bytes in a slot, or [`EMPTY`](super::EMPTY). Acquire: pairs with [`Words::set_size`], because LL reads a size without `tail`.
     #[inline]
     fn size(&self, slot: usize) -> i64 {
         self.load(Word::Size(slot), Acquire) as i64

@@ -41,14 +41,14 @@ fn peers_are_delta_away_on_either_side() {
 }
 
 #[test]
-fn a_rank_needs_nobody_for_itself_and_nothing_for_a_way_that_nothing_goes() {
+fn no_operations_without_a_peer_or_without_data() {
     assert_eq!(save_p2p(1, 4, 0, Some(1), Some(1), BUFFER).unwrap(), []);
     assert_eq!(save_p2p(1, 4, 1, None, None, BUFFER).unwrap(), []);
     assert_eq!(flat(&save_p2p(1, 4, 1, None, Some(0), BUFFER).unwrap()), [(Recv, 0, 1)]);
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_arguments_are_refused() {
     for (rank, ranks, delta, buffer) in [(4, 4, 1, BUFFER), (0, 4, 4, BUFFER), (0, 0, 0, BUFFER), (0, 2, 1, 31)] {
         assert!(save_p2p(rank, ranks, delta, Some(1), Some(1), buffer).is_err(), "{rank} {ranks} {delta} {buffer}");
     }
@@ -83,7 +83,7 @@ fn a_ring_goes_all_around_and_a_pipeline_stops_at_the_root() {
 }
 
 #[test]
-fn who_is_alone_needs_nobody() {
+fn a_rank_that_is_alone_has_no_operations() {
     for pattern in [Pattern::Ring, Pattern::PipelineFrom, Pattern::TreeUpDown] {
         let channel = Channel { ring: RingPlace { order: &[0] }, tree_up: TreePlace::default(), tree_down: TreePlace::default() };
         assert_eq!(save_coll(pattern, &channel, 0, Steps::simple(1)).unwrap(), [], "{pattern:?}");

@@ -1,18 +1,18 @@
-//! A network that is all in memory, keeps a record, and is as slow, as unwilling and as faulty as a test wants it. A message is copied when its last
-//! poll comes, not when it is posted, so that a slot which is touched too early shows.
+//! A network in memory that records its calls and is as slow, busy and faulty as a test wants. A message is copied at its last poll, not when it is
+//! posted, so a slot that is overwritten too early is noticed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::error::{Error, Result};
-use crate::proxy::net::{Buffer, Comm, Handle, Mr, Net, Request};
+use crate::proxy::net::{Buffer, Comm, ListenHandle, Mr, Net, NetRequest};
 
-/// What was asked of the network.
+/// A call of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    Isend { link: usize, bytes: usize, taken: bool },
-    Irecv { link: usize, bytes: usize, taken: bool },
-    Iflush { link: usize, bytes: usize },
+    Isend { connection: usize, bytes: usize, accepted: bool },
+    Irecv { connection: usize, bytes: usize, accepted: bool },
+    Iflush { connection: usize, bytes: usize },
     Test { done: bool },
     RegMr { device: bool },
     DeregMr,
@@ -25,14 +25,14 @@ pub enum Call {
 pub struct Behaviour {
     /// Polls that a message or a flush takes: 0 to this many, by chance.
     pub delay: u64,
-    /// One post in this many is not taken, by chance; 0 for none.
-    pub unwilling: u64,
+    /// One post in this many is not accepted, by chance; 0 for none.
+    pub busy: u64,
     /// The call of this number fails, counted from 0.
     pub fails_at: Option<u64>,
     /// Flushes complete only once this is not set.
     pub holds_flushes: bool,
-    /// Every receive claims so many bytes more than came.
-    pub exaggerates: usize,
+    /// Every receive reports so many bytes too many.
+    pub excess: usize,
 }
 
 #[derive(Default)]
@@ -46,7 +46,7 @@ struct Message {
 
 enum Posted {
     Message(usize),
-    Receive { link: usize, number: u64 },
+    Receive { connection: usize, number: u64 },
     Flush { polls: u64 },
 }
 
@@ -54,13 +54,13 @@ enum Posted {
 struct State {
     behaviour: Behaviour,
     record: Vec<Call>,
-    quiet: bool,
+    unrecorded: bool,
     calls: u64,
     random: u64,
     // By number; a message that both ends have seen stays, for its address is not reused.
     messages: BTreeMap<usize, (Message, u8)>,
     next_message: usize,
-    // Receives of each link that no send has met, and those that one has.
+    // By connection: receives without a send. Then those that have one, with the number of its message.
     waiting: BTreeMap<usize, VecDeque<(u64, usize, usize)>>,
     matched: BTreeMap<(usize, u64), usize>,
     received: u64,
@@ -80,10 +80,10 @@ impl Fake {
     }
 
     /// A pair of comms: what is sent on the first is received on the second.
-    pub fn link(&self, link: usize) -> (Comm, Comm) {
+    pub fn connection(&self, connection: usize) -> (Comm, Comm) {
         self.lock().open += 2;
         // SAFETY: this network takes any number for a comm.
-        unsafe { (Comm::new(link * 2), Comm::new(link * 2 + 1)) }
+        unsafe { (Comm::new(connection * 2), Comm::new(connection * 2 + 1)) }
     }
 
     pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
@@ -91,8 +91,8 @@ impl Fake {
     }
 
     /// Keeps no record from now on.
-    pub fn quiet(&self) {
-        self.lock().quiet = true;
+    pub fn unrecorded(&self) {
+        self.lock().unrecorded = true;
     }
 
     pub fn record(&self) -> Vec<Call> {
@@ -122,7 +122,7 @@ impl State {
     }
 
     fn note(&mut self, call: Call) {
-        if !self.quiet {
+        if !self.unrecorded {
             self.record.push(call);
         }
     }
@@ -135,16 +135,16 @@ impl State {
         self.random % below
     }
 
-    fn unwilling(&mut self) -> bool {
-        let n = self.behaviour.unwilling;
+    fn is_busy(&mut self) -> bool {
+        let n = self.behaviour.busy;
         n > 0 && self.chance(n) == 0
     }
 
-    fn request(&mut self, posted: Posted) -> Request {
+    fn request(&mut self, posted: Posted) -> NetRequest {
         self.next_request += 1;
         self.requests.insert(self.next_request, posted);
         // SAFETY: this network takes any number for a request.
-        unsafe { Request::new(self.next_request) }
+        unsafe { NetRequest::new(self.next_request) }
     }
 
     /// One poll of a message; its bytes once it is copied.
@@ -171,43 +171,43 @@ impl State {
 }
 
 impl Net for Fake {
-    fn isend(&self, comm: &Comm, data: Buffer, _tag: i32, _mr: &Mr) -> Result<Option<Request>> {
+    fn isend(&self, comm: &Comm, data: Buffer, _tag: i32, _mr: &Mr) -> Result<Option<NetRequest>> {
         let state = &mut *self.lock();
         state.call("isend")?;
-        let link = comm.value() / 2;
-        let met = if state.unwilling() { None } else { state.waiting.entry(link).or_default().pop_front() };
-        state.note(Call::Isend { link, bytes: data.bytes(), taken: met.is_some() });
-        let Some((number, to, room)) = met else { return Ok(None) };
+        let connection = comm.value() / 2;
+        let receive = if state.is_busy() { None } else { state.waiting.entry(connection).or_default().pop_front() };
+        state.note(Call::Isend { connection, bytes: data.bytes(), accepted: receive.is_some() });
+        let Some((number, to, room)) = receive else { return Ok(None) };
         assert!(data.bytes() <= room, "{} bytes for a receive of {room}", data.bytes());
         let delay = state.behaviour.delay;
         let polls = state.chance(delay + 1);
         state.next_message += 1;
         let message = state.next_message;
         state.messages.insert(message, (Message { from: data.addr(), to, bytes: data.bytes(), polls, copied: false }, 0));
-        state.matched.insert((link, number), message);
+        state.matched.insert((connection, number), message);
         Ok(Some(state.request(Posted::Message(message))))
     }
 
-    fn irecv(&self, comm: &Comm, data: Buffer, _tag: i32, _mr: &Mr) -> Result<Option<Request>> {
+    fn irecv(&self, comm: &Comm, data: Buffer, _tag: i32, _mr: &Mr) -> Result<Option<NetRequest>> {
         let state = &mut *self.lock();
         state.call("irecv")?;
-        let link = comm.value() / 2;
-        let taken = !state.unwilling();
-        state.note(Call::Irecv { link, bytes: data.bytes(), taken });
-        if !taken {
+        let connection = comm.value() / 2;
+        let accepted = !state.is_busy();
+        state.note(Call::Irecv { connection, bytes: data.bytes(), accepted });
+        if !accepted {
             return Ok(None);
         }
         state.received += 1;
         let number = state.received;
-        state.waiting.entry(link).or_default().push_back((number, data.addr(), data.bytes()));
-        Ok(Some(state.request(Posted::Receive { link, number })))
+        state.waiting.entry(connection).or_default().push_back((number, data.addr(), data.bytes()));
+        Ok(Some(state.request(Posted::Receive { connection, number })))
     }
 
-    fn iflush(&self, comm: &Comm, data: Buffer, _mr: &Mr) -> Result<Option<Request>> {
+    fn iflush(&self, comm: &Comm, data: Buffer, _mr: &Mr) -> Result<Option<NetRequest>> {
         let state = &mut *self.lock();
         state.call("iflush")?;
-        state.note(Call::Iflush { link: comm.value() / 2, bytes: data.bytes() });
-        if state.unwilling() {
+        state.note(Call::Iflush { connection: comm.value() / 2, bytes: data.bytes() });
+        if state.is_busy() {
             // Nothing to flush, as a plugin says of host memory.
             return Ok(None);
         }
@@ -216,8 +216,8 @@ impl Net for Fake {
         Ok(Some(state.request(Posted::Flush { polls })))
     }
 
-    fn test(&self, request: &mut Option<Request>) -> Result<Option<usize>> {
-        let Some(number) = request.as_ref().map(Request::value) else { return Ok(Some(0)) };
+    fn test(&self, request: &mut Option<NetRequest>) -> Result<Option<usize>> {
+        let Some(number) = request.as_ref().map(NetRequest::value) else { return Ok(Some(0)) };
         let state = &mut *self.lock();
         state.call("test")?;
         let holds = state.behaviour.holds_flushes;
@@ -232,28 +232,28 @@ impl Net for Fake {
                 let message = *message;
                 state.poll(message)
             }
-            Posted::Receive { link, number } => {
-                let matched = state.matched.get(&(*link, *number)).copied();
-                matched.and_then(|message| state.poll(message)).map(|bytes| bytes + state.behaviour.exaggerates)
+            Posted::Receive { connection, number } => {
+                let matched = state.matched.get(&(*connection, *number)).copied();
+                matched.and_then(|message| state.poll(message)).map(|bytes| bytes + state.behaviour.excess)
             }
         };
         state.note(Call::Test { done: done.is_some() });
         if done.is_some() {
-            if let Some(Posted::Receive { link, number }) = state.requests.remove(&number) {
-                state.matched.remove(&(link, number));
+            if let Some(Posted::Receive { connection, number }) = state.requests.remove(&number) {
+                state.matched.remove(&(connection, number));
             }
             *request = None;
         }
         Ok(done)
     }
 
-    fn listen(&self, _dev: i32) -> Result<(Comm, Handle)> {
+    fn listen(&self, _dev: i32) -> Result<(Comm, ListenHandle)> {
         self.lock().call("listen")?;
-        // SAFETY: as in `link`.
-        Ok((unsafe { Comm::new(usize::MAX) }, Handle::default()))
+        // SAFETY: as in `connection`.
+        Ok((unsafe { Comm::new(usize::MAX) }, ListenHandle::default()))
     }
 
-    fn connect(&self, _dev: i32, _handle: &mut Handle) -> Result<Option<Comm>> {
+    fn connect(&self, _dev: i32, _handle: &mut ListenHandle) -> Result<Option<Comm>> {
         self.lock().call("connect")?;
         Ok(None)
     }

@@ -1,8 +1,8 @@
-//! Send and receive operations over the recording fake network, one call at a time.
+//! Tests of send and receive operations over the fake network, step by step.
 
+mod errors;
 mod fake;
-mod moves;
-mod refusals;
+mod success;
 
 use std::sync::Arc;
 
@@ -16,20 +16,20 @@ use crate::base::error::Result;
 use crate::engine::Progress;
 use fake::{Behaviour, Call, Fake};
 
-/// Bytes of a slot of any protocol.
+/// Bytes of a slot, for every protocol.
 const SLOT: usize = 256;
 
 fn geometry() -> Geometry {
     Geometry::new([8 * SLOT; 3]).unwrap()
 }
 
-/// What step `n` of a stream holds.
+/// The data of step `n` of a stream.
 fn pattern(stream: u64, n: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (stream.wrapping_mul(131) ^ n.wrapping_mul(31) ^ i.wrapping_mul(7)) as u8).collect()
 }
 
-/// Two connectors with a link of the fake between them, and the programs at their rings.
-struct Rig {
+/// Two connectors with a connection of the fake between them, and the programs' sides of their rings.
+struct TestPair {
     net: Arc<Fake>,
     send: Connector<Fake>,
     recv: Connector<Fake>,
@@ -37,18 +37,18 @@ struct Rig {
     consumer: Consumer<Arc<Ring>>,
 }
 
-impl Rig {
-    fn new(behaviour: Behaviour, start: u64) -> Rig {
-        Rig::over(Fake::new(0x5eed ^ start, behaviour), 1, start, Options::default())
+impl TestPair {
+    fn new(behaviour: Behaviour, start: u64) -> TestPair {
+        TestPair::over(Fake::new(0x5eed ^ start, behaviour), 1, start, Options::default())
     }
 
-    fn over(net: Arc<Fake>, link: usize, start: u64, options: Options) -> Rig {
+    fn over(net: Arc<Fake>, connection: usize, start: u64, options: Options) -> TestPair {
         let ring = || Arc::new(Ring::private(geometry(), start).unwrap());
-        let (to, from) = net.link(link);
+        let (to, from) = net.connection(connection);
         let send = Connector::new(net.clone(), Direction::Send, to, ring(), options).unwrap();
         let recv = Connector::new(net.clone(), Direction::Recv, from, ring(), options).unwrap();
         let (producer, consumer) = (Producer::new(send.ring().clone()), Consumer::new(recv.ring().clone()));
-        Rig { net, send, recv, producer, consumer }
+        TestPair { net, send, recv, producer, consumer }
     }
 
     fn close(self) -> Result<()> {
