@@ -23,10 +23,9 @@ use crate::link::progress::WaitSet;
 use crate::link::queue_pairs::{QueuePairs, Side};
 use crate::link::slots::Records;
 
-use super::Mode;
 use super::context::Context;
 use super::handle::SECRET_SIZE;
-use super::handshake::{LateConfirm, peer, tune};
+use super::handshake::{LateConfirm, Mode, peer, tune};
 use super::wire::{self, FrameReader, FrameWriter, Header, Kind, MAC_SIZE, Params, Progress, WIRE_VERSION, WireError};
 
 /// Nanoseconds for which a rank that hung up is watched.

@@ -12,7 +12,12 @@ use crate::fabric::{self, types::ID_UNDEF};
 use crate::link::limits::{MAX_MESSAGE, MAX_RAILS, MAX_RECVS};
 use crate::link::progress::ProgressThread;
 
-use super::{PTR_CUDA, PTR_DMABUF, PTR_HOST};
+/// NCCL_PTR_HOST, a bit of ptrSupport: memory that the CPU reads and writes (nccl 2.30 src/include/plugin/nccl_net.h, as those below).
+pub const PTR_HOST: i32 = 1;
+/// NCCL_PTR_CUDA: memory of a GPU, by its address.
+pub const PTR_CUDA: i32 = 2;
+/// NCCL_PTR_DMABUF: memory of a GPU, by a DMA-BUF.
+pub const PTR_DMABUF: i32 = 4;
 
 /// Comms of a device at most, as NCCL's own transports say; queue pairs are no limit.
 const MAX_COMMS: i32 = 65536;

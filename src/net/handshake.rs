@@ -14,6 +14,16 @@ use crate::link::liveness::{Confirm, ConfirmError, Peer};
 use super::handle::SECRET_SIZE;
 use super::wire::{self, FrameReader, Kind, Params, Progress, WIRE_VERSION};
 
+/// When `connect` and `accept` give out a comm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Once the handshake is done; `None` before (v5 and later).
+    NonBlocking,
+    /// At once, waiting if need be: `connect` once its first message is sent, `accept` once its answer is (v4, where every rank
+    /// connects first and accepts second, and neither call is repeated).
+    Blocking,
+}
+
 /// Prepares the handshake's connection: no delay, no wait, and a dead host is noticed.
 pub fn tune(stream: &TcpStream, config: &Config) -> Result<()> {
     let socket = SockRef::from(stream);

@@ -18,10 +18,10 @@ use crate::link::Connection;
 use crate::link::progress::{Driven, Member, WaitSet};
 use crate::link::slots::Records;
 
-use super::Mode;
 use super::accept::Acceptor;
 use super::context::Context;
 use super::handle::{HANDLE_SIZE, Handle, SECRET_SIZE};
+use super::handshake::Mode;
 use super::recv::RecvComm;
 
 /// Connections taken from the kernel per call.

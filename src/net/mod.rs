@@ -48,31 +48,15 @@ pub use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS};
 pub use crate::link::memory::{MemoryKind, MrHandle};
 pub use crate::link::request::Sizes;
 pub use crate::link::wr_id::RequestId;
-pub use device::Properties;
+pub use device::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 pub use handle::HANDLE_SIZE;
+pub use handshake::Mode;
 pub use listen::ListenComm;
 pub use recv::{RecvBuffer, RecvComm};
 pub use send::SendComm;
 
 /// What is done to user memory. The caller reads what a completion has told him of, never before, so that ordering may be relaxed.
 const MR_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::RELAXED_ORDERING);
-/// NCCL_PTR_HOST, a bit of ptrSupport: memory that the CPU reads and writes (nccl 2.30 src/include/plugin/nccl_net.h, as those below).
-pub const PTR_HOST: i32 = 1;
-/// NCCL_PTR_CUDA: memory of a GPU, by its address.
-pub const PTR_CUDA: i32 = 2;
-/// NCCL_PTR_DMABUF: memory of a GPU, by a DMA-BUF.
-pub const PTR_DMABUF: i32 = 4;
-
-/// When `connect` and `accept` give out a comm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Once the handshake is done; `None` before (v5 and later).
-    NonBlocking,
-    /// At once, waiting if need be: `connect` once its first message is sent, `accept` once its answer is (v4, where every rank
-    /// connects first and accepts second, and neither call is repeated).
-    Blocking,
-}
-
 /// The process-wide state: made by the first init, dropped after the last finalize and the last comm.
 pub struct Net {
     config: Arc<Config>,
