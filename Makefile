@@ -116,9 +116,9 @@ bench: build
 bench-proxy:
 	$(CARGO) bench --quiet $(STAGED) --bench proxy
 
-# BENCH_ARGS: for `railhead store bench`, such as --rounds 25.
+# BENCH_ARGS: --rounds N.
 bench-store: deps-test build
-	python3 tests/torch/bench.py $(PROGRAM) $(BENCH_ARGS)
+	python3 tests/torch/bench.py $(PROGRAM) $(CARGO) bench --quiet $(STAGED) --bench store -- $(BENCH_ARGS)
 
 instructions: deps-test build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions

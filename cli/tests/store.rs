@@ -145,8 +145,6 @@ fn waiting_in_vain_is_told_from_other_failures() {
         (&["get", "k", "--connect", "h:0"], "port 0: must be 1 to 65535"),
         (&["get", "k", "--connect", "::1"], "host ':': must be a name or IPv4 address, or an IPv6 address in brackets, as [::1]:29500"),
         (&["get", "k", "--connect", "fe80::1:29500"], "host 'fe80::1': must be"),
-        (&["bench", "--server", "=127.0.0.1:1"], "must be NAME=HOST:PORT"),
-        (&["bench", "--server", "x=127.0.0.1:1", "--duration", "0"], "must be more than 0"),
         (&["get", "k", "--file", "/nowhere/store"], "/nowhere/store"),
         (&["get", "k", "--connect", "127.0.0.1:1", "--timeout", "0"], "while trying to connect to (127.0.0.1, 1)"),
         (&["serve", "--bind", "nowhere.invalid"], "--bind nowhere.invalid: "),
@@ -391,19 +389,4 @@ fn strangers_do_not_fill_the_log() {
     let said = server.said();
     let lines = said.matches("is disconnected").count();
     assert!((10..150).contains(&lines), "{lines} lines: {said}");
-}
-
-#[test]
-fn a_bench_prints_its_table() {
-    let (one, two) = (serve(&[], &[]), serve(&[], &[]));
-    let (one_named, two_named) = (format!("one={}", one.place), format!("two={}", two.place));
-    let arguments = ["bench", "--server", &one_named, "--server", &two_named, "--connections", "1,3", "--clients", "20"];
-    let output = program().args(arguments).args(["--rounds", "2", "--duration", "0.01"]).output().expect("railhead");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{output:?}");
-    let barriers = ["| 20 clients that are connected join a barrier |", "| 20 clients connect and join a barrier |"];
-    for row in ["| set + get, 1 connection(s) |", "| set + get, 3 connection(s) |", "of 20 |"].iter().chain(&barriers) {
-        assert!(text.contains(row), "{row}: {text}");
-    }
-    assert!(text.contains("ratio to two"), "{text}");
 }

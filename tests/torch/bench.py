@@ -1,13 +1,12 @@
 """Our server beside torch's libuv server, and beside one that does nothing but receive and send (tests/c/store_floor.c, where there is a C compiler): starts
-them and runs `railhead store bench`.
+them and runs benches/store.rs.
 
 The servers look up names in files alone, where that can be had (`unshare`): torch's asks for the name of each client as it accepts it, and a name
 server's patience is no server's speed.
 
-Usage: bench.py RAILHEAD [ARGUMENT...]
+Usage: bench.py RAILHEAD COMMAND [ARGUMENT...], where the command is to be given the servers.
 """
 
-import argparse
 import os
 import pathlib
 import shutil
@@ -28,17 +27,13 @@ commands = {
 
 
 def floor(folder):
-    """The command of the server that does nothing, for the bench's size of values."""
+    """The command of the server that does nothing, for values of SIZE bytes as in benches/store.rs."""
     compiler = os.environ.get("CC") or shutil.which("cc")
     if not compiler:
         return {}
     program = pathlib.Path(folder) / "store_floor"
     subprocess.run([compiler, "-O2", "-o", program, here.parent / "c/store_floor.c"], check=True)
-    arguments = argparse.ArgumentParser(add_help=False)
-    arguments.add_argument("--size", type=int, default=64)
-    size = arguments.parse_known_args(sys.argv[2:])[0].size
-    # It takes each request for whole, which longer ones are not when they come.
-    return {"floor": [program, str(size)]} if size <= 1024 else {}
+    return {"floor": [program, "64"]}
 
 
 def without_name_server(folder):
@@ -63,8 +58,9 @@ with tempfile.TemporaryDirectory() as folder:
         named = []
         for name, command in (commands | floor(folder)).items():
             servers[name] = subprocess.Popen([*prefix, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            named += ["--server", f"{name}=127.0.0.1:{servers[name].stdout.readline().strip().rpartition(':')[2]}"]
-        sys.exit(subprocess.run([sys.argv[1], "store", "bench", *named, *sys.argv[2:]]).returncode)
+            # The prefix becomes the command, so the process is the server.
+            named += [f"{name}={servers[name].stdout.readline().strip().rpartition(':')[2]}={servers[name].pid}"]
+        sys.exit(subprocess.run([*sys.argv[2:], *named]).returncode)
     finally:
         for server in servers.values():
             server.terminate()

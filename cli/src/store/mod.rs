@@ -1,9 +1,7 @@
 //! `railhead store`: serves a key-value store that ranks find each other through, and looks into one, torch's or Railhead's. On the main thread; a
 //! watch calls from its own.
 
-mod bench;
 mod list;
-mod owner;
 mod place;
 mod serve;
 mod watch;
@@ -13,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use place::{Place, host_and_port, time};
+use place::Place;
 use railhead::store::Error;
 
 /// Serves a key-value store for ranks to find each other through, or looks into one.
@@ -103,7 +101,6 @@ enum Command {
     },
     Ls(list::Args),
     Watch(watch::Args),
-    Bench(bench::Args),
 }
 
 /// A key and what is to become of it.
@@ -200,7 +197,6 @@ fn carry_out(command: &Command) -> anyhow::Result<bool> {
         Command::Count { place } => print_number(place.open()?.0.num_keys()?)?,
         Command::Ls(args) => list::run(args)?,
         Command::Watch(args) => watch::run(args)?,
-        Command::Bench(args) => bench::run(args)?,
     }
     Ok(true)
 }
