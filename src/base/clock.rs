@@ -1,8 +1,8 @@
 //! The monotonic clock. Read by providers, timeouts and sampled waits, on any thread.
 //!
 //! A call that moves something does not read it, and one that finds nothing does so one time in 64. There are two exceptions: shared memory
-//! times, from time to time, a large message by each way that it could take (fabric/soft/shm/route.rs), and a NIC's completion queue looks
-//! every 1024th poll whether the oldest request is late (fabric/verbs/cq.rs).
+//! measures, from time to time, how fast large messages move by each copy path (fabric/soft/shm/copy_path.rs), and a NIC's completion queue
+//! checks every 1024th poll whether the oldest request is late (fabric/verbs/cq.rs).
 
 use std::time::Duration;
 

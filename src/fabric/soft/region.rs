@@ -1,4 +1,4 @@
-//! A registered region as its owner has it. Made and dropped on any thread; dropping it also ends what peers of this host were let at.
+//! A registered region. Made and dropped on any thread; dropping it also ends what peers on this host do with the memory by themselves.
 
 use super::{mr, shm};
 use crate::base::error::Result;
@@ -34,7 +34,7 @@ impl Drop for MemoryRegion {
         self.0.refuse();
         shm::revoke(self.0.key());
         self.0.drain();
-        // Leaves are given under a pin: there are no new ones.
+        // A grant is opened under a pin: there are no new ones.
         shm::withdraw(self.0.key());
     }
 }

@@ -1,5 +1,5 @@
-//! The socket beside a segment: it carries doorbells for a sleeping side, descriptors of memory that both sides map, and, by
-//! closing, the news that the peer is gone. Driven by the thread that drives the queue pair.
+//! The socket that belongs to a segment. It carries doorbells for a sleeping side and descriptors of memory that the peer is to map, and it
+//! closes when the peer is gone. Driven by the thread that drives the queue pair.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -10,13 +10,13 @@ use crate::base::fd::OwnedFd;
 /// Bytes of a record: kind u32, id u32, len u64.
 const RECORD: usize = 16;
 
-/// What the peer sent.
+/// A record that the peer sent.
 pub enum Record {
-    /// Wake up.
+    /// There is something new in the segment.
     Doorbell,
-    /// Memory `id` of `len` bytes.
+    /// An allocation of the peer's, to be mapped.
     Memory {
-        /// The peer's name for it.
+        /// The peer's id of it.
         id: u32,
         /// Bytes.
         len: u64,
@@ -25,13 +25,13 @@ pub enum Record {
     },
 }
 
-/// What a look at the socket found.
-pub enum Seen {
-    /// Nothing.
+/// What a read of the socket yields.
+pub enum ControlEvent {
+    /// Nothing yet.
     Nothing,
     /// A record.
     Record(Record),
-    /// The end: closed, reset, or nonsense.
+    /// The socket was closed or reset, or the peer made a protocol error. In words.
     End(String),
 }
 
@@ -63,12 +63,12 @@ impl ControlSocket {
         self.unix
     }
 
-    /// Wakes the peer. A full socket buffer means that it has wakers enough.
+    /// Wakes the peer. If the socket's buffer is full, it holds doorbells that the peer has not read.
     pub fn doorbell(&self) {
         let _ = send(&self.fd, &record(DOORBELL, 0, 0), None);
     }
 
-    /// Gives the peer memory to map; false if the socket has no room just now.
+    /// Passes memory to the peer, which is to map it; false if the socket has no room now.
     pub fn pass_memory(&self, id: u32, len: u64, memory: RawFd) -> Result<bool, Error> {
         match send(&self.fd, &record(MEMORY, id, len), Some(memory)) {
             Ok(RECORD) => Ok(true),
@@ -78,15 +78,15 @@ impl ControlSocket {
         }
     }
 
-    /// Takes one record, if a whole one has come.
-    pub fn receive(&mut self) -> Seen {
+    /// Reads one record, if a whole one has come.
+    pub fn receive(&mut self) -> ControlEvent {
         loop {
             let (n, fd) = match recv(&self.fd, &mut self.partial[self.have..]) {
-                Ok((0, _)) => return Seen::End("the peer closed its end".into()),
+                Ok((0, _)) => return ControlEvent::End("the peer closed its end".into()),
                 Ok(got) => got,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Seen::Nothing,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return ControlEvent::Nothing,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Seen::End(e.to_string()),
+                Err(e) => return ControlEvent::End(e.to_string()),
             };
             self.memory = fd.or(self.memory.take());
             self.have += n;
@@ -97,10 +97,10 @@ impl ControlSocket {
             let word = |at: usize| u32::from_le_bytes([self.partial[at], self.partial[at + 1], self.partial[at + 2], self.partial[at + 3]]);
             let len = u64::from(word(8)) | u64::from(word(12)) << 32;
             return match (word(0), self.memory.take()) {
-                (DOORBELL, _) => Seen::Record(Record::Doorbell),
-                (MEMORY, Some(fd)) => Seen::Record(Record::Memory { id: word(4), len, fd }),
-                (MEMORY, None) => Seen::End("a memory descriptor was lost: is the descriptor limit reached?".into()),
-                (kind, _) => Seen::End(format!("the peer sent a record of unknown kind {kind}")),
+                (DOORBELL, _) => ControlEvent::Record(Record::Doorbell),
+                (MEMORY, Some(fd)) => ControlEvent::Record(Record::Memory { id: word(4), len, fd }),
+                (MEMORY, None) => ControlEvent::End("a memory descriptor was lost: is the descriptor limit reached?".into()),
+                (kind, _) => ControlEvent::End(format!("the peer sent a record of unknown kind {kind}")),
             };
         }
     }

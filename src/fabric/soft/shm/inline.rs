@@ -1,10 +1,10 @@
-//! Payloads that travel in their descriptor, as words: those that are zero are left out, so that a flow-control slot of `net`, 64 bytes of
-//! which one rail leaves 24 empty, takes one line. Used by both halves, on the thread that drives the queue pair.
+//! Payloads that travel in their descriptor, as words. Words that are zero are left out: so a CTS slot of `net`, 64 bytes of which 24 are
+//! zero on one rail, fits one cache line. Used by both halves, on the thread that drives the queue pair.
 
 use super::layout::{DESC_INLINE, PAYLOAD_WORDS};
 use crate::base::mem;
 
-/// Of a payload of `len` bytes the words that are not zero, and which they are: a bit each. None if they are too many for a descriptor.
+/// The words of a payload of `len` bytes that are not zero, and a mask of which they are. None if they are too many for a descriptor.
 ///
 /// # Safety
 /// `from` must be valid for `len` bytes, at most [`DESC_INLINE`]; others may write them meanwhile.
@@ -21,7 +21,7 @@ pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WOR
     }
 }
 
-/// Of `whole` words and `rest` bytes behind them.
+/// [`pack`] of `whole` words and `rest` bytes behind them.
 ///
 /// # Safety
 /// `from` must be valid for so many bytes, at most [`DESC_INLINE`].
@@ -29,7 +29,7 @@ pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WOR
 unsafe fn pack_words(from: *const u8, whole: usize, rest: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
     let mut packed = [0; DESC_INLINE / 8];
     let (mut mask, mut n) = (0, 0usize);
-    // Which words of an announcement are zero hardly ever changes, so a processor foresees these branches.
+    // Which words of a CTS slot are zero hardly ever changes, so a processor predicts these branches.
     let mut put = |i: usize, word: u64| {
         if word != 0 {
             packed[n & 7] = word;
@@ -51,7 +51,7 @@ unsafe fn pack_words(from: *const u8, whole: usize, rest: usize) -> Option<(u8, 
     (n <= PAYLOAD_WORDS).then_some((mask, *payload))
 }
 
-/// The words of a payload of `len` bytes, from what [`pack`] made of them, or a peer says it did.
+/// The words of a payload of `len` bytes. `mask` and `payload` are what [`pack`] returned, or whatever a peer sent instead.
 #[inline(always)]
 pub fn unpack(mask: u8, payload: &[u64; PAYLOAD_WORDS], len: usize) -> [u64; DESC_INLINE / 8] {
     let mut words = [0; DESC_INLINE / 8];

@@ -1,14 +1,16 @@
-//! The segment that the two ends of a queue pair share: what lies where, and who writes it.
+//! The layout of the segment that the two ends of a queue pair share: what lies where, and who writes it.
 //!
-//! A segment has two lanes, one per requester; side 0 is the one that dialed, and lane 0 carries its requests. Every word is written by
-//! one side only, but for a grant's `claims`, which both change with compare-and-swap; and the other side believes none of it: positions are masked or compared before they are used, so a hostile peer
-//! can spoil its own data and nothing else.
+//! A segment has two directions, one per requester. Side 0 is the one that dialed, and direction 0 carries its requests. Every word is written
+//! by one side only, except a grant's `claims`, which both change with compare-and-swap. Neither side trusts what the other wrote: positions are
+//! masked or compared before they are used, so a hostile peer can spoil its own data and nothing else.
 //!
 //! ```text
-//! 0      Control: magic, geometry, Side[2], Lane[2], Grant[2][GRANTS]     one page
-//! 4096   lane 0: descriptors | fill stream | response stream | bounce ring
-//! ...    lane 1: the same
+//! 0      Control: magic, geometry, Side[2], DirectionState[2], Grant[2][GRANTS]     one page
+//! 4096   direction 0: descriptors | fill stream | response stream | bounce ring
+//! ...    direction 1: the same
 //! ```
+//!
+//! The fill stream carries bytes that the requester copies because the responder cannot read them; the response stream carries READ responses.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -18,9 +20,9 @@ use crate::base::error::{Error, Result};
 /// First word of every segment: "RHSHM" and the layout's version.
 pub const MAGIC: u64 = 0x0003_4d48_5348_5200;
 
-/// Descriptors per lane.
+/// Descriptors per direction.
 pub const DESCS: u64 = 1024;
-/// Bytes of the fill stream and of the response stream of a lane.
+/// Bytes of the fill stream and of the response stream of a direction.
 pub const STREAM: u64 = 64 * 1024;
 /// Bytes of the control page.
 const CONTROL: usize = 4096;
@@ -28,15 +30,15 @@ const CONTROL: usize = 4096;
 /// What one side says about itself.
 #[repr(C, align(64))]
 pub struct Side {
-    /// Process id in its own namespace; a hint where the kernel vouches for none.
+    /// Process id in its own namespace. Used, as a hint, if the kernel does not tell the pid.
     pub pid: AtomicU64,
-    /// Where in its private memory its cookie lies.
+    /// Address of its cookie in its private memory.
     pub cookie_addr: AtomicU64,
-    /// The cookie: reading the same 16 bytes there proves that the pid is right and that its memory may be read.
+    /// The cookie. Reading the same 16 bytes at `cookie_addr` proves that the pid is right and that its memory can be read.
     pub cookie: [AtomicU64; 2],
-    /// 1 once the side has closed: nothing of it may be relied on any more.
+    /// 1 once the side has closed its queue pair: its memory may be reused.
     pub closed: AtomicU32,
-    /// 1 if the side wants to be woken through the control socket when it sleeps.
+    /// 1 if the side asks for a doorbell on the control socket when it sleeps.
     pub notify: AtomicU32,
     /// 1 while the side sleeps or is about to.
     pub sleeping: AtomicU32,
@@ -44,18 +46,18 @@ pub struct Side {
     pub pulls: AtomicU32,
 }
 
-/// One requester's lane. The first line is written by the responder, the second by the requester.
+/// The positions of one direction. The first cache line is written by the responder, the second by the requester.
 #[repr(C, align(64))]
-pub struct Lane {
-    /// Requests accepted.
-    pub accepted: AtomicU64,
-    /// Descriptors done with.
+pub struct DirectionState {
+    /// Requests acked.
+    pub acked: AtomicU64,
+    /// Descriptors consumed.
     pub desc_head: AtomicU64,
-    /// Bounce ring bytes done with.
+    /// Bounce ring bytes consumed.
     pub bounce_head: AtomicU64,
-    /// Status of the request after the accepted ones, once it was refused.
+    /// Status of the request after the acked ones, once it was refused; 0 before.
     pub nak: AtomicU64,
-    /// 1 + the descriptor whose bytes the responder wants through the fill stream, because it cannot pull them; 0 for none.
+    /// 1 + the descriptor whose bytes the responder wants through the fill stream, because it cannot read them; 0 for none.
     pub fill_want: AtomicU64,
     /// Offset of the first byte wanted.
     pub fill_from: AtomicU64,
@@ -68,7 +70,7 @@ pub struct Lane {
     pub fill_tail: AtomicU64,
     /// Response stream bytes consumed.
     pub resp_head: AtomicU64,
-    /// 1 once memory that a descriptor names was deregistered: what was pulled since is worthless.
+    /// 1 once memory that a descriptor in flight names was deregistered: what was read from it since is not valid.
     pub revoked: AtomicU64,
     _reserved: [AtomicU64; 5],
 }
@@ -84,19 +86,19 @@ pub struct Control {
     /// The dialer, then the acceptor.
     pub sides: [Side; 2],
     /// The dialer's requests, then the acceptor's.
-    pub lanes: [Lane; 2],
+    pub directions: [DirectionState; 2],
     /// For the dialer's requests, then for the acceptor's.
     pub grants: [[Grant; GRANTS]; 2],
 }
 
-/// Grants per lane.
+/// Grants per direction.
 pub const GRANTS: usize = 8;
 
-/// A responder's leave to write into its private memory: the requester may take parts of one descriptor's copy. Descriptor `d` uses grant
-/// `d % GRANTS`. What the words mean is in `grant.rs`.
+/// Lets the requester write parts of one descriptor's bytes into the responder's private memory. Descriptor `d` uses grant `d % GRANTS`.
+/// `grant.rs` says how.
 #[repr(C, align(64))]
 pub struct Grant {
-    /// Where the first byte goes in the responder's memory. This line is written by the responder.
+    /// Where the first byte goes in the responder's memory. This cache line is written by the responder.
     pub to: AtomicU64,
     /// Bytes of a part; the last one may be shorter.
     pub part: AtomicU64,
@@ -106,22 +108,22 @@ pub struct Grant {
     /// 1 + the descriptor's number, stored last with Release.
     pub number: AtomicU64,
 
-    /// Who has taken what; changed by both sides, with compare-and-swap.
+    /// How many parts each side has claimed; changed by both, with compare-and-swap.
     pub claims: AtomicU64,
-    /// What the requester has done; written by the requester.
+    /// How many of its parts the requester has written; written by the requester.
     pub done: AtomicU64,
     _second: [AtomicU64; 6],
 }
 
-/// A descriptor: one line, published by its last word.
+/// A descriptor: one cache line, published by its last word.
 ///
 /// | word | holds |
 /// |---|---|
 /// | 0 | peer's memory |
 /// | 1 | rkey: u32, imm: u32 |
 /// | 2..7 | inline: the words of the payload that are not zero, in order; else as below |
-/// | 2 | bounce position, address, or offset |
-/// | 3 | bytes from here to the request's end, where it comes in pieces; or memory segment id |
+/// | 2 | position in the bounce ring, address, or offset in mapped memory |
+/// | 3 | bounce: bytes from here to the request's end; mapped: id of the allocation |
 /// | 4 | bytes |
 /// | 7 | a [`Head`], stored last with Release |
 #[repr(C, align(64))]
@@ -136,21 +138,21 @@ pub const PAYLOAD_WORDS: usize = 5;
 pub const DESC_INLINE: usize = 64;
 
 /// The last word of a descriptor:
-/// `number + 1:24 | accepted:16 | words:8 | inline bytes:8 | flags:4 | place:2 | op:2`, from the top down.
+/// `number + 1:24 | acked:16 | words:8 | inline bytes:8 | flags:4 | source:2 | op:2`, from the top down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Head {
-    /// What it asks for.
+    /// [`op`]: what to do.
     pub op: u8,
-    /// Where its bytes are.
-    pub place: u8,
+    /// [`source`]: where the bytes are.
+    pub source: u8,
     /// [`flag`].
     pub flags: u8,
     /// Bytes, if they are inline.
     pub inline: u8,
     /// Which words of an inline payload are not zero: a bit each.
     pub words: u8,
-    /// The low bits of the number of requests that the publisher has accepted on the other lane.
-    pub accepted: u16,
+    /// Piggybacked ack: the low bits of the number of requests that the publisher has acked in the other direction.
+    pub acked: u16,
 }
 
 impl Head {
@@ -158,11 +160,11 @@ impl Head {
     #[inline(always)]
     pub fn bits(self) -> u64 {
         u64::from(self.op & 3)
-            | u64::from(self.place & 3) << 2
+            | u64::from(self.source & 3) << 2
             | u64::from(self.flags & 15) << 4
             | u64::from(self.inline) << 8
             | u64::from(self.words) << 16
-            | u64::from(self.accepted) << 24
+            | u64::from(self.acked) << 24
     }
 
     /// The word of descriptor `number`.
@@ -171,16 +173,16 @@ impl Head {
         bits | Head::tag(number)
     }
 
-    /// What `word` says; none if it is not of descriptor `number`.
+    /// The fields of `word`; none if it does not publish descriptor `number`.
     #[inline]
     pub fn decode(word: u64, number: u64) -> Option<Head> {
         Head::is(word, number).then_some(Head {
             op: word as u8 & 3,
-            place: (word >> 2) as u8 & 3,
+            source: (word >> 2) as u8 & 3,
             flags: (word >> 4) as u8 & 15,
             inline: (word >> 8) as u8,
             words: (word >> 16) as u8,
-            accepted: (word >> 24) as u16,
+            acked: (word >> 24) as u16,
         })
     }
 
@@ -197,9 +199,10 @@ impl Head {
 }
 
 const _: () = assert!(size_of::<Side>() == 64);
-const _: () = assert!(size_of::<Lane>() == 128 && offset_of!(Lane, resp_tail) == 56 && offset_of!(Lane, fill_tail) == 64);
+const _: () = assert!(size_of::<DirectionState>() == 128);
+const _: () = assert!(offset_of!(DirectionState, resp_tail) == 56 && offset_of!(DirectionState, fill_tail) == 64);
 const _: () = assert!(size_of::<Desc>() == 64);
-const _: () = assert!(offset_of!(Control, sides) == 64 && offset_of!(Control, lanes) == 192 && offset_of!(Control, grants) == 448);
+const _: () = assert!(offset_of!(Control, sides) == 64 && offset_of!(Control, directions) == 192 && offset_of!(Control, grants) == 448);
 const _: () = assert!(size_of::<Grant>() == 128 && offset_of!(Grant, number) == 56 && offset_of!(Grant, claims) == 64);
 const _: () = assert!(size_of::<Control>() <= CONTROL);
 
@@ -222,37 +225,37 @@ impl Geometry {
         Ok(Geometry { bounce })
     }
 
-    fn lane_len(&self) -> usize {
+    fn direction_len(&self) -> usize {
         DESCS as usize * size_of::<Desc>() + 2 * STREAM as usize + self.bounce as usize
     }
 
     /// Bytes of the segment.
     pub fn len(&self) -> usize {
-        CONTROL + 2 * self.lane_len()
+        CONTROL + 2 * self.direction_len()
     }
 
-    /// Offset of a lane's descriptors.
-    pub fn descs(&self, lane: usize) -> usize {
-        CONTROL + lane * self.lane_len()
+    /// Offset of a direction's descriptors.
+    pub fn descs(&self, direction: usize) -> usize {
+        CONTROL + direction * self.direction_len()
     }
 
-    /// Offset of a lane's fill stream.
-    pub fn fill(&self, lane: usize) -> usize {
-        self.descs(lane) + DESCS as usize * size_of::<Desc>()
+    /// Offset of a direction's fill stream.
+    pub fn fill(&self, direction: usize) -> usize {
+        self.descs(direction) + DESCS as usize * size_of::<Desc>()
     }
 
-    /// Offset of a lane's response stream.
-    pub fn resp(&self, lane: usize) -> usize {
-        self.fill(lane) + STREAM as usize
+    /// Offset of a direction's response stream.
+    pub fn resp(&self, direction: usize) -> usize {
+        self.fill(direction) + STREAM as usize
     }
 
-    /// Offset of a lane's bounce ring.
-    pub fn ring(&self, lane: usize) -> usize {
-        self.resp(lane) + STREAM as usize
+    /// Offset of a direction's bounce ring.
+    pub fn ring(&self, direction: usize) -> usize {
+        self.resp(direction) + STREAM as usize
     }
 }
 
-/// What a descriptor asks for.
+/// What a descriptor makes the responder do.
 pub mod op {
     /// Into the memory of a receive request.
     pub const SEND: u8 = 1;
@@ -263,10 +266,10 @@ pub mod op {
 }
 
 /// Where a descriptor's bytes are.
-pub mod place {
+pub mod source {
     /// In the descriptor.
     pub const INLINE: u8 = 0;
-    /// In the lane's bounce ring.
+    /// In the direction's bounce ring.
     pub const BOUNCE: u8 = 1;
     /// In the requester's private memory.
     pub const PRIVATE: u8 = 2;
@@ -297,11 +300,11 @@ mod tests {
 
     #[test]
     fn a_head_tells_all_its_parts_and_only_of_its_own_descriptor() {
-        let head = Head { op: 3, place: 2, flags: 3, inline: 64, words: 0xa5, accepted: 0xfedc };
+        let head = Head { op: 3, source: 2, flags: 3, inline: 64, words: 0xa5, acked: 0xfedc };
         for number in [0, 1, 1023, (1 << 24) - 2, (1 << 24) - 1, 1 << 24, u64::MAX >> 1] {
             let word = Head::word(head.bits(), number);
             assert_eq!(Head::decode(word, number), Some(head), "{number}");
-            // What stood in its place a lap ago, or an hour.
+            // A descriptor of an earlier lap.
             assert!(!Head::is(word, number + DESCS) && !Head::is(word, number + (1 << 23)));
         }
         assert!(!Head::is(0, 0), "a fresh segment");

@@ -1,16 +1,21 @@
-//! The shared-memory wire of a queue pair, between two processes of one host (or within one).
+//! The shared-memory wire of a queue pair, between two processes of one host, or within one. Driven by the thread that drives the queue pair.
 //!
-//! Descriptors and small payloads go through rings in a shared segment. Bulk data is pulled by the responder out of the requester's
-//! private memory (`process_vm_readv`), with the requester's help under a grant (`process_vm_writev`), copied out of memory that both map, or,
-//! where the kernel refuses the first, goes through a bounce ring. User memory is written by its owner, or with the owner's leave.
-//! Driven by the thread that drives the queue pair.
+//! Each side is the requester of its own requests ([`tx`]) and the responder of the peer's ([`rx`]). Descriptors and small payloads go through
+//! rings in a shared segment ([`layout`]). Bulk data takes one of three paths:
+//!
+//! * CMA (cross-memory attach): the responder reads the requester's private memory (`process_vm_readv`), and the requester writes parts of it
+//!   under a grant (`process_vm_writev`);
+//! * the bounce ring: the requester copies in, the responder copies out; where the kernel refuses CMA, or where two copies are faster;
+//! * mapped memory: the responder copies out of an allocation of the library that both sides map.
+//!
+//! User memory is written by its owner's process, or by the peer under a grant of the owner.
 
 mod control;
+mod copy_path;
 mod expose;
 mod grant;
 mod inline;
 mod layout;
-mod route;
 mod rx;
 mod segment;
 mod stream;
@@ -28,7 +33,7 @@ use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::WcStatus;
-use control::{ControlSocket, Record, Seen};
+use control::{ControlEvent, ControlSocket, Record};
 pub use control::{recv as recv_with_fd, send as send_with_fd};
 use expose::Exposed;
 pub use expose::revoke;
@@ -37,18 +42,18 @@ use rx::Rx;
 pub use segment::Segment;
 use tx::Tx;
 
-/// Turns without anything to do before the control socket is looked at: rare enough to cost nothing, and still within a millisecond.
-const IDLE_TURNS: u32 = 1024;
+/// Polls without anything to do until the control socket is read: rare enough to cost nothing, and still within a millisecond.
+const IDLE_POLLS: u32 = 1024;
 
-/// The peer's memory that this side maps.
-pub struct Maps {
+/// Allocations of the peer that this side maps.
+pub struct PeerMappings {
     mapped: Vec<(u32, Shm)>,
 }
 
-impl Maps {
+impl PeerMappings {
     /// Nothing.
     fn none() -> Self {
-        Maps { mapped: Vec::new() }
+        PeerMappings { mapped: Vec::new() }
     }
 
     /// `len` bytes at `offset` of the peer's allocation `id`.
@@ -67,24 +72,23 @@ pub struct ShmWire {
     control: ControlSocket,
     tx: Tx,
     rx: Rx,
-    maps: Maps,
+    maps: PeerMappings,
     idle: u32,
-    /// Whether this side was armed and looks for doorbells.
+    /// Whether this side was armed: a doorbell may come.
     armed: bool,
-    /// Why the control socket ended.
+    /// Why the control socket ended, if it has.
     ended: Option<String>,
 }
 
 impl ShmWire {
-    /// Takes over a segment that both sides have, and the socket beside it. `unix` if the socket passes descriptors. `stats` is the
-    /// queue pair's.
+    /// Over a segment that both sides have, and its control socket. `unix` if the socket passes descriptors. `stats` are the queue pair's.
     pub fn new(segment: Segment, socket: OwnedFd, unix: bool, send_slots: usize, stats: RailStats) -> Self {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
             tx: Tx::new(segment.me, segment.geometry, exposed, segment.peer.as_ref().map(|peer| peer.pid()), send_slots),
             rx: Rx::new(1 - segment.me, &segment, stats),
             control: ControlSocket::new(socket, unix),
-            maps: Maps::none(),
+            maps: PeerMappings::none(),
             segment,
             idle: 0,
             armed: false,
@@ -92,25 +96,25 @@ impl ShmWire {
         }
     }
 
-    /// Moves what can be moved, both ways; true if anything was.
+    /// Receives, polls acks and sends, as far as possible without waiting; true if anything moved.
     #[inline(never)]
     pub fn progress(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         if self.armed {
-            self.listen(wq)?;
+            self.poll_control(wq)?;
         }
-        // What the peer publishes tells most of what it has accepted, without a look at the line that it writes for that.
+        // The peer's descriptors carry acks, so that often its ack word, which costs a cache miss, need not be loaded.
         let mut moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
-        if self.rx.lacks_memory {
+        if self.rx.needs_mapping {
             moved |= self.receive_mapped(wq)?;
         }
-        if self.tx.awaits(wq) {
-            moved |= self.tx.take_acceptance(wq, &self.segment)?;
+        if self.tx.has_unacked(wq) {
+            moved |= self.tx.poll_acks(wq, &self.segment)?;
         }
         if wq.sq.pending() {
             moved |= self.transmit(wq)?;
         }
-        if self.tx.may_share() {
-            moved |= self.tx.share(wq, &self.segment);
+        if self.tx.may_claim() {
+            moved |= self.tx.write_claimed_part(wq, &self.segment);
         }
         if moved {
             self.idle = 0;
@@ -119,13 +123,13 @@ impl ShmWire {
             return Ok(true);
         }
         self.idle = self.idle.wrapping_add(1);
-        if self.idle.is_multiple_of(IDLE_TURNS) || self.ended.is_some() || self.segment.peer_closed() {
-            self.look_for_the_end(wq)?;
+        if self.idle.is_multiple_of(IDLE_POLLS) || self.ended.is_some() || self.segment.peer_closed() {
+            self.check_ended(wq)?;
         }
         Ok(false)
     }
 
-    /// Sends what was just posted.
+    /// Sends requests that were just posted.
     #[inline(never)]
     pub fn kick(&mut self, wq: &mut WorkQueues) -> std::result::Result<(), Fault> {
         if self.tx.transmit(wq, &self.segment, &self.control)? {
@@ -134,33 +138,34 @@ impl ShmWire {
         Ok(())
     }
 
-    /// Goes on where [`Rx::receive`] stopped for want of memory, which the peer has passed unless it never will.
+    /// Goes on where [`Rx::receive`] stopped at a descriptor that names memory not mapped yet. A record with that memory waits in the control
+    /// socket, unless the peer made a protocol error.
     #[inline(never)]
     fn receive_mapped(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         if self.control.passes_descriptors() {
-            self.listen(wq)?;
+            self.poll_control(wq)?;
         }
         let moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
-        self.rx.lacks_memory = false;
+        self.rx.needs_mapping = false;
         Ok(moved)
     }
 
-    /// Sends what could not go when it was posted.
+    /// Sends requests for which there was no room when they were posted.
     #[inline(never)]
     fn transmit(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         self.tx.transmit(wq, &self.segment, &self.control)
     }
 
-    /// Takes what the control socket holds.
+    /// Reads the control socket until nothing is left.
     #[cold]
     #[inline(never)]
-    fn listen(&mut self, wq: &WorkQueues) -> std::result::Result<(), Fault> {
+    fn poll_control(&mut self, wq: &WorkQueues) -> std::result::Result<(), Fault> {
         while self.ended.is_none() {
             wq.stats.add(RailCounter::Syscalls, 1);
             match self.control.receive() {
-                Seen::Nothing => break,
-                Seen::Record(Record::Doorbell) => {}
-                Seen::Record(Record::Memory { id, len, fd }) => {
+                ControlEvent::Nothing => break,
+                ControlEvent::Record(Record::Doorbell) => {}
+                ControlEvent::Record(Record::Memory { id, len, fd }) => {
                     if self.maps.mapped.len() >= tx::MAPPED_MAX {
                         return Err(Fault::oldest(WcStatus::GeneralErr, "the peer passed more memory than there is room for"));
                     }
@@ -169,25 +174,25 @@ impl ShmWire {
                         .map_err(|e| Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")))?;
                     self.maps.mapped.push((id, shm));
                 }
-                Seen::End(why) => self.ended = Some(why),
+                ControlEvent::End(why) => self.ended = Some(why),
             }
         }
         Ok(())
     }
 
-    /// Once the peer is gone and everything that it left was handled, the queue pair ends.
+    /// Fails the queue pair if the peer is gone and everything that it published before was handled.
     #[cold]
     #[inline(never)]
-    fn look_for_the_end(&mut self, wq: &mut WorkQueues) -> std::result::Result<(), Fault> {
-        self.listen(wq)?;
+    fn check_ended(&mut self, wq: &mut WorkQueues) -> std::result::Result<(), Fault> {
+        self.poll_control(wq)?;
         if self.ended.is_none() && !self.segment.peer_closed() {
             return Ok(());
         }
-        // What the peer did before it went is in the segment by now.
+        // Everything that the peer did before it went is visible in the segment now.
         fence(Ordering::SeqCst);
-        let mut moved = self.tx.take_acceptance(wq, &self.segment)? || self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
-        // Also behind what was received: a look that found memory lacking is not for a later call to act on.
-        if self.rx.lacks_memory {
+        let mut moved = self.tx.poll_acks(wq, &self.segment)? || self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
+        // Even if something was received: `needs_mapping` is not left set for a later call.
+        if self.rx.needs_mapping {
             moved |= self.receive_mapped(wq)?;
         }
         if moved {
@@ -207,8 +212,8 @@ impl ShmWire {
         if peer.notify.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // What was just published must be visible before the look at `sleeping`: of this look and the peer's last look at the
-        // rings after `arm`, one sees the other's store.
+        // What was just published must be visible before `sleeping` is loaded. After `arm` the peer stores `sleeping` and then polls the rings once
+        // more: so either that poll sees what was published here, or this load sees that it sleeps.
         fence(Ordering::SeqCst);
         if peer.sleeping.load(Ordering::SeqCst) != 0 && peer.sleeping.swap(0, Ordering::SeqCst) != 0 {
             self.control.doorbell();
@@ -220,7 +225,7 @@ impl ShmWire {
         self.segment.pulls_allowed
     }
 
-    /// Asks for a doorbell.
+    /// Asks the peer for a doorbell.
     pub fn arm(&mut self) {
         self.armed = true;
         self.segment.side(self.segment.me).sleeping.store(1, Ordering::SeqCst);
@@ -237,8 +242,8 @@ impl ShmWire {
         self.segment.peer.as_ref()
     }
 
-    /// Ends the wire: the peer finds everything that was accepted, and counts on nothing else. The result is to be dropped with the
-    /// queue pair, which takes as long as the peer writes the part of a copy that it was granted.
+    /// Closes the wire. The peer still finds every ack, and relies on nothing else. The result are grants under which the peer may still be
+    /// writing a part: the caller drops them with the queue pair, and the drop waits for the peer.
     pub fn close(self) -> Option<Grants> {
         self.segment.side(self.segment.me).closed.store(1, Ordering::SeqCst);
         self.tx.retire();
@@ -250,7 +255,7 @@ impl ShmWire {
     }
 }
 
-/// A status in a segment.
+/// The number of a status in a segment.
 fn status_code(status: WcStatus) -> u64 {
     match status {
         WcStatus::RemAccessErr => 1,
@@ -261,7 +266,7 @@ fn status_code(status: WcStatus) -> u64 {
     }
 }
 
-/// The other way, for whatever the peer stored.
+/// The status of a number that the peer stored.
 fn status_from(code: u64) -> WcStatus {
     match code {
         1 => WcStatus::RemAccessErr,

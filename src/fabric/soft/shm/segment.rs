@@ -1,9 +1,8 @@
-//! The segment that two queue pairs share, as one of its sides sees it: where things lie in the mapping, who the other side is, and
-//! its private memory, as far as the kernel and the other side let this one reach it.
+//! The segment that two queue pairs share, as one side sees it: the areas of the mapping, the peer's process, and the peer's private memory,
+//! as far as the kernel and the peer let this side read and write it.
 //!
-//! While a queue pair connects, `soft::connect` makes it and introduces the sides; then [`ShmWire`](super::ShmWire) and its halves
-//! [`tx`](super::tx) and [`rx`](super::rx) use it. All on the thread that drives the queue pair. What the peer stores is checked by whoever
-//! loads it.
+//! `soft::connect` makes it and introduces the sides to each other; then [`ShmWire`](super::ShmWire) and its halves [`tx`](super::tx) and
+//! [`rx`](super::rx) use it. All on the thread that drives the queue pair. Every load of what the peer stored checks the value.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::race::OnceBox;
 
-use super::layout::{self, Control, Desc, GRANTS, Geometry, Grant, Lane, MAGIC, Side};
+use super::layout::{self, Control, Desc, DirectionState, GRANTS, Geometry, Grant, MAGIC, Side};
 use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
@@ -20,8 +19,8 @@ use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::rand;
 
-/// 16 random bytes at a fixed place of this process's private memory: whoever reads them there has found the right process.
-/// Made without a lock, which another thread's fork could leave locked.
+/// 16 random bytes at a fixed address of this process's private memory: a peer that reads them there reads the right process.
+/// Made without a lock, as a fork of another thread could leave it locked.
 fn cookie() -> &'static [AtomicU64; 2] {
     static COOKIE: OnceBox<[AtomicU64; 2]> = OnceBox::new();
     COOKIE.get_or_init(|| {
@@ -38,19 +37,19 @@ fn cookie() -> &'static [AtomicU64; 2] {
 pub struct Segment {
     pub(super) shm: Arc<Shm>,
     pub(super) geometry: Geometry,
-    /// First byte of the mapping, and of each lane's descriptors.
+    /// First byte of the mapping, and of each direction's descriptors.
     start: *mut u8,
     descs: [*const Desc; 2],
     pub(super) me: usize,
     pub(super) peer: Option<Arc<Process>>,
     pub(super) pulls_allowed: bool,
-    /// Whether the peer's memory may be written under its grants: not on the word of a peer that the kernel does not vouch for.
+    /// Whether the peer's memory may be written under its grants: only if the kernel, not the peer, has told the peer's pid.
     pub(super) writes_allowed: bool,
-    /// Whether bulk data goes straight wherever it can, even if the ring were faster.
-    pub(super) straight: bool,
+    /// Whether bulk data goes by CMA wherever that is possible, even if the bounce ring is faster.
+    pub(super) cma_only: bool,
 }
 
-// SAFETY: the pointers lead into the mapping that `shm` keeps, which any thread may use; what lies there is atomics, or copied as bytes.
+// SAFETY: the pointers lead into the mapping that `shm` keeps, which any thread may use; its contents are atomics, or copied as bytes.
 unsafe impl Send for Segment {}
 
 impl Segment {
@@ -79,7 +78,7 @@ impl Segment {
         if geometry.len() != segment.shm.len() {
             return Err(Error::remote(format!("the peer's segment has {} bytes instead of {}", segment.shm.len(), geometry.len())));
         }
-        segment.shape(geometry);
+        segment.set_geometry(geometry);
         Ok(segment)
     }
 
@@ -97,16 +96,16 @@ impl Segment {
             peer: None,
             pulls_allowed: false,
             writes_allowed: false,
-            straight: true,
+            cma_only: true,
         };
-        segment.shape(geometry);
+        segment.set_geometry(geometry);
         Ok(segment)
     }
 
-    /// Takes a geometry over that fits the mapping.
-    fn shape(&mut self, geometry: Geometry) {
+    /// Sets a geometry, which fits the mapping.
+    fn set_geometry(&mut self, geometry: Geometry) {
         self.geometry = geometry;
-        self.descs = [0, 1].map(|lane| self.base(geometry.descs(lane)).cast_const().cast());
+        self.descs = [0, 1].map(|direction| self.base(geometry.descs(direction)).cast_const().cast());
     }
 
     /// Bytes of a segment with that bounce ring.
@@ -124,7 +123,7 @@ impl Segment {
         self.shm.unlink();
     }
 
-    /// Says who this side is. `notify` if it wants to be woken.
+    /// Writes who this side is into the segment. `notify` if it asks for doorbells.
     pub fn introduce(&self, notify: bool) {
         let side = self.side(self.me);
         side.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
@@ -135,11 +134,11 @@ impl Segment {
         side.notify.store(u32::from(notify), Ordering::Release);
     }
 
-    /// Finds out whether the peer's memory can be read, and tells the peer. Call once the peer has introduced itself.
-    /// `vouched` is the kernel's word for its pid; without one the peer's own is tried. The cookie decides.
+    /// Finds out whether this side can read the peer's memory, and tells the peer. Call once the peer has introduced itself.
+    /// `vouched` is its pid by the kernel; without one the pid in the segment is tried. The cookie proves either.
     pub fn prove_peer(&mut self, vouched: Option<i32>, cma: CrossMemory) {
         let side = self.side(1 - self.me);
-        // Before the proof: what is proven of the number is proven of this process, if it then still lives.
+        // Found before the cookie is read: the cookie proves the pid, and `is_the_peer` then checks that this process still has it.
         self.peer = Process::find(vouched.unwrap_or(side.pid.load(Ordering::Relaxed) as i32));
         if self.peer.is_none() {
             return;
@@ -150,12 +149,12 @@ impl Segment {
         }
         self.pulls_allowed = proven && cma != CrossMemory::Never;
         self.writes_allowed = self.pulls_allowed && vouched.is_some();
-        self.straight = cma != CrossMemory::Auto;
+        self.cma_only = cma != CrossMemory::Auto;
         self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
     }
 
-    /// Whether the process with the peer's number is, still, the peer: its cookie is where the peer said, and no other has taken the number,
-    /// which could be one that the peer forked, cookie and all.
+    /// Whether the process that has the peer's pid is still the peer: its cookie is where the peer said, and the peer's process lives, so that
+    /// no other has its pid. The cookie alone would not do: a process that the peer forked has it too.
     pub(super) fn is_the_peer(&self) -> bool {
         let side = self.side(1 - self.me);
         let mut words = [0u64; 2];
@@ -177,35 +176,35 @@ impl Segment {
     }
 
     #[inline]
-    pub(super) fn lane(&self, i: usize) -> &Lane {
-        &self.control().lanes[i & 1]
+    pub(super) fn direction(&self, i: usize) -> &DirectionState {
+        &self.control().directions[i & 1]
     }
 
     #[inline]
-    pub(super) fn grant(&self, lane: usize, desc: u64) -> &Grant {
-        &self.control().grants[lane & 1][desc as usize % GRANTS]
+    pub(super) fn grant(&self, direction: usize, desc: u64) -> &Grant {
+        &self.control().grants[direction & 1][desc as usize % GRANTS]
     }
 
     #[inline]
-    pub(super) fn desc(&self, lane: usize, number: u64) -> &Desc {
-        // SAFETY: the descriptor area of a lane holds DESCS aligned descriptors of atomics, and lies within the mapping by the geometry.
-        unsafe { &*self.descs[lane & 1].add((number % layout::DESCS) as usize) }
+    pub(super) fn desc(&self, direction: usize, number: u64) -> &Desc {
+        // SAFETY: the descriptor area of a direction holds DESCS aligned descriptors of atomics, and lies within the mapping by the geometry.
+        unsafe { &*self.descs[direction & 1].add((number % layout::DESCS) as usize) }
     }
 
     /// `len` bytes of a bounce ring; the caller has checked that they do not cross the ring's end.
     #[inline]
-    pub(super) fn ring(&self, lane: usize, position: u64, len: usize) -> *mut u8 {
+    pub(super) fn ring(&self, direction: usize, position: u64, len: usize) -> *mut u8 {
         let offset = position & (self.geometry.bounce - 1);
         debug_assert!(offset + len as u64 <= self.geometry.bounce);
-        self.base(self.geometry.ring(lane) + offset as usize)
+        self.base(self.geometry.ring(direction) + offset as usize)
     }
 
-    pub(super) fn fill(&self, lane: usize) -> *mut u8 {
-        self.base(self.geometry.fill(lane))
+    pub(super) fn fill(&self, direction: usize) -> *mut u8 {
+        self.base(self.geometry.fill(direction))
     }
 
-    pub(super) fn resp(&self, lane: usize) -> *mut u8 {
-        self.base(self.geometry.resp(lane))
+    pub(super) fn resp(&self, direction: usize) -> *mut u8 {
+        self.base(self.geometry.resp(direction))
     }
 
     #[inline]
@@ -231,7 +230,7 @@ impl Segment {
         self.side(1 - self.me).closed.load(Ordering::SeqCst) != 0
     }
 
-    /// Reads the peer's private memory; fewer bytes than asked for if the rest cannot be read.
+    /// Reads the peer's private memory (`process_vm_readv`); fewer bytes than `len` if the rest cannot be read.
     ///
     /// # Safety
     /// `to` must be valid for `len` bytes.
@@ -244,11 +243,11 @@ impl Segment {
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
 
-    /// Writes the peer's private memory; true if all bytes were written, and the peer's they are.
+    /// Writes the peer's private memory (`process_vm_writev`); true if all bytes were written, into the peer's memory.
     ///
-    /// The kernel takes a number here, and no pidfd. Between [`Segment::is_the_peer`], which the caller asks right before, and the kernel's look
-    /// at the number the peer may end and all numbers be used until another process of this user has it; that one's memory is then written.
-    /// This cannot be prevented, only seen and warned of.
+    /// The system call takes a pid, not a pidfd. Between [`Segment::is_the_peer`], which the caller calls right before, and the system call the
+    /// peer may end and its pid be given to another process of this user; then that one's memory is written. This cannot be prevented, only
+    /// detected, and then there is a warning.
     ///
     /// # Safety
     /// `from` must be valid for `len` bytes, and the peer must have granted the range at `to`.

@@ -1,5 +1,5 @@
-//! A byte stream in shared memory: what carries READ responses, and bytes that the other side turned out to be unable to pull.
-//! One side writes, the other reads; each by the thread that drives its queue pair.
+//! A byte stream in shared memory: the response stream and the fill stream. One side writes, the other reads, each on the thread that drives
+//! its queue pair.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,13 +9,13 @@ use crate::base::mem;
 const MASK: u64 = STREAM - 1;
 
 /// Copies as much of the `len` bytes at `src` as fits behind `tail`, given the reader's `head`; returns how many and publishes the
-/// new tail. A `head` that no honest reader stores leaves no room.
+/// new tail. An impossible `head`, from a hostile reader, leaves no room.
 ///
 /// # Safety
 /// `area` must be valid for [`STREAM`] bytes and `src` for `len`.
 pub unsafe fn write(area: *mut u8, tail: &AtomicU64, head: &AtomicU64, src: *const u8, len: usize) -> usize {
     let at = tail.load(Ordering::Relaxed);
-    // Pairs with the Release in `read`: the reader is done with what it freed.
+    // Pairs with the Release in `read`: the reader has copied what it freed.
     let used = at.wrapping_sub(head.load(Ordering::Acquire));
     let n = STREAM.saturating_sub(used).min(len as u64) as usize;
     let first = n.min((STREAM - (at & MASK)) as usize);
@@ -31,8 +31,8 @@ pub unsafe fn write(area: *mut u8, tail: &AtomicU64, head: &AtomicU64, src: *con
     n
 }
 
-/// Copies at most `len` bytes to `dst`; returns how many and frees their room. A `tail` that no honest writer stores yields
-/// at most one stream's worth of garbage.
+/// Copies at most `len` bytes to `dst`; returns how many and frees their room. An impossible `tail`, from a hostile writer, yields at most
+/// [`STREAM`] bytes of garbage.
 ///
 /// # Safety
 /// `area` must be valid for [`STREAM`] bytes and `dst` for `len`.

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use super::layout::{Head, flag, op, place};
+use super::layout::{Head, flag, op, source};
 use super::*;
 use crate::base::config::CrossMemory;
 use crate::base::process::squatter::Squatter;
@@ -43,30 +43,30 @@ const MEMORY: usize = 256 * 1024;
 const MARGIN: usize = 4096;
 
 fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) {
-    let lane = segment.lane(theirs);
+    let direction = segment.direction(theirs);
     match rng.below(8) {
         0..=4 => {
-            let head = lane.desc_head.load(Ordering::Relaxed);
+            let head = direction.desc_head.load(Ordering::Relaxed);
             let desc = segment.desc(theirs, head);
             let kind = if rng.below(64) == 0 { 0 } else { rng.pick(&[op::SEND, op::WRITE, op::WRITE, op::READ].map(u64::from)) };
-            let whence = rng.pick(&[place::BOUNCE, place::BOUNCE, place::PRIVATE, place::INLINE].map(u64::from));
-            let whence = if rng.below(32) == 0 { rng.pick(&[place::MAPPED, place::PRIVATE].map(u64::from)) } else { whence };
+            let from_where = rng.pick(&[source::BOUNCE, source::BOUNCE, source::PRIVATE, source::INLINE].map(u64::from));
+            let from_where = if rng.below(32) == 0 { rng.pick(&[source::MAPPED, source::PRIVATE].map(u64::from)) } else { from_where };
             let flags = rng.below(4) as u8 & (flag::LAST | flag::IMM);
-            let fitting = whence == u64::from(place::INLINE) && rng.below(32) > 0;
+            let fitting = from_where == u64::from(source::INLINE) && rng.below(32) > 0;
             let len = rng.pick(if fitting { &[0, 1, 8, 32, 61, 64, 255] } else { &[0, 1, 33, 64, 65, 8192, 65_536, MEMORY as u64 - 129] });
             let len = if rng.below(64) == 0 { u64::from(u32::MAX) } else { len };
             let key = memory[1 + usize::from(rng.below(64) == 0)];
-            let payload = if whence == 1 { rng.below(64) * 64 } else { rng.position(memory[0]) };
+            let payload = if from_where == 1 { rng.below(64) * 64 } else { rng.position(memory[0]) };
             let tell = Head {
                 op: kind as u8,
-                place: whence as u8,
+                source: from_where as u8,
                 flags,
                 inline: len as u8,
                 words: rng.next() as u8,
-                accepted: if rng.below(32) == 0 {
+                acked: if rng.below(32) == 0 {
                     rng.next() as u16
                 } else {
-                    segment.lane(1 - theirs).accepted.load(Ordering::Relaxed) as u16
+                    segment.direction(1 - theirs).acked.load(Ordering::Relaxed) as u16
                 },
             };
             let words = [
@@ -74,7 +74,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
                 key | rng.next() << 32,
                 payload,
                 rng.position(len),
-                if whence == 0 { rng.next() } else { len },
+                if from_where == 0 { rng.next() } else { len },
                 rng.next(),
                 rng.next(),
                 if rng.below(16) == 0 { rng.next() } else { Head::word(tell.bits(), head) },
@@ -84,28 +84,28 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
             }
         }
         5 => {
-            // What the peer says of our requests.
-            let ours = segment.lane(1 - theirs);
-            let accepted = ours.accepted.load(Ordering::Relaxed);
+            // What the peer writes about our requests.
+            let ours = segment.direction(1 - theirs);
+            let acked = ours.acked.load(Ordering::Relaxed);
             match rng.below(64) {
                 0 => ours.nak.store(rng.below(8), Ordering::Relaxed),
-                1 => ours.accepted.store(accepted + 1, Ordering::Relaxed),
-                5 => ours.desc_head.store(rng.position(accepted), Ordering::Relaxed),
+                1 => ours.acked.store(acked + 1, Ordering::Relaxed),
+                5 => ours.desc_head.store(rng.position(acked), Ordering::Relaxed),
                 6 => ours.bounce_head.store(rng.position(0), Ordering::Relaxed),
-                7 => ours.fill_want.store(rng.position(accepted), Ordering::Relaxed),
+                7 => ours.fill_want.store(rng.position(acked), Ordering::Relaxed),
                 8 => ours.fill_from.store(rng.position(0), Ordering::Relaxed),
                 9 => ours.fill_head.store(rng.position(0), Ordering::Relaxed),
                 10 => ours.resp_tail.store(rng.position(0), Ordering::Relaxed),
-                11 => ours.accepted.store(rng.position(accepted), Ordering::Relaxed),
+                11 => ours.acked.store(rng.position(acked), Ordering::Relaxed),
                 _ => {}
             }
         }
         6 => match rng.below(5) {
-            0 => lane.fill_tail.store(rng.position(0), Ordering::Relaxed),
-            1 => lane.resp_head.store(rng.position(0), Ordering::Relaxed),
-            2 if rng.below(20) == 0 => lane.revoked.store(1, Ordering::Relaxed),
-            3 => segment.lane(1 - theirs).resp_head.store(rng.position(0), Ordering::Relaxed),
-            _ => segment.lane(1 - theirs).fill_tail.store(rng.position(0), Ordering::Relaxed),
+            0 => direction.fill_tail.store(rng.position(0), Ordering::Relaxed),
+            1 => direction.resp_head.store(rng.position(0), Ordering::Relaxed),
+            2 if rng.below(20) == 0 => direction.revoked.store(1, Ordering::Relaxed),
+            3 => segment.direction(1 - theirs).resp_head.store(rng.position(0), Ordering::Relaxed),
+            _ => segment.direction(1 - theirs).fill_tail.store(rng.position(0), Ordering::Relaxed),
         },
         _ => {
             let side = segment.side(theirs);
@@ -122,7 +122,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
 }
 
 #[test]
-fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
+fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
     let mut bytes = vec![0x5au8; MEMORY + 2 * MARGIN];
     // SAFETY: the buffer outlives the region and is looked at only when nothing is in flight.
     let memory = unsafe { UserMemory::new(bytes.as_mut_ptr().add(MARGIN), MEMORY) };
@@ -186,9 +186,9 @@ fn nonsense_in_the_segment_never_panics_and_never_leaves_the_memory() {
     assert!(steps > 6000 && faults > 500, "{steps} steps, {faults} faults: this tested little");
 }
 
-/// A process that the peer forked has its cookie, and may get its number.
+/// A process that the peer forked has its cookie, and may get its pid.
 #[test]
-fn nothing_is_written_for_a_peer_of_which_another_process_has_the_number() {
+fn nothing_is_written_to_another_process_that_has_the_pid_of_the_peer() {
     let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(64 * 1024).unwrap()).unwrap(), 64 * 1024).unwrap();
     let acceptor =
         Segment::attach(Shm::attach(OwnedFd::new(dialer.shm.fd().try_clone_to_owned().unwrap()), dialer.shm.len()).unwrap()).unwrap();
