@@ -552,7 +552,7 @@ railhead_status_t railhead_store_prefix(const char *prefix,
                                         railhead_store_t **store);
 
 // Connects to the server of a TCPStore, torch's or Railhead's, trying until `timeout_ms` has passed (less than 0: for ever). RAILHEAD_STORE_SECRET is
-// what a server with a secret wants to hear; RAILHEAD_USAGE if it holds none that can be one.
+// the secret of a server that has one; RAILHEAD_USAGE if it is invalid.
 railhead_status_t railhead_store_connect(const char *host,
                                          uint16_t port,
                                          int64_t timeout_ms,

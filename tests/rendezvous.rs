@@ -112,17 +112,17 @@ fn tcp_ranks_find_each_other() {
 
 #[test]
 fn rank_0_runs_the_server_on_any_port_and_a_rendezvous_serves_once() {
-    let mut meeting = rendezvous("tcp://localhost:0?rank=0&world_size=1", -1, -1, LONG, nothing()).unwrap();
-    let joined = meeting.join().unwrap();
+    let mut pending = rendezvous("tcp://localhost:0?rank=0&world_size=1", -1, -1, LONG, nothing()).unwrap();
+    let joined = pending.join().unwrap();
     assert_eq!(joined.store.add("n", 2).unwrap(), 2);
-    let again = meeting.join().err().unwrap();
+    let again = pending.join().err().unwrap();
     assert_eq!(again.to_string(), "Unable to perform re-rendezvous using tcp:// method");
 
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}?rank=0&world_size=1", folder.path().join("store").display());
-    let mut meeting = rendezvous(&url, -1, -1, LONG, nothing()).unwrap();
-    meeting.join().unwrap();
-    assert_eq!(meeting.join().err().unwrap().to_string(), "Unable to perform rerendezvous using file:// method");
+    let mut pending = rendezvous(&url, -1, -1, LONG, nothing()).unwrap();
+    pending.join().unwrap();
+    assert_eq!(pending.join().err().unwrap().to_string(), "Unable to perform rerendezvous using file:// method");
 }
 
 #[test]
@@ -188,8 +188,8 @@ fn the_server_listens_where_railhead_store_bind_says() {
     // The server is elsewhere, and nobody answers: the port was free a moment ago.
     let timeout = Duration::from_millis(200);
     let environment = Environment::of([("RAILHEAD_STORE_BIND", "127.0.0.1")]);
-    let mut meeting = rendezvous("tcp://[::1]:0?rank=0&world_size=1", -1, -1, timeout, environment).unwrap();
-    let error = meeting.join().err().unwrap().to_string();
+    let mut pending = rendezvous("tcp://[::1]:0?rank=0&world_size=1", -1, -1, timeout, environment).unwrap();
+    let error = pending.join().err().unwrap().to_string();
     assert!(error.starts_with("The client socket has timed out after 200ms while trying to connect to (::1, "), "{error}");
 }
 
@@ -218,7 +218,7 @@ fn schemes_of_ones_own() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let handler = {
         let store = Arc::clone(&store);
-        Arc::new(move |request: &railhead::store::rendezvous::Request| {
+        Arc::new(move |request: &railhead::store::rendezvous::RendezvousArgs| {
             let url = &request.url;
             assert_eq!((url.scheme(), url.host(), url.path()), ("test-own", Some("where"), "/x"));
             let rank = url.required("rank", || Error::Usage("no rank".into()))?.parse().unwrap();

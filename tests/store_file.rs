@@ -204,24 +204,24 @@ fn a_watch_follows_the_file() {
 }
 
 #[test]
-fn a_visitor_neither_counts_nor_makes_a_file() {
+fn a_program_that_is_no_rank_is_not_counted_and_creates_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    assert!(FileStore::visit(&path, LONG).err().unwrap().to_string().contains("No such file"));
+    assert!(FileStore::open_existing(&path, LONG).err().unwrap().to_string().contains("No such file"));
     let rank = FileStore::new(&path, Some(1)).unwrap();
     rank.set("k", b"v").unwrap();
-    let (before, visitor) = (fs::read(&path).unwrap(), FileStore::visit(&path, LONG).unwrap());
-    assert_eq!(visitor.get("k", LONG).unwrap(), b"v");
-    drop(FileStore::visit(&path, LONG).unwrap());
+    let (before, other) = (fs::read(&path).unwrap(), FileStore::open_existing(&path, LONG).unwrap());
+    assert_eq!(other.get("k", LONG).unwrap(), b"v");
+    drop(FileStore::open_existing(&path, LONG).unwrap());
     assert_eq!(fs::read(&path).unwrap(), before);
-    visitor.set("k", b"w").unwrap();
+    other.set("k", b"w").unwrap();
     assert_eq!(rank.get("k", LONG).unwrap(), b"w");
     drop(rank);
-    assert!(!path.exists(), "a visitor is not waited for");
-    assert!(!visitor.check(&["k"]).unwrap());
-    let error = visitor.set("k", b"late").unwrap_err().to_string();
+    assert!(!path.exists(), "only ranks are waited for");
+    assert!(!other.check(&["k"]).unwrap());
+    let error = other.set("k", b"late").unwrap_err().to_string();
     assert!(error.contains("No such file"), "{error}");
-    drop(visitor);
+    drop(other);
     assert!(!path.exists());
 }
 

@@ -1,5 +1,5 @@
 //! The TCPStore's server and client, each against the bytes recorded from torch 2.15, against each other, and against peers that break off, do not
-//! read, or send nonsense. What both have in common with other stores is in `store.rs`.
+//! read, or send invalid data. What both have in common with other stores is in `store.rs`.
 
 #[path = "store_tcp/client.rs"]
 mod client;

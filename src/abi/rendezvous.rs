@@ -15,7 +15,7 @@ use crate::abi::status::{call, railhead_status_t};
 use crate::abi::store::convert::{User, text, timeout};
 use crate::abi::store::{environment, found, open, railhead_store_t};
 use crate::store::Error;
-use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Group, GroupOptions, Joined, Request};
+use crate::store::rendezvous::{self, DEFAULT_TIMEOUT, Group, GroupOptions, Joined, RendezvousArgs};
 
 /// Ranks that share a name space of a store: an opaque handle, ended by railhead_rendezvous_leave. Threads: as for a railhead_store_t.
 #[allow(non_camel_case_types)]
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn railhead_rendezvous(
         let (own_rank, ranks) = (Out::new(own_rank, "own_rank")?, Out::new(ranks, "ranks")?);
         let url = if url.is_null() { "env://" } else { text(url, "url")? };
         open(store, || {
-            let joined = rendezvous::rendezvous(url, rank, world_size, patience(timeout_ms), environment())?.join()?;
+            let joined = rendezvous::rendezvous(url, rank, world_size, duration(timeout_ms), environment())?.join()?;
             own_rank.set(joined.rank);
             ranks.set(joined.world_size);
             Ok(joined.store)
@@ -77,12 +77,12 @@ pub unsafe extern "C" fn railhead_rendezvous_register(
     call(|| unsafe {
         let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
         let user = User(user);
-        let handler = move |request: &Request| {
+        let handler = move |args: &RendezvousArgs| {
             let user = &user;
-            let words = request.url.to_string();
+            let words = args.url.to_string();
             let url = CString::new(words.clone()).map_err(|_| Error::Usage(format!("a URL with a 0 in it: {words}")))?;
             let (mut store, mut rank, mut world_size) = (ptr::null_mut(), -1, -1);
-            let timeout = i64::try_from(request.timeout.as_millis()).unwrap_or(-1);
+            let timeout = i64::try_from(args.timeout.as_millis()).unwrap_or(-1);
             // The caller gave the function for these arguments; all of them outlive the call.
             match callback(user.0, url.as_ptr(), timeout, &mut store, &mut rank, &mut world_size) {
                 0 => {}
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn railhead_rendezvous_join(
         let init_method = if url.is_null() { None } else { Some(text(url, "url")?.to_owned()) };
         let store = if store.is_null() { None } else { Some(found(store)?) };
         let environment = environment();
-        let group = Group::init(GroupOptions { init_method, store, rank, world_size, timeout: patience(timeout_ms), environment })?;
+        let group = Group::init(GroupOptions { init_method, store, rank, world_size, timeout: duration(timeout_ms), environment })?;
         out.set(GROUPS.insert(group));
         Ok(())
     })
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn railhead_rendezvous_store(group: *mut railhead_group_t,
 /// Waits until all ranks of the group have come, for at most `timeout_ms` (less than 0: 30 minutes). All ranks call it equally often.
 #[unsafe(no_mangle)]
 pub extern "C" fn railhead_rendezvous_barrier(group: *mut railhead_group_t, timeout_ms: i64) -> railhead_status_t {
-    call(|| GROUPS.get(group)?.barrier(patience(timeout_ms)))
+    call(|| GROUPS.get(group)?.barrier(duration(timeout_ms)))
 }
 
 /// Ends a group's handle. The job's server, if this process runs it, lives on while a store or a group of it is open.
@@ -176,6 +176,6 @@ pub extern "C" fn railhead_rendezvous_leave(group: *mut railhead_group_t) -> rai
     call(|| Ok(GROUPS.remove(group).map(drop)?))
 }
 
-fn patience(ms: i64) -> Duration {
+fn duration(ms: i64) -> Duration {
     if ms < 0 { DEFAULT_TIMEOUT } else { timeout(ms) }
 }

@@ -86,7 +86,7 @@ pub unsafe extern "C" fn railhead_store_prefix(
 }
 
 /// Connects to the server of a TCPStore, torch's or Railhead's, trying until `timeout_ms` has passed (less than 0: for ever). RAILHEAD_STORE_SECRET is
-/// what a server with a secret wants to hear; RAILHEAD_USAGE if it holds none that can be one.
+/// the secret of a server that has one; RAILHEAD_USAGE if it is invalid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_connect(
     host: *const c_char,

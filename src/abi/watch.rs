@@ -11,7 +11,7 @@ use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
 use crate::abi::store::convert::{User, text};
 use crate::abi::store::{found, railhead_bytes_t, railhead_store_t};
-use crate::store::{Change, Watch};
+use crate::store::{Change, KeyWatch};
 
 /// A watch on a key: an opaque handle, ended by railhead_store_unwatch.
 #[allow(non_camel_case_types)]
@@ -40,7 +40,7 @@ use railhead_change_t::*;
 pub type railhead_watch_callback_t =
     Option<unsafe extern "C" fn(user: *mut c_void, change: railhead_change_t, old_value: railhead_bytes_t, new_value: railhead_bytes_t)>;
 
-static WATCHES: Objects<Watch> = Objects::new(0xb2, "watch");
+static WATCHES: Objects<KeyWatch> = Objects::new(0xb2, "watch");
 
 /// Has `callback` called with `user` and each change of the key's value from now on, on a thread of its own, until railhead_store_unwatch.
 /// RAILHEAD_UNSUPPORTED by torch's servers. In a file a change is noticed within 10 ms.

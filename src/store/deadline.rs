@@ -1,11 +1,11 @@
-//! A timeout that has begun. Used by every wait of a store, on the waiting thread.
+//! A timeout that is running. Used by every wait of a store, on the waiting thread.
 
 use std::time::Duration;
 
 use crate::base::clock;
 
-/// By how much an operation may miss its deadline, for a reply that is under way, or a lock that is about to be free. With what it takes to return it is
-/// at most 100 ms.
+/// By how much an operation may miss its deadline, for a reply that is on its way, or a lock that is about to be released. Together with the time to
+/// return it is at most 100 ms.
 pub const GRACE: Duration = Duration::from_millis(80);
 
 /// A moment, or never.
@@ -13,7 +13,7 @@ pub const GRACE: Duration = Duration::from_millis(80);
 pub struct Deadline(Option<u64>);
 
 impl Deadline {
-    /// So much time from now. A duration that the clock cannot hold, such as [`super::FOREVER`], is never.
+    /// The given time from now. A duration that the clock cannot hold, such as [`super::FOREVER`], is never.
     pub fn after(timeout: Duration) -> Self {
         Deadline(u64::try_from(timeout.as_nanos()).ok().and_then(|nanos| clock::now().checked_add(nanos)))
     }
@@ -23,7 +23,7 @@ impl Deadline {
         self.0.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())))
     }
 
-    /// The earlier of this and so much time from now.
+    /// The earlier of this and the given time from now.
     pub fn within(self, timeout: Duration) -> Self {
         match (self.0, Deadline::after(timeout).0) {
             (Some(own), Some(other)) => Deadline(Some(own.min(other))),

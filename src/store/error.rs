@@ -1,17 +1,17 @@
-//! What can go wrong with a store. The kinds are those that torch distinguishes, because callers act on them; the texts are torch's
-//! wherever users search for them.
+//! The errors of a store. The kinds are those that torch distinguishes, because callers act on them; the messages are torch's where users search for
+//! them.
 
 use std::time::Duration;
 
 use crate::base;
 
-/// What every fallible function of a store returns.
+/// Result of a store's function.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A failed operation of a store.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What was waited for did not happen in time (torch: `DistStoreError`).
+    /// A wait has timed out (torch: `DistStoreError`).
     #[error("{0}")]
     Timeout(String),
     /// Nothing to pop (torch: `QueueEmptyError`).
@@ -20,10 +20,10 @@ pub enum Error {
     /// This kind of store has no such operation (torch: `NotImplementedError`).
     #[error("{0}")]
     Unsupported(String),
-    /// An argument that the caller can mend (torch: `ValueError`).
+    /// An invalid argument (torch: `ValueError`).
     #[error("{0}")]
     Usage(String),
-    /// The server is gone, cannot be reached, or answers what no correct server answers (torch: `DistNetworkError`).
+    /// The server has ended, cannot be reached, or breaks the protocol (torch: `DistNetworkError`).
     #[error("{0}")]
     Network(String),
     /// The operating system refused something else.
@@ -32,7 +32,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A wait that ran out.
+    /// A wait that has timed out.
     pub(super) fn wait_timeout(timeout: Duration, keys: &[&str]) -> Self {
         Error::Timeout(format!("wait timeout after {}ms, keys: {}", timeout.as_millis(), keys.join(", ")))
     }

@@ -1,11 +1,11 @@
 //! A store in a file that all ranks can reach, in torch's format: torch's FileStore and this one may use one file at the same time.
 //!
-//! The file is a log of records. Every operation opens it, takes flock(2), exclusive to write and shared to read, and catches up with what others appended. There
-//! is nothing to wake a waiter, so waiting looks every 10 ms. The last store of the job removes the file; a file that a job left behind, because a rank died,
-//! holds that job's keys and has to be removed by hand. A record that a dying writer left half written is cut off by the next writer.
+//! The file is a log of records. Every operation opens it, takes flock(2), exclusive to write and shared to read, and reads what others appended. A waiter reads
+//! the file every 10 ms. The last store of the job removes the file; if a rank died, the file stays with the job's keys and has to be removed by hand. A record
+//! that a killed writer left incomplete is cut off by the next writer.
 //!
-//! Whoever holds the lock may be stopped. An operation that was given a timeout gives up on the lock when that runs out; a rank's other operations, its opening and
-//! its end wait for it without limit, as torch's do.
+//! The process that holds the lock may be stopped. An operation with a timeout waits for the lock until then; a rank's other operations, its opening and its end
+//! wait without limit, as torch's do.
 
 mod record;
 mod watch;
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use super::deadline::Deadline;
 use super::values::{self, Compared, Values};
-use super::watch::{Callback, Watch};
+use super::watch::{Callback, KeyWatch};
 use super::{Error, FOREVER, Result, Store};
 use crate::base::{clock, fork};
 use record::{CLEANUP, REFCOUNT, REGULAR, Record};
@@ -33,18 +33,18 @@ pub struct FileStore {
     path: PathBuf,
     role: Role,
     /// How long an operation without a timeout waits for the lock.
-    patience: Duration,
-    /// Locked within the file's lock, which alone is waited for.
+    lock_timeout: Duration,
+    /// Locked while the file's lock is held, so nobody waits for it.
     log: Mutex<Log>,
     epoch: u64,
 }
 
-/// Whose store it is.
+/// Who uses the store.
 enum Role {
-    /// A rank's, which counts; of so many, if that is known.
+    /// A rank, which is counted; with the number of ranks, if that is known.
     Rank(Option<usize>),
-    /// That of somebody who does not belong to the job.
-    Visitor,
+    /// A program that is no rank of the job.
+    Other,
 }
 
 /// What has been read of the file.
@@ -57,21 +57,21 @@ struct Log {
 /// How far a file was read.
 #[derive(Default, Clone)]
 struct Seen {
-    /// Which one the path led to: device, number and time of birth, as numbers are used again. Another job's may be as long.
+    /// The file: device, number and time of creation, because numbers are used again. (Another job's file may be as long.)
     file: Option<(u64, u64, Option<SystemTime>)>,
-    /// Up to here.
+    /// Bytes read.
     end: u64,
 }
 
-/// Pause between looks at the file, as torch's.
-const LOOK: Duration = Duration::from_millis(10);
-/// Pause between attempts to take the lock, which is held for as long as a read or a write takes.
-const ATTEMPT: Duration = Duration::from_millis(1);
-/// Queues in a file, in torch's words.
+/// Time between two reads of the file while waiting, as torch's.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Time between attempts to take the lock, which is held for as long as a read or a write takes.
+const LOCK_RETRY: Duration = Duration::from_millis(1);
+/// Torch's message for queues in a file.
 const NO_QUEUES: &str = "queue support is not implemented.";
 
 impl FileStore {
-    /// Opens or creates the file. With a world size, the last of so many stores removes it.
+    /// Opens or creates the file. With a world size, the last of that many stores removes it.
     ///
     /// Errors: a path that cannot be written; a file that no store wrote, which is left as it is.
     pub fn new(path: impl Into<PathBuf>, world_size: Option<usize>) -> Result<Self> {
@@ -80,12 +80,12 @@ impl FileStore {
         Ok(store)
     }
 
-    /// The store in a file that is there, for somebody who is no rank of the job: neither counted nor waited for, and the file stays when it is closed. To look into it
-    /// takes no right to write. An operation that has no timeout of its own waits for the lock for `patience`, and then returns [`Error::Timeout`].
+    /// Opens an existing file for a program that is no rank of the job: it is not counted, and the file stays when it is closed. To read needs no write
+    /// permission. An operation without a timeout of its own waits for the lock for `lock_timeout`, and then returns [`Error::Timeout`].
     ///
-    /// Errors: no such file, or none that could hold a store.
-    pub fn visit(path: impl Into<PathBuf>, patience: Duration) -> Result<Self> {
-        let store = FileStore::with(path.into(), Role::Visitor, patience);
+    /// Errors: no such file, or one that is not regular.
+    pub fn open_existing(path: impl Into<PathBuf>, lock_timeout: Duration) -> Result<Self> {
+        let store = FileStore::with(path.into(), Role::Other, lock_timeout);
         let found = store.path.metadata().map_err(|e| store.failed("look into", e))?;
         if !found.is_file() {
             return Err(Error::Usage(format!("{} is not a regular file", store.path.display())));
@@ -93,8 +93,8 @@ impl FileStore {
         Ok(store)
     }
 
-    fn with(path: PathBuf, role: Role, patience: Duration) -> Self {
-        FileStore { path, role, patience, log: Mutex::default(), epoch: fork::epoch() }
+    fn with(path: PathBuf, role: Role, lock_timeout: Duration) -> Self {
+        FileStore { path, role, lock_timeout, log: Mutex::default(), epoch: fork::epoch() }
     }
 
     /// Where it is.
@@ -102,17 +102,17 @@ impl FileStore {
         &self.path
     }
 
-    fn patience(&self) -> Deadline {
-        Deadline::after(self.patience)
+    fn lock_deadline(&self) -> Deadline {
+        Deadline::after(self.lock_timeout)
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        // What a thread that died left is at worst behind the file.
+        // After a panic under this lock the log is at worst behind the file.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the file as it is now. A file that does not exist is an empty one.
-    fn look<R>(&self, deadline: Deadline, look: impl FnOnce(&Log) -> R) -> Result<R> {
+    /// Runs `read` on the present contents of the file. A file that does not exist counts as empty.
+    fn read<R>(&self, deadline: Deadline, read: impl FnOnce(&Log) -> R) -> Result<R> {
         let locked = match Locked::open(&self.path, OpenOptions::new().read(true), FlockOperation::LockShared, deadline.grace()) {
             Ok(locked) => Some(locked),
             Err(e) if e.kind() == ErrorKind::NotFound => None,
@@ -123,17 +123,17 @@ impl FileStore {
             Some(locked) => log.catch_up(&locked.0).map_err(|e| self.failed("read", e))?,
             None => *log = Log::default(),
         }
-        Ok(look(&log))
+        Ok(read(&log))
     }
 
-    /// Appends the records that `change` makes, knowing the file as it is now and nobody else writing.
+    /// Appends the records that `change` makes from the present contents of the file, under the exclusive lock.
     fn change<R>(&self, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
-        self.change_by(self.patience(), change)
+        self.change_by(self.lock_deadline(), change)
     }
 
     fn change_by<R>(&self, deadline: Deadline, change: impl FnOnce(&mut Log, &mut Vec<u8>) -> Result<R>) -> Result<R> {
         let mut open = OpenOptions::new();
-        // Nobody would remove what a visitor makes.
+        // Only ranks create the file: only their last one removes it.
         open.read(true).write(true).create(matches!(self.role, Role::Rank(_))).mode(0o644);
         let locked =
             Locked::open(&self.path, &open, FlockOperation::LockExclusive, deadline.grace()).map_err(|e| self.failed("open", e))?;
@@ -146,14 +146,14 @@ impl FileStore {
         Ok(result)
     }
 
-    /// Looks until the keys exist, and reads them then.
-    fn when_there<R>(&self, keys: &[&str], deadline: Deadline, late: &dyn Fn() -> String, read: impl Fn(&Values) -> R) -> Result<R> {
+    /// Waits until the keys exist, and then reads them.
+    fn wait_and_read<R>(&self, keys: &[&str], deadline: Deadline, late: &dyn Fn() -> String, read: impl Fn(&Values) -> R) -> Result<R> {
         let keys: Vec<_> = keys.iter().map(|key| regular(key)).collect();
         loop {
-            match self.look(deadline, |log| keys.iter().all(|key| log.values.contains(key)).then(|| read(&log.values))) {
+            match self.read(deadline, |log| keys.iter().all(|key| log.values.contains(key)).then(|| read(&log.values))) {
                 Ok(Some(read)) => return Ok(read),
                 Ok(None) if deadline.passed() => return Err(Error::Timeout(late())),
-                Ok(None) => clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK))),
+                Ok(None) => clock::sleep(deadline.left().map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL))),
                 Err(error) => return Err(too_late(late(), error)),
             }
         }
@@ -162,7 +162,7 @@ impl FileStore {
     fn failed(&self, what: &str, error: io::Error) -> Error {
         let path = self.path.display();
         match error.kind() {
-            ErrorKind::WouldBlock => Error::Timeout(format!("somebody else holds the lock of {path}")),
+            ErrorKind::WouldBlock => Error::Timeout(format!("another process holds the lock of {path}")),
             _ => Error::system(format!("{what} {path}"), error),
         }
     }
@@ -170,7 +170,7 @@ impl FileStore {
 
 /// Adds to one of the numbers in the file.
 fn bump(log: &mut Log, records: &mut Vec<u8>, key: &[u8], delta: i64) -> Result<i64> {
-    // Torch's, too, reads an empty value as 0 here, and its server does not.
+    // As torch's FileStore reads an empty value as 0. (Its server does not.)
     let text = log.values.get(key).map(|value| value.bytes()).filter(|text| !text.is_empty());
     let sum = values::sum(text, delta)
         .map_err(|_| Error::Usage(format!("add: the value of {} is not a number of 64 bits", String::from_utf8_lossy(key))))?;
@@ -182,12 +182,12 @@ fn regular(key: &str) -> Vec<u8> {
     [&[REGULAR], key.as_bytes()].concat()
 }
 
-/// A user's value, or nothing.
+/// A user's value; empty if there is none.
 fn value(values: &Values, key: &str) -> Vec<u8> {
     values.get(&regular(key)).map_or(Vec::new(), |value| value.bytes().to_vec())
 }
 
-/// Torch's words before those about the lock, if that is what took too long.
+/// Puts torch's message before that of a timeout of the lock.
 fn too_late(words: String, error: Error) -> Error {
     match error {
         Error::Timeout(locked) => Error::Timeout(format!("{words}; {locked}")),
@@ -195,7 +195,7 @@ fn too_late(words: String, error: Error) -> Error {
     }
 }
 
-/// Torch's words for a wait that ran out.
+/// Torch's message for a wait that has timed out.
 fn wait_late() -> String {
     "Wait timeout".into()
 }
@@ -220,7 +220,7 @@ impl Log {
         })
     }
 
-    /// Appends records, in place of what a dead writer left half done. Whole or not at all, as far as the file system lets.
+    /// Appends records, after cutting off what a killed writer left incomplete. All or nothing, as far as the file system allows.
     fn append(&mut self, mut file: &File, records: &[u8]) -> io::Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -238,13 +238,13 @@ impl Log {
     }
 }
 
-/// What a file says next.
+/// The next entry of a file.
 enum Entry {
-    /// It is another file, or somebody emptied it: nothing that was read before holds.
+    /// The file is another one, or was emptied: what was read before is void.
     Restart,
     /// A key has this value.
     Set(Vec<u8>, Vec<u8>),
-    /// A key is gone.
+    /// A key was deleted.
     Delete(Vec<u8>),
 }
 
@@ -281,9 +281,9 @@ fn read_on(file: &File, seen: &mut Seen, mut each: impl FnMut(Entry)) -> io::Res
 struct Locked(File);
 
 impl Locked {
-    /// Errors: [`ErrorKind::WouldBlock`] when somebody else still holds the lock at the deadline.
+    /// Errors: [`ErrorKind::WouldBlock`] when another process still holds the lock at the deadline.
     fn open(path: &Path, open: &OpenOptions, lock: FlockOperation, deadline: Deadline) -> io::Result<Self> {
-        // The kernel knows no deadline: with one, this asks again and again.
+        // flock has no timeout: with a deadline it is tried again and again.
         let lock = match (lock, deadline.left()) {
             (FlockOperation::LockShared, Some(_)) => FlockOperation::NonBlockingLockShared,
             (FlockOperation::LockExclusive, Some(_)) => FlockOperation::NonBlockingLockExclusive,
@@ -295,7 +295,9 @@ impl Locked {
                 // The last store of an earlier job may have removed it before it was locked.
                 Ok(()) if locked.0.metadata()?.nlink() > 0 => return Ok(locked),
                 Ok(()) | Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if !deadline.passed() => clock::sleep(deadline.left().map_or(ATTEMPT, |left| left.min(ATTEMPT))),
+                Err(Errno::WOULDBLOCK) if !deadline.passed() => {
+                    clock::sleep(deadline.left().map_or(LOCK_RETRY, |left| left.min(LOCK_RETRY)))
+                }
                 Err(e) => return Err(e.into()),
             }
         }
@@ -304,13 +306,13 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing alone would leave it locked while a child that was forked meanwhile has it open.
+        // Closing does not unlock it while a child that was forked meanwhile has it open.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl Drop for FileStore {
-    /// Counts a rank's store out; the last removes the file.
+    /// Counts a rank out; the last removes the file.
     fn drop(&mut self) {
         let Role::Rank(world_size) = self.role else { return };
         if self.epoch != fork::epoch() || !self.path.exists() {
@@ -329,7 +331,7 @@ impl Drop for FileStore {
 }
 
 impl Store for FileStore {
-    /// It has no connection, and holds its lock for no longer than a look or a change takes.
+    /// It has no connection, and holds its lock only while it reads or writes.
     fn reopen(self: Arc<Self>) -> Result<Arc<dyn Store>> {
         Ok(self)
     }
@@ -340,19 +342,19 @@ impl Store for FileStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let late = || format!("Timeout waiting for key: {key} after {} ms", timeout.as_millis());
-        self.when_there(&[key], Deadline::after(timeout), &late, |values| value(values, key))
+        self.wait_and_read(&[key], Deadline::after(timeout), &late, |values| value(values, key))
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.when_there(keys, Deadline::after(timeout), &wait_late, |_| ())
+        self.wait_and_read(keys, Deadline::after(timeout), &wait_late, |_| ())
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.look(self.patience(), |log| keys.iter().all(|key| log.values.contains(&regular(key))))
+        self.read(self.lock_deadline(), |log| keys.iter().all(|key| log.values.contains(&regular(key))))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.add_by(key, delta, self.patience())
+        self.add_by(key, delta, self.lock_deadline())
     }
 
     fn add_by(&self, key: &str, delta: i64, deadline: Deadline) -> Result<i64> {
@@ -382,14 +384,14 @@ impl Store for FileStore {
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.when_there(keys, Deadline::after(timeout), &wait_late, |values| keys.iter().map(|key| value(values, key)).collect())
+        self.wait_and_read(keys, Deadline::after(timeout), &wait_late, |values| keys.iter().map(|key| value(values, key)).collect())
     }
 
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
         self.change(|_, records| entries.iter().try_for_each(|(key, value)| put(records, &regular(key), value)))
     }
 
-    /// Always true: torch's does not look whether the key exists, either.
+    /// Always true, as torch's, which does not check whether the key exists.
     fn delete_key(&self, key: &str) -> Result<bool> {
         let key = regular(key);
         self.change(|_, records| {
@@ -399,12 +401,12 @@ impl Store for FileStore {
     }
 
     fn num_keys(&self) -> Result<i64> {
-        self.look(self.patience(), |log| log.values.keys().len() as i64)
+        self.read(self.lock_deadline(), |log| log.values.keys().len() as i64)
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
         let user = |key: &[u8]| std::str::from_utf8(key.strip_prefix(&[REGULAR])?).ok().map(str::to_owned);
-        self.look(self.patience(), |log| log.values.keys().filter_map(user).collect())
+        self.read(self.lock_deadline(), |log| log.values.keys().filter_map(user).collect())
     }
 
     fn queue_push(&self, _: &str, _: &[u8]) -> Result<()> {
@@ -419,9 +421,9 @@ impl Store for FileStore {
         Err(Error::Unsupported(NO_QUEUES.into()))
     }
 
-    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<KeyWatch> {
         let key = regular(key);
-        let (value, seen) = self.look(self.patience(), |log| {
+        let (value, seen) = self.read(self.lock_deadline(), |log| {
             let value = log.values.get(&key).map(|value| value.bytes().to_vec());
             (value, log.seen.clone())
         })?;
@@ -441,6 +443,6 @@ impl Store for FileStore {
         if world_size < 1 {
             return Ok(());
         }
-        self.when_there(&[&last], deadline, &wait_late, |_| ())
+        self.wait_and_read(&[&last], deadline, &wait_late, |_| ())
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::deadline::Deadline;
 use super::values::{Compared, Value, Values};
-use super::watch::{Callback, Change, Watch};
+use super::watch::{Callback, Change, KeyWatch};
 use super::{Error, Result, Store};
 
 /// A store that lives as long as somebody holds it.
@@ -15,15 +15,15 @@ use super::{Error, Result, Store};
 pub struct HashStore {
     values: Mutex<Values>,
     changed: Condvar,
-    /// Locked within `values`, so that watches hear of changes in their order.
+    /// Locked while `values` is, so that watches get the changes in order.
     watches: Arc<Mutex<Watches>>,
 }
 
-/// Where changes of each key go.
-type Watches = HashMap<String, Vec<Arc<Sender<Noted>>>>;
+/// By key: where its changes go.
+type Watches = HashMap<String, Vec<Arc<Sender<KeyChange>>>>;
 
 /// A key's value before and after a change.
-type Noted = (Option<Value>, Option<Value>);
+type KeyChange = (Option<Value>, Option<Value>);
 
 impl HashStore {
     /// An empty store.
@@ -36,7 +36,7 @@ impl HashStore {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all keys exist, and says how it stands then.
+    /// Waits until all keys exist, and returns the values.
     fn wait_for(&self, keys: &[&str], timeout: Duration) -> Result<MutexGuard<'_, Values>> {
         let deadline = Deadline::after(timeout);
         let mut values = self.lock();
@@ -50,25 +50,25 @@ impl HashStore {
         Ok(values)
     }
 
-    /// Changes what a key means.
+    /// Changes a key's value.
     fn change<R>(&self, key: &str, change: impl FnOnce(&mut Values) -> R) -> R {
         let mut values = self.lock();
-        let result = self.observed(key, &mut values, change);
+        let result = self.change_locked(key, &mut values, change);
         drop(values);
         self.changed.notify_all();
         result
     }
 
-    fn observed<R>(&self, key: &str, values: &mut Values, change: impl FnOnce(&mut Values) -> R) -> R {
+    fn change_locked<R>(&self, key: &str, values: &mut Values, change: impl FnOnce(&mut Values) -> R) -> R {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(watchers) = watches.get_mut(key) else { return change(values) };
-        // Held, so that a change makes another value of it.
+        // Cloned, so that a change does not happen in place and can be told by the pointer.
         let old = values.get(key.as_bytes()).cloned();
         let result = change(values);
         let new = values.get(key.as_bytes()).cloned();
         if old.as_ref().map(Arc::as_ptr) != new.as_ref().map(Arc::as_ptr) {
             for watcher in watchers {
-                // A watch that has just ended takes its sender out itself.
+                // Fails for a watch that has just ended, which removes its sender itself.
                 let _ = watcher.send((old.clone(), new.clone()));
             }
         }
@@ -76,8 +76,8 @@ impl HashStore {
     }
 }
 
-/// Sends a watch no more changes.
-fn forget(watches: &Mutex<Watches>, key: &str, watcher: &Arc<Sender<Noted>>) {
+/// Removes a watch.
+fn remove_watch(watches: &Mutex<Watches>, key: &str, watcher: &Arc<Sender<KeyChange>>) {
     let mut watches = watches.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(watchers) = watches.get_mut(key) else { return };
     watchers.retain(|other| !Arc::ptr_eq(other, watcher));
@@ -113,7 +113,7 @@ impl Store for HashStore {
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
         let sum = self.change(key, |values| {
-            // Torch's, too, reads an empty value as 0 here, and its server does not.
+            // As torch's HashStore reads an empty value as 0. (Its server does not.)
             if values.get(key.as_bytes()).is_some_and(|value| value.bytes().is_empty()) {
                 values.set(key.as_bytes(), b"0");
             }
@@ -137,7 +137,7 @@ impl Store for HashStore {
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let values = self.wait_for(keys, timeout)?;
-        // Shared under the lock, copied outside.
+        // The values are copied after the lock is released.
         let found: Vec<_> = keys.iter().map(|key| values.get(key.as_bytes()).map(Arc::clone)).collect();
         drop(values);
         Ok(found.iter().map(|value| value.as_ref().map_or(Vec::new(), |value| value.bytes().to_vec())).collect())
@@ -145,7 +145,7 @@ impl Store for HashStore {
 
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
         let mut values = self.lock();
-        entries.iter().for_each(|(key, value)| self.observed(key, &mut values, |values| values.set(key.as_bytes(), value)));
+        entries.iter().for_each(|(key, value)| self.change_locked(key, &mut values, |values| values.set(key.as_bytes(), value)));
         drop(values);
         self.changed.notify_all();
         Ok(())
@@ -184,17 +184,17 @@ impl Store for HashStore {
         }
     }
 
-    /// What a callback has not been called with yet waits in memory.
-    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
-        let (send, receive) = mpsc::channel::<Noted>();
+    /// Changes that the callback was not called with yet are kept in memory.
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<KeyWatch> {
+        let (send, receive) = mpsc::channel::<KeyChange>();
         let send = Arc::new(send);
-        let next = move |tell: &mut dyn FnMut(Change<'_>)| match receive.recv() {
+        let next = move |notify: &mut dyn FnMut(Change<'_>)| match receive.recv() {
             Ok((old, new)) => {
                 match (&old, &new) {
-                    (Some(old), Some(new)) => tell(Change::Updated(old.bytes(), new.bytes())),
-                    (None, Some(new)) => tell(Change::Created(new.bytes())),
-                    (Some(old), None) => tell(Change::Deleted(old.bytes())),
-                    // The watch's own sign to stop.
+                    (Some(old), Some(new)) => notify(Change::Updated(old.bytes(), new.bytes())),
+                    (None, Some(new)) => notify(Change::Created(new.bytes())),
+                    (Some(old), None) => notify(Change::Deleted(old.bytes())),
+                    // Sent by `wake`.
                     (None, None) => return false,
                 }
                 true
@@ -204,11 +204,11 @@ impl Store for HashStore {
         let (stop, watches, watched) = (Arc::clone(&send), Arc::downgrade(&self.watches), key.to_owned());
         let wake = move || {
             if let Some(watches) = watches.upgrade() {
-                forget(&watches, &watched, &stop);
+                remove_watch(&watches, &watched, &stop);
             }
             let _ = stop.send((None, None));
         };
-        let watch = Watch::start(wake, next, callback)?;
+        let watch = KeyWatch::start(wake, next, callback)?;
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         watches.entry(key.to_owned()).or_default().push(send);
         Ok(watch)
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_watch_that_is_dropped_leaves_nothing_behind() {
         let store = HashStore::new();
-        let (send, heard) = mpsc::channel();
+        let (send, received) = mpsc::channel();
         let watch = |name: &'static str| {
             let send = send.clone();
             store.watch_key("k", Box::new(move |_| send.send(name).unwrap())).unwrap()
@@ -234,7 +234,7 @@ mod tests {
         let (first, second) = (watch("first"), watch("second"));
         drop(first);
         store.set("k", b"v").unwrap();
-        assert_eq!(heard.recv(), Ok("second"), "the other of the same key goes on");
+        assert_eq!(received.recv(), Ok("second"), "the other of the same key goes on");
         drop(second);
         store.watch_key("never set", Box::new(|_| ())).unwrap();
         assert!(store.watches.lock().unwrap().is_empty());

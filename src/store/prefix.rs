@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Callback, Deadline, Result, Store, Watch};
+use super::{Callback, Deadline, KeyWatch, Result, Store};
 
 /// A store whose key `k` is `<prefix>/k` in another.
 #[derive(Clone)]
@@ -93,7 +93,7 @@ impl Store for PrefixStore {
         self.inner.num_keys()
     }
 
-    /// The keys of this name space alone.
+    /// Only the keys of this name space.
     fn list_keys(&self) -> Result<Vec<String>> {
         let own = |key: String| key.strip_prefix(&self.prefix)?.strip_prefix('/').map(str::to_owned);
         Ok(self.inner.list_keys()?.into_iter().filter_map(own).collect())
@@ -111,7 +111,7 @@ impl Store for PrefixStore {
         self.inner.queue_len(&self.key(key))
     }
 
-    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<KeyWatch> {
         self.inner.watch_key(&self.key(key), callback)
     }
 

@@ -1,15 +1,15 @@
-//! What a store holds in memory, and torch's rules for changing it. Used by the in-process store under its lock and by the server's
-//! thread; nothing here waits or wakes anybody.
+//! The keys, values and queues of a store in memory, and torch's rules for changing them. Used by the in-process store under its lock and by the
+//! server's thread; nothing here waits or wakes a waiter.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A value, shared with whoever is sending it.
+/// A value, shared with the replies that are sending it.
 pub type Value = Arc<Blob>;
 
-/// Bytes that count for as long as anybody holds them.
+/// The bytes of a value, counted in `meter` until the last reference is dropped.
 pub struct Blob {
     bytes: Vec<u8>,
     meter: Arc<AtomicUsize>,
@@ -17,11 +17,11 @@ pub struct Blob {
 
 /// What [`Values::compare_set`] found.
 pub enum Compared {
-    /// The expected; the desired value is stored.
+    /// The expected value; the desired one is stored.
     Stored,
-    /// Something else, which stays.
+    /// Another value, which stays.
     Other(Value),
-    /// Nothing, though something was expected.
+    /// No value, though one was expected.
     Missing,
 }
 
@@ -34,14 +34,14 @@ pub struct NotANumber;
 pub struct Values {
     entries: HashMap<Box<[u8]>, Value>,
     queues: HashMap<Box<[u8]>, VecDeque<Value>>,
-    /// Bytes held by all values, those on their way to a slow reader included.
+    /// Bytes of all values, including those that replies still hold.
     meter: Arc<AtomicUsize>,
-    /// Bytes held by keys.
+    /// Bytes of the keys.
     keys: usize,
 }
 
 impl Values {
-    /// Bytes that all this takes, to within what the allocator adds.
+    /// Bytes of all this, without the allocator's overhead.
     pub fn size(&self) -> usize {
         self.meter.load(Ordering::Relaxed) + self.keys
     }
@@ -138,7 +138,7 @@ impl Values {
         self.queues.get(key).map_or(0, VecDeque::len)
     }
 
-    /// Changes a value, which starts empty; a reader that still has the old one keeps it as it was.
+    /// Changes a value, which starts empty; references to the old one keep it unchanged.
     fn change(&mut self, key: &[u8], change: impl FnOnce(&mut Vec<u8>)) {
         if let Some(value) = self.entries.get_mut(key) {
             match Arc::get_mut(value) {
@@ -186,10 +186,10 @@ impl Drop for Blob {
     }
 }
 
-/// What a value takes besides its bytes, counts of the Arc included.
+/// Bytes of a value besides its contents, the Arc's counts included.
 const BLOB_SIZE: usize = size_of::<Blob>() + 2 * size_of::<usize>();
 
-/// What a key takes, with its place in the map.
+/// Bytes of a key with its entry in the map.
 fn key_size(key: &[u8]) -> usize {
     key.len() + size_of::<(Box<[u8]>, VecDeque<Value>)>()
 }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_counts_until_the_last_holder_lets_go() {
+    fn values_are_counted_until_the_last_reference_is_dropped() {
         let mut values = Values::default();
         values.set(b"big", &[1; 10_000]);
         values.push(b"queue", &[2; 5_000]);
@@ -241,7 +241,7 @@ mod tests {
         assert!(values.size() >= 25_000, "{}", values.size());
         let reader = values.get(b"big").cloned().unwrap();
         values.set(b"big", b"small");
-        assert_eq!(reader.bytes().len(), 20_000, "who reads keeps what it reads");
+        assert_eq!(reader.bytes().len(), 20_000, "a reference keeps the old value");
         assert!(values.size() >= 25_000, "{}", values.size());
         drop(reader);
         assert!(values.size() < 6_000, "{}", values.size());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use railhead::store::{Change, Error, FOREVER, Store, Watch};
+use railhead::store::{Change, Error, FOREVER, KeyWatch, Store};
 
 /// Long enough for anything that must happen, on a machine that is busy.
 pub const LONG: Duration = Duration::from_secs(120);
@@ -192,7 +192,7 @@ pub fn watches_see_each_change(bed: &Bed) {
 /// A callback may use the store it watches, and end its own watch.
 pub fn callbacks_may_use_the_store(bed: &Bed) {
     let store = bed.handle();
-    let held: Arc<Mutex<Option<Watch>>> = Arc::default();
+    let held: Arc<Mutex<Option<KeyWatch>>> = Arc::default();
     let (inside, own) = (bed.handle(), Arc::clone(&held));
     let callback = Box::new(move |change: Change<'_>| {
         inside.set("seen", shown(&change).as_bytes()).unwrap();
@@ -209,7 +209,7 @@ pub fn callbacks_may_use_the_store(bed: &Bed) {
     assert_eq!(store.get("seen", LONG).unwrap(), b"created 1");
 }
 
-fn until_none(held: &Mutex<Option<Watch>>) {
+fn until_none(held: &Mutex<Option<KeyWatch>>) {
     let end = Instant::now() + LONG;
     while held.lock().unwrap().is_some() {
         assert!(Instant::now() < end);

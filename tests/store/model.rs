@@ -131,7 +131,7 @@ fn step(bed: &Bed, store: &dyn Store, oracle: &mut Oracle, op: Op) -> Result<(),
         }
         Op::Check(keys) => prop_assert_eq!(store.check(&refs(&keys)).unwrap(), keys.iter().all(|key| oracle.has(key))),
         Op::Add(key, delta) => {
-            // A server answers nonsense by hanging up, so that is for another test.
+            // A server closes the connection upon an invalid request: that is for another test.
             if let Some(sum) = oracle.sum(&key, delta, bed.empty_is_zero) {
                 prop_assert_eq!(store.add(&key, delta).unwrap(), sum);
                 oracle.values.insert(key, sum.to_string().into_bytes());

@@ -151,7 +151,7 @@ fn large_values_go_both_ways() {
 #[test]
 fn a_peer_that_is_no_store_is_an_error_and_takes_no_memory() {
     type Call = fn(&TcpStore) -> Result<(), Error>;
-    let nonsense: [(&str, Call); 6] = [
+    let invalid: [(&str, Call); 6] = [
         ("07", |s| s.wait(&["k"], LONG)),
         ("00ffffffffffffffff", |s| s.get("k", LONG).map(|_| ())),
         ("00ffffffffff000000", |s| s.get("k", LONG).map(|_| ())),
@@ -159,7 +159,7 @@ fn a_peer_that_is_no_store_is_an_error_and_takes_no_memory() {
         ("0100", |s| s.add("n", 1).map(|_| ())),
         ("", |s| s.num_keys().map(|_| ())),
     ];
-    for (reply, call) in nonsense {
+    for (reply, call) in invalid {
         let listener = TcpListener::bind("localhost:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         thread::scope(|scope| {

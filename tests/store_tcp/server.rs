@@ -297,7 +297,7 @@ fn a_push_wakes_one_waiter_and_nobody_later() {
 }
 
 #[test]
-fn refuses_nonsense_and_serves_the_others() {
+fn refuses_invalid_requests_and_serves_the_others() {
     let server = serve(|_| {});
     let mut other = Raw::open(server.port());
     let key = |size: usize| vec![b'k'; size];

@@ -32,7 +32,7 @@ impl Place {
     pub fn open(&self) -> anyhow::Result<(Arc<dyn Store>, Duration)> {
         let (start, mut left) = (Instant::now(), self.timeout);
         let store: Arc<dyn Store> = match (&self.file, &self.connect) {
-            (Some(file), _) => Arc::new(FileStore::visit(file, self.timeout)?),
+            (Some(file), _) => Arc::new(FileStore::open_existing(file, self.timeout)?),
             (None, Some((host, port))) => Arc::new(self.join(host, *port)?),
             (None, None) => {
                 let variable = |name| std::env::var(name).with_context(|| format!("neither --connect nor --file, and {name} is not set"));

@@ -125,7 +125,7 @@ fn a_file_whose_lock_somebody_holds_is_not_waited_for_longer_than_told() {
     let held = File::open(&store.path).expect("open");
     // SAFETY: a descriptor that is open.
     assert_eq!(unsafe { libc::flock(held.as_raw_fd(), libc::LOCK_EX) }, 0);
-    let locked = format!("somebody else holds the lock of {}\n", store.path.display());
+    let locked = format!("another process holds the lock of {}\n", store.path.display());
     for (name, arguments, words) in [
         ("get", &["k"][..], "Timeout waiting for key: k after 150 ms; "),
         ("wait", &["k"], "Wait timeout; "),

@@ -1,4 +1,4 @@
-//! The records of torch's FileStore: a key and a value, each with its length before it. A file is nothing but records; the last of a key counts.
+//! The records of torch's FileStore: a key and a value, each preceded by its length. A file consists of records only; the last one of a key counts.
 
 use std::io::{self, Read};
 
@@ -9,21 +9,21 @@ pub enum Record {
     Set(Vec<u8>, Vec<u8>),
     /// A key is gone from here on.
     Delete(Vec<u8>),
-    /// The file ends within the record: its writer died.
+    /// The file ends within the record: its writer was killed.
     Cut,
-    /// No store wrote this.
+    /// Not a record of a store.
     Foreign,
 }
 
-/// Stands before a user's key.
+/// Prefix of a user's key.
 pub const REGULAR: u8 = b'/';
-/// Stands before the key of a deletion.
+/// Prefix of the key of a deletion.
 const DELETE: u8 = b'-';
 /// How many stores use the file.
 pub const REFCOUNT: &[u8] = b"refcount/";
 /// How many stores have ended.
 pub const CLEANUP: &[u8] = b"cleanup/";
-/// Longer keys and values are taken for nonsense.
+/// A file with longer keys or values is not a store's.
 const LONGEST_KEY: u64 = 1 << 20;
 const LONGEST_VALUE: u64 = 1 << 30;
 

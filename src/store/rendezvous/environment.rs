@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::base::config::{Config, Effective, Secret};
 use crate::store::{Error, Result};
 
-/// Variables: this process's, or others in their place.
+/// Variables: this process's, or given ones instead.
 #[derive(Clone)]
-pub struct Environment(Arc<Look>);
+pub struct Environment(Arc<Lookup>);
 
-type Look = dyn Fn(&str) -> Option<OsString> + Send + Sync;
+type Lookup = dyn Fn(&str) -> Option<OsString> + Send + Sync;
 
 /// A launcher's variables for rank and number of ranks.
 struct Launcher {
@@ -55,7 +55,7 @@ impl Environment {
         self.get("WORLD_SIZE").or_else(|| self.launched().map(|(_, world_size)| world_size))
     }
 
-    /// Whether torchrun's agent serves a store at this place: it says so for its own MASTER_ADDR and MASTER_PORT alone.
+    /// Whether torchrun's agent serves a store at this address: the variable is about MASTER_ADDR and MASTER_PORT only.
     pub fn agent_serves(&self, host: &str, port: u16) -> bool {
         self.get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True")
             && self.get("MASTER_ADDR").as_deref() == Some(host)
@@ -64,25 +64,25 @@ impl Environment {
 
     /// RAILHEAD_STORE_BIND: the address that a server of this process listens on; `None` for all.
     ///
-    /// Errors: [`Error::Usage`] for what is no address: a server must not be open to more than was meant.
+    /// Errors: [`Error::Usage`] for an invalid address: the server would listen on more addresses than intended.
     pub fn bind(&self) -> Result<Option<IpAddr>> {
         Ok(self.setting("RAILHEAD_STORE_BIND")?.store_bind.parse().ok())
     }
 
     /// RAILHEAD_STORE_SECRET.
     ///
-    /// Errors: [`Error::Usage`] for what is no secret: a server must not go without one that was meant.
+    /// Errors: [`Error::Usage`] for an invalid secret: the server would run without one.
     pub fn secret(&self) -> Result<Secret> {
         Ok(self.setting("RAILHEAD_STORE_SECRET")?.store_secret)
     }
 
-    /// Railhead's settings, of which this one is as it was set.
+    /// Railhead's settings. Errors: an invalid value of this one.
     fn setting(&self, name: &str) -> Result<Config> {
         let effective = Effective::of(&|name| (self.0)(name));
         effective.complaint(name).map_or(Ok(effective.config), |complaint| Err(Error::Usage(complaint)))
     }
 
-    /// Of the first launcher that says both: two launchers' numbers do not belong together.
+    /// Rank and number of ranks from the first launcher that has set both: those of two launchers do not belong together.
     fn launched(&self) -> Option<(String, String)> {
         LAUNCHERS.iter().find_map(|launcher| {
             let rank = self.get(launcher.rank)?;

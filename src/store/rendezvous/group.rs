@@ -1,6 +1,6 @@
 //! Groups of ranks: what torch's init_process_group and new_group do with a store. Each rank calls them in the same order, on any thread.
 //!
-//! Key prefixes are torch's, so that ranks of both kinds can meet in one job: all keys stand below `default_pg`, and each group's below its name and "/".
+//! Key prefixes are torch's, so that torch and Railhead ranks can be in one job: all keys are under `default_pg`, and each group's under its name and "/".
 //! The first group is called "0", further ones by the number of groups made before.
 //!
 //! Source: torch 2.15, torch/distributed/distributed_c10d.py.
@@ -17,13 +17,13 @@ pub const DEFAULT_GROUP: &str = "default_pg";
 
 /// How a job's first group is made.
 pub struct GroupOptions {
-    /// Where to meet; `env://` if there is neither this nor a store.
+    /// URL of the rendezvous; `env://` if there is neither this nor a store.
     pub init_method: Option<String>,
-    /// A store that is there already. Needs the next two.
+    /// An open store. Needs the next two.
     pub store: Option<Arc<dyn Store>>,
-    /// This process's rank; -1 if the URL or the environment says it.
+    /// This process's rank; -1 to take it from the URL or the environment.
     pub rank: i64,
-    /// How many ranks there are; -1 if the URL or the environment says it.
+    /// Number of ranks; -1 to take it from the URL or the environment.
     pub world_size: i64,
     /// For the rendezvous.
     pub timeout: Duration,
@@ -49,16 +49,16 @@ impl Default for GroupOptions {
 pub struct Group {
     name: String,
     store: Arc<dyn Store>,
-    /// This process's place in `ranks`.
+    /// This process's index in `ranks`.
     rank: i64,
     /// The members, by their ranks in the job, in order.
     ranks: Vec<i64>,
     job: Arc<Job>,
-    /// Barriers that this process has come to.
+    /// Barriers that this process has joined.
     barriers: AtomicU64,
 }
 
-/// What all groups of a job have in common.
+/// What all groups of a job share.
 struct Job {
     /// The first group's store.
     store: Arc<dyn Store>,
@@ -79,8 +79,8 @@ impl Group {
             (Some(store), None) => (store, options.rank, options.world_size),
             (None, method) => {
                 let method = method.as_deref().unwrap_or("env://");
-                let mut meeting = rendezvous(method, options.rank, options.world_size, options.timeout, options.environment)?;
-                let joined = meeting.join()?;
+                let mut pending = rendezvous(method, options.rank, options.world_size, options.timeout, options.environment)?;
+                let joined = pending.join()?;
                 (joined.store, joined.rank, joined.world_size)
             }
         };
@@ -143,12 +143,12 @@ impl Group {
         &self.ranks
     }
 
-    /// Waits until all ranks of the group have come, as often as they like.
+    /// Waits until all ranks of the group have joined. May be called any number of times.
     ///
     /// Errors: [`Error::Timeout`], with torch's words for its store-based barrier.
     pub fn barrier(&self, timeout: Duration) -> Result<()> {
-        let turn = self.barriers.fetch_add(1, Ordering::Relaxed);
-        store_based_barrier(&*self.store, &format!("{}:{turn}", self.name), self.rank, self.world_size(), timeout)
+        let number = self.barriers.fetch_add(1, Ordering::Relaxed);
+        store_based_barrier(&*self.store, &format!("{}:{number}", self.name), self.rank, self.world_size(), timeout)
     }
 }
 
@@ -158,12 +158,12 @@ fn within(name: &str, store: Arc<dyn Store>) -> Arc<dyn Store> {
 
 /// Torch's barrier of keys that every store has, for one group and once: torch calls it after making a group if TORCH_DIST_INIT_BARRIER is 1.
 ///
-/// Errors: [`Error::Timeout`], with torch's words and how many had come.
+/// Errors: [`Error::Timeout`], with torch's message and how many ranks had joined.
 pub fn store_based_barrier(store: &dyn Store, group: &str, rank: i64, world_size: i64, timeout: Duration) -> Result<()> {
     let key = format!("store_based_barrier_key:{group}");
     let (last, deadline) = (format!("{key}:last_worker"), Deadline::after(timeout));
     if store.add_by(&key, 1, deadline)? == world_size {
-        // The value is torch's "1", by the operation that has a deadline.
+        // Sets torch's value "1", by an operation that has a deadline.
         store.add_by(&last, 1, deadline)?;
     }
     match store.wait(&[&last], deadline.left().unwrap_or(FOREVER)) {

@@ -1,6 +1,6 @@
 //! Rendezvous: how a process finds the job's store, its rank and the number of ranks, by a URL and torch's variables.
 //!
-//! `tcp://`, `env://` and `file://` follow torch's rules and say torch's words; [`register`] adds schemes. Called once per job and process, on any
+//! `tcp://`, `env://` and `file://` follow torch's rules and have torch's messages; [`register`] adds schemes. Called once per job and process, on any
 //! thread; blocks until the store is reached.
 //!
 //! Source: torch 2.15, torch/distributed/rendezvous.py.
@@ -30,13 +30,13 @@ pub struct Joined {
     pub store: Arc<dyn Store>,
     /// This process's rank, from 0.
     pub rank: i64,
-    /// How many ranks there are; -1 if nobody has said.
+    /// Number of ranks; -1 if it is unknown.
     pub world_size: i64,
 }
 
-/// What a handler is called with.
-pub struct Request {
-    /// Where to, `rank` and `world_size` in its query.
+/// The arguments of a handler.
+pub struct RendezvousArgs {
+    /// The URL, with `rank` and `world_size` in its query.
     pub url: Url,
     /// How long it may take.
     pub timeout: Duration,
@@ -45,11 +45,11 @@ pub struct Request {
 }
 
 /// Carries out the rendezvous of a scheme.
-pub type Handler = Arc<dyn Fn(&Request) -> Result<Joined> + Send + Sync>;
+pub type Handler = Arc<dyn Fn(&RendezvousArgs) -> Result<Joined> + Send + Sync>;
 
-/// A rendezvous that has not been carried out yet, or has.
+/// A rendezvous, which can be carried out once.
 pub struct Rendezvous {
-    request: Request,
+    args: RendezvousArgs,
     handler: Handler,
     done: bool,
 }
@@ -89,7 +89,7 @@ pub fn rendezvous(url: &str, rank: i64, world_size: i64, timeout: Duration, envi
     let scheme = parsed.scheme();
     let handler = schemes::built_in(scheme).or_else(|| REGISTERED.with(|registered| registered.get(scheme).cloned()));
     let handler = handler.ok_or_else(|| Error::Usage(format!("No rendezvous handler for {scheme}://")))?;
-    Ok(Rendezvous { request: Request { url: parsed, timeout, environment }, handler, done: false })
+    Ok(Rendezvous { args: RendezvousArgs { url: parsed, timeout, environment }, handler, done: false })
 }
 
 impl Rendezvous {
@@ -98,12 +98,12 @@ impl Rendezvous {
     /// Errors: [`Error::Usage`] for what is missing or wrong in the URL or a variable; those of the store.
     pub fn join(&mut self) -> Result<Joined> {
         if std::mem::replace(&mut self.done, true) {
-            let scheme = self.request.url.scheme();
+            let scheme = self.args.url.scheme();
             // Torch spells the two differently.
             let again = if scheme == "file" { "rerendezvous" } else { "re-rendezvous" };
             return Err(Error::Usage(format!("Unable to perform {again} using {scheme}:// method")));
         }
-        (self.handler)(&self.request)
+        (self.handler)(&self.args)
     }
 }
 

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use super::connection::Connection;
 use super::server::{Server, ServerOptions};
-use super::turn::{Turn, Turns};
+use super::shared_connection::{ConnectionGuard, SharedConnection};
 use super::wire::{Event, Part, Query};
 use crate::base::config::Secret;
 use crate::base::{clock, fork};
 use crate::store::deadline::Deadline;
-use crate::store::watch::{Callback, Change, Watch};
+use crate::store::watch::{Callback, Change, KeyWatch};
 use crate::store::{Error, Result, Store};
 
 /// Who runs the server.
 #[derive(Debug)]
 pub enum Host {
-    /// Somebody else, at this host and port.
+    /// Another process, at this host and port.
     Other(String, u16),
     /// This store, which is to be reached under this name.
     Own(String, ServerOptions),
@@ -27,19 +27,19 @@ pub enum Host {
 /// How a store is set up.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
-    /// How many stores there will be, if that is known. Then all announce themselves, and the one with the server waits for them.
+    /// How many stores there will be, if that is known. Then each counts itself in, and the one with the server waits for all.
     pub world_size: Option<usize>,
-    /// Whether it does wait.
+    /// Whether to count and to wait.
     pub wait_for_workers: bool,
-    /// For connecting and waiting for the others, and for each later operation that has no timeout of its own. The system may take longer to resolve the host's
-    /// name: that cannot be interrupted.
+    /// Timeout of connecting and waiting for the others, and of each later operation without a timeout of its own. Resolving the host's name may take
+    /// longer: that cannot be interrupted.
     pub timeout: Duration,
-    /// What somebody else's server wants to hear. A server of one's own has its own.
+    /// The secret of another process's server. [`ServerOptions`] has that of an own one.
     pub secret: Secret,
 }
 
 impl Default for TcpOptions {
-    /// Torch's timeout of 300 s, and nobody known.
+    /// Torch's timeout of 300 s, and an unknown number of stores.
     fn default() -> Self {
         TcpOptions { world_size: None, wait_for_workers: true, timeout: Duration::from_secs(300), secret: Secret::default() }
     }
@@ -47,12 +47,13 @@ impl Default for TcpOptions {
 
 /// A client of a TCPStore server, and its server if it has one.
 ///
-/// One operation at a time: a thread that waits keeps others from using the same store, until their timeouts. [`TcpStore::reconnect`] gives a thread its own.
+/// One operation at a time: while one thread waits, operations of others on the same store wait too, until their timeouts. [`TcpStore::reconnect`] gives a
+/// thread its own.
 ///
-/// No operation returns later than 100 ms after its timeout, whatever the server does or does not; one that was cut off in the middle of a reply ends the
-/// connection. A timeout of zero so is for a server that answers within that.
+/// No operation returns later than 100 ms after its timeout, whatever the server does; one that times out in the middle of a reply ends the connection.
+/// So a timeout of zero works with a server that answers within 100 ms.
 pub struct TcpStore {
-    connection: Turns,
+    connection: SharedConnection,
     host: String,
     port: u16,
     timeout: Duration,
@@ -61,17 +62,17 @@ pub struct TcpStore {
     epoch: u64,
 }
 
-/// Counts the stores that have come. Not a user's key: those begin with "/".
+/// Key that counts the stores. Not a user's key: those begin with "/".
 const INIT: &str = "init/";
-/// Pause between looks at it. Source: TCPStore::waitForWorkers.
-const LOOK: Duration = Duration::from_millis(10);
-/// First pause of a popper that was overtaken; the last is `LOOK`.
+/// Time between two reads of it. Source: TCPStore::waitForWorkers.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// First pause of a pop that found the queue emptied by another client; the longest is `POLL_INTERVAL`.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 
 impl TcpStore {
     /// Starts the server if it is this store's, connects, and waits for the others if it is to.
     ///
-    /// Errors: [`Error::Network`] if nobody answers or the port is taken; [`Error::Timeout`] if the others do not come.
+    /// Errors: [`Error::Network`] if no server answers or the port is in use; [`Error::Timeout`] if the others do not come.
     pub fn new(host: Host, options: TcpOptions) -> Result<Self> {
         let deadline = Deadline::after(options.timeout);
         let (host, port, secret, server) = match host {
@@ -87,7 +88,7 @@ impl TcpStore {
                 (host, server.port(), secret, Some(server))
             }
         };
-        let connection = Turns::new(Connection::open(&host, port, &secret, options.timeout)?);
+        let connection = SharedConnection::new(Connection::open(&host, port, &secret, options.timeout)?);
         let store = TcpStore { connection, host, port, timeout: options.timeout, secret, server, epoch: fork::epoch() };
         if let Some(world_size) = options.world_size.filter(|_| options.wait_for_workers) {
             store.await_workers(world_size, deadline)?;
@@ -97,7 +98,7 @@ impl TcpStore {
 
     /// Another connection to the same server.
     pub fn reconnect(&self) -> Result<Self> {
-        let connection = Turns::new(self.connect()?);
+        let connection = SharedConnection::new(self.connect()?);
         Ok(TcpStore {
             connection,
             host: self.host.clone(),
@@ -118,12 +119,12 @@ impl TcpStore {
         self.port
     }
 
-    /// The name that the server was reached under.
+    /// The server's host name.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Announces this store; the one with the server then waits until so many have come, so that it does not leave before anybody is there.
+    /// Counts this store in; the one with the server then waits until `world_size` stores have, so that it does not end before the others have connected.
     ///
     /// Errors: [`Error::Timeout`], with torch's words.
     pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
@@ -143,48 +144,48 @@ impl TcpStore {
                     (clock::now() - start) / 1_000_000_000
                 )));
             }
-            clock::sleep(deadline.left().map_or(LOOK, |left| left.min(LOOK)));
+            clock::sleep(deadline.left().map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL)));
             joined = self.add_to(Part::OwnKey(INIT), 0, deadline)?;
         }
         Ok(())
     }
 
-    fn here(&self) -> Result<()> {
+    fn check_process(&self) -> Result<()> {
         if self.epoch != fork::epoch() {
             return Err(Error::Usage("a store cannot be used in a process forked after it was made: make another there".into()));
         }
         Ok(())
     }
 
-    /// The connection, for an operation that has to be over by then.
-    fn turn(&self, deadline: Deadline) -> Result<Turn<'_>> {
-        self.here()?;
-        self.connection.take(deadline)
+    /// The connection, for an operation that must be over by the deadline.
+    fn acquire(&self, deadline: Deadline) -> Result<ConnectionGuard<'_>> {
+        self.check_process()?;
+        self.connection.acquire(deadline)
     }
 
     /// An operation that has no timeout of its own.
     fn call<R>(&self, query: Query, parts: &[Part<'_>], reply: impl FnOnce(&mut Connection) -> Result<R>) -> Result<R> {
-        let mut connection = self.turn(Deadline::after(self.timeout))?;
+        let mut connection = self.acquire(Deadline::after(self.timeout))?;
         connection.send(query, parts)?;
         reply(&mut connection)
     }
 
     fn add_to(&self, key: Part<'_>, delta: i64, deadline: Deadline) -> Result<i64> {
-        let mut connection = self.turn(deadline)?;
+        let mut connection = self.acquire(deadline)?;
         connection.send(Query::Add, &[key, Part::Int(delta)])?;
         connection.number()
     }
 }
 
-/// Waits for keys on a connection that is then used on.
+/// Waits for keys.
 fn wait_on(connection: &mut Connection, keys: &[&str], timeout: Duration) -> Result<()> {
     connection.send(Query::Wait, &counted(keys))?;
-    if connection.released()? {
+    if connection.wait_reply()? {
         return Ok(());
     }
-    // What users know the keys as on the wire.
+    // As torch prints the keys: with the "/" that they have on the wire.
     let named: Vec<String> = keys.iter().map(|key| format!("/{key}")).collect();
-    Err(Error::Timeout(format!("wait timeout after {}ms, keys: {}{}", timeout.as_millis(), named.join(", "), connection.silence())))
+    Err(Error::Timeout(format!("wait timeout after {}ms, keys: {}{}", timeout.as_millis(), named.join(", "), connection.pending_note())))
 }
 
 fn counted<'a>(keys: &[&'a str]) -> Vec<Part<'a>> {
@@ -200,20 +201,20 @@ impl Store for TcpStore {
         Some(self.port)
     }
 
-    /// Is not answered: only this store's next operations are sure to find it done.
+    /// Has no reply: only this store's later operations are sure to see the value.
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.call(Query::Set, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let mut connection = self.turn(Deadline::after(timeout))?;
+        let mut connection = self.acquire(Deadline::after(timeout))?;
         wait_on(&mut connection, &[key], timeout)?;
         connection.send(Query::Get, &[Part::Key(key)])?;
         connection.bytes()
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        wait_on(&mut *self.turn(Deadline::after(timeout))?, keys, timeout)
+        wait_on(&mut *self.acquire(Deadline::after(timeout))?, keys, timeout)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
@@ -232,19 +233,19 @@ impl Store for TcpStore {
         self.call(Query::CompareSet, &[Part::Key(key), Part::Value(expected), Part::Value(desired)], Connection::bytes)
     }
 
-    /// Is not answered, as `set`.
+    /// Has no reply, like `set`.
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         self.call(Query::Append, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        let mut connection = self.turn(Deadline::after(timeout))?;
+        let mut connection = self.acquire(Deadline::after(timeout))?;
         wait_on(&mut connection, keys, timeout)?;
         connection.send(Query::MultiGet, &counted(keys))?;
         keys.iter().map(|_| connection.bytes()).collect()
     }
 
-    /// Is not answered, as `set`.
+    /// Has no reply, like `set`.
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
         let fields = entries.iter().flat_map(|(key, value)| [Part::Key(key), Part::Value(value)]);
         let parts: Vec<Part<'_>> = std::iter::once(Part::Count(entries.len())).chain(fields).collect();
@@ -270,14 +271,14 @@ impl Store for TcpStore {
         })
     }
 
-    /// Is not answered, as `set`.
+    /// Has no reply, like `set`.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
         self.call(Query::QueuePush, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
     }
 
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let deadline = Deadline::after(timeout);
-        let mut connection = self.turn(deadline)?;
+        let mut connection = self.acquire(deadline)?;
         let mut pause = FIRST_PAUSE;
         loop {
             if !timeout.is_zero() {
@@ -290,12 +291,12 @@ impl Store for TcpStore {
             if timeout.is_zero() {
                 return Err(Error::QueueEmpty);
             }
-            // Another client was faster; or a key is called as the queue, which ends each wait at once.
+            // Another client was faster; or a key has the queue's name, which ends each wait at once.
             if deadline.passed() {
                 return Err(Error::wait_timeout(timeout, &[&format!("/{key}")]));
             }
             clock::sleep(deadline.left().map_or(pause, |left| left.min(pause)));
-            pause = (2 * pause).min(LOOK);
+            pause = (2 * pause).min(POLL_INTERVAL);
         }
     }
 
@@ -303,17 +304,16 @@ impl Store for TcpStore {
         self.call(Query::QueueLen, &[Part::Key(key)], Connection::number)
     }
 
-    /// On a connection of the watch's own.
-    fn watch_key(&self, key: &str, callback: Callback) -> Result<Watch> {
-        // Not in a forked child, as every operation.
-        self.here()?;
+    /// On a connection of its own.
+    fn watch_key(&self, key: &str, callback: Callback) -> Result<KeyWatch> {
+        self.check_process()?;
         let mut connection = self.connect()?;
-        let stop = connection.stopper()?;
+        let stop = connection.clone_stream()?;
         connection.watch(key)?;
-        let patience = self.timeout;
-        let next = move |tell: &mut dyn FnMut(Change<'_>)| match connection.change(patience) {
+        let timeout = self.timeout;
+        let next = move |notify: &mut dyn FnMut(Change<'_>)| match connection.change(timeout) {
             Ok((event, old, new)) => {
-                tell(match event {
+                notify(match event {
                     Event::Updated => Change::Updated(&old, &new),
                     Event::Created => Change::Created(&new),
                     Event::Deleted => Change::Deleted(&old),
@@ -321,19 +321,19 @@ impl Store for TcpStore {
                 true
             }
             Err(error) => {
-                tell(Change::Lost(&error));
+                notify(Change::Lost(&error));
                 false
             }
         };
-        Watch::start(move || drop(stop.shutdown(std::net::Shutdown::Both)), next, callback)
+        KeyWatch::start(move || drop(stop.shutdown(std::net::Shutdown::Both)), next, callback)
     }
 
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
-        let mut connection = self.turn(Deadline::after(timeout))?;
+        let mut connection = self.acquire(Deadline::after(timeout))?;
         connection.send(Query::Barrier, &[Part::Key(key), Part::Int(world_size)])?;
-        if connection.released()? {
+        if connection.wait_reply()? {
             return Ok(());
         }
-        Err(Error::Timeout(format!("barrier timeout after {}ms, key: {key}{}", timeout.as_millis(), connection.silence())))
+        Err(Error::Timeout(format!("barrier timeout after {}ms, key: {key}{}", timeout.as_millis(), connection.pending_note())))
     }
 }

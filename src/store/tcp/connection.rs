@@ -1,7 +1,7 @@
-//! A client's connection to a server, torch's or ours: connecting with patience, sending requests, and reading replies. On the thread of whoever calls
-//! the store, in its turn.
+//! A client's connection to a server, torch's or ours: connecting, with retries, sending requests, and reading replies. On the calling thread of the
+//! store's operation, one at a time.
 //!
-//! Nothing here blocks beyond the deadline of the operation under way, except that the system resolves a name in its own time.
+//! Nothing here blocks beyond the deadline of the operation, except that resolving a name cannot be interrupted.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -23,7 +23,7 @@ use crate::store::{Error, FOREVER, Result};
 /// A connection that has been opened and answered.
 pub struct Connection {
     stream: TcpStream,
-    /// Where the server is, and what it wants to hear.
+    /// The server's address and secret.
     server: (SocketAddr, Secret),
     /// The request being made.
     request: Vec<u8>,
@@ -31,60 +31,60 @@ pub struct Connection {
     received: Box<[u8]>,
     taken: usize,
     filled: usize,
-    /// What the socket's timeouts are now.
+    /// The socket's current timeouts.
     timeout: Option<Duration>,
-    /// When the operation under way has to be over.
+    /// When the current operation must be over.
     deadline: Deadline,
-    /// A request has been sent that no reply has come after.
+    /// A request has been sent, and no reply received since.
     unanswered: bool,
-    /// A wait was cancelled, and the reply has yet to come; whether its release has.
+    /// A wait was cancelled, and the reply is outstanding; whether the reply to the wait itself has come.
     canceling: Option<bool>,
-    /// The server has let this end in: what it does not like from now on are requests.
-    greeted: bool,
+    /// The server has admitted this client: if it closes the connection now, that may be because of a request.
+    admitted: bool,
     /// The other side has ended the connection.
     ended: bool,
-    /// It did so because of a request.
+    /// It probably did so because of a request.
     refused: bool,
-    /// Why the connection is of no more use.
+    /// Why the connection cannot be used any more.
     broken: Option<String>,
 }
 
 /// Why an attempt to connect failed.
 enum Failure {
-    /// It is worth another attempt.
-    Passing(Error),
-    /// It hung up on who asked for a challenge.
-    HungUp(Error),
-    /// No attempt will do better.
+    /// Another attempt may succeed.
+    Transient(Error),
+    /// The server closed the connection when asked for a challenge.
+    ClosedOnChallenge(Error),
+    /// Another attempt would fail too.
     Final(Error),
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Failure::Passing(error)
+        Failure::Transient(error)
     }
 }
 
-/// First pause between attempts to connect. Torch begins with half a second; a server on its way up is there sooner than that.
+/// First pause between attempts to connect. Torch begins with half a second; a server that is just starting is ready sooner.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
-/// How long one address may take to answer before another is tried.
+/// How long one address may take to answer before the next is tried.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// How long a server that ended a connection may take to let in another.
+/// How long a server that closed a connection may take to admit another.
 const PROBE: Duration = Duration::from_secs(1);
-/// How long a system call may block: with all longer deadlines the same, so that the socket's timeouts stay as they are.
+/// The longest time that a system call may block: the same for all longer deadlines, so that the socket's timeouts need not be set again.
 const SLICE: Duration = Duration::from_secs(60);
-/// A time for which the kernel's lateness does not matter. Source: Linux, kernel/time/timer.c, on the granularity of the timer wheel.
+/// Below this the kernel's timers are accurate enough. Source: Linux, kernel/time/timer.c, on the granularity of the timer wheel.
 const LAST_STEP: Duration = Duration::from_millis(50);
 const BUFFER: usize = 16 << 10;
-/// A reply of more than that is taken for nonsense.
+/// A longer reply is a protocol error.
 const LONGEST_REPLY: u64 = 4 << 30;
 
 impl Connection {
-    /// Connects and greets, again and again, until the deadline.
+    /// Connects, and tries again until the timeout.
     ///
-    /// Errors: nobody answers, with torch's words.
+    /// Errors: no server answers, in torch's words.
     pub fn open(host: &str, port: u16, secret: &Secret, timeout: Duration) -> Result<Self> {
         let deadline = Deadline::after(timeout);
         let mut pause = FIRST_PAUSE;
@@ -92,9 +92,9 @@ impl Connection {
             let error = match Self::attempt(host, port, secret, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(error) | Failure::HungUp(error)) => error,
+                Err(Failure::Transient(error) | Failure::ClosedOnChallenge(error)) => error,
             };
-            // Each waits half to one and a half times the pause, so that a whole job does not come at one moment.
+            // Half to one and a half times the pause, so that the ranks of a job do not all try at the same moment.
             let jitter = 0.5 + (rand::u64()? % 1024) as f64 / 1024.0;
             let wait = pause.mul_f64(jitter);
             if deadline.left().is_some_and(|left| left <= wait) {
@@ -112,29 +112,29 @@ impl Connection {
         let addresses = (host, port).to_socket_addrs().map_err(|e| Error::system(format!("resolve {host}"), e))?;
         let mut last = Error::Network(format!("{host} has no address"));
         for address in addresses {
-            let greeted = |secret| Self::reach(address, secret, deadline.within(ATTEMPT));
-            match greeted(secret) {
+            let connect = |secret| Self::connect(address, secret, deadline.within(ATTEMPT));
+            match connect(secret) {
                 Ok(mut connection) => {
                     connection.deadline = deadline;
                     return Ok(connection);
                 }
-                // A server that does not know what was asked, or a proxy whose server is not there yet.
-                Err(Failure::HungUp(_)) if greeted(&Secret::default()).is_ok() => {
+                // A server that does not know challenges, or a proxy whose server is not running yet.
+                Err(Failure::ClosedOnChallenge(_)) if connect(&Secret::default()).is_ok() => {
                     return Err(Failure::Final(Error::Network(
                         "The server knows no secrets, as torch's do not, and this process has one: RAILHEAD_STORE_SECRET".into(),
                     )));
                 }
-                Err(Failure::Passing(error) | Failure::HungUp(error)) => last = error,
+                Err(Failure::Transient(error) | Failure::ClosedOnChallenge(error)) => last = error,
                 Err(refused) => return Err(refused),
             }
         }
-        Err(Failure::Passing(last))
+        Err(Failure::Transient(last))
     }
 
-    /// Says what it speaks and sees that the other side does, too. In one write: torch's libuv server hangs up on half a VALIDATE.
-    fn reach(address: SocketAddr, secret: &Secret, deadline: Deadline) -> std::result::Result<Self, Failure> {
+    /// Connects and checks that the server speaks the protocol. In one write: torch's libuv server closes the connection on half a VALIDATE.
+    fn connect(address: SocketAddr, secret: &Secret, deadline: Deadline) -> std::result::Result<Self, Failure> {
         let limit = deadline.grace().left().map_or(ATTEMPT, |left| left.max(Duration::from_millis(1)));
-        let stream = connect(address, limit).map_err(|e| Error::system(format!("connect to {address}"), e))?;
+        let stream = open_stream(address, limit).map_err(|e| Error::system(format!("connect to {address}"), e))?;
         let set_up = || stream.set_nodelay(true).and_then(|()| socket2::SockRef::from(&stream).set_keepalive(true));
         set_up().map_err(|e| Error::system("set up a connection", e))?;
         let mut connection = Connection {
@@ -148,7 +148,7 @@ impl Connection {
             deadline,
             unanswered: false,
             canceling: None,
-            greeted: false,
+            admitted: false,
             ended: false,
             refused: false,
             broken: None,
@@ -166,26 +166,26 @@ impl Connection {
                     "The server has a secret, and this process does not: RAILHEAD_STORE_SECRET".into(),
                 )));
             }
-            _ => return Err(connection.nonsense("a greeting").into()),
+            _ => return Err(connection.protocol_error("a greeting").into()),
         }
-        connection.greeted = true;
+        connection.admitted = true;
         Ok(connection)
     }
 
-    /// The operation that begins has to be over by then.
-    pub fn limit(&mut self, deadline: Deadline) {
+    /// Sets the deadline of the operation that begins.
+    pub fn set_deadline(&mut self, deadline: Deadline) {
         self.deadline = deadline;
     }
 
-    /// Shows the server that this end knows the secret, and sees that the server does, too.
+    /// Proves to the server that this client knows the secret, and checks that the server does, too.
     fn prove(&mut self, key: &[u8]) -> std::result::Result<(), Failure> {
         let refused = |what: &str| Err(Failure::Final(Error::Network(format!("{what}: RAILHEAD_STORE_SECRET"))));
         self.send(Query::Challenge, &[])?;
-        let answer = self.array().map_err(|error| if self.ended { Failure::HungUp(error) } else { error.into() });
+        let answer = self.array().map_err(|error| if self.ended { Failure::ClosedOnChallenge(error) } else { error.into() });
         match answer? {
             [secret::SECRET] => {}
             [secret::NO_SECRET] => return refused("This process has a secret, and the server does not"),
-            _ => return Err(self.nonsense("a greeting").into()),
+            _ => return Err(self.protocol_error("a greeting").into()),
         }
         let (theirs, mut ours) = (self.array()?, [0; NONCE]);
         rand::fill(&mut ours).map_err(Error::from)?;
@@ -194,39 +194,39 @@ impl Connection {
         match self.array()? {
             [secret::SECRET] => {}
             [secret::WRONG_SECRET] => return refused("The server has another secret than this process"),
-            _ => return Err(self.nonsense("a greeting").into()),
+            _ => return Err(self.protocol_error("a greeting").into()),
         }
         let code: [u8; MAC_SIZE] = self.array()?;
         if secret::verify(key, End::Server, &theirs, &ours, &code) { Ok(()) } else { refused("The server does not know the secret") }
     }
 
-    /// Asks to be told of a key's changes.
+    /// Asks for a key's changes.
     ///
-    /// Errors: [`Error::Unsupported`] from a server that hangs up, as torch's do.
+    /// Errors: [`Error::Unsupported`] from a server that closes the connection, as torch's do.
     pub fn watch(&mut self, key: &str) -> Result<()> {
         self.send(Query::WatchKey, &[Part::Key(key)])?;
         match self.array() {
             Ok([wire::WATCHING]) => Ok(()),
-            Ok(_) => Err(self.nonsense("a watch")),
+            Ok(_) => Err(self.protocol_error("a watch")),
             Err(error) if !self.refused => Err(error),
             Err(_) => Err(Error::Unsupported("The server does not know watch_key: torch's do not.".into())),
         }
     }
 
-    /// The next change of a watched key, which may take `patience` to arrive once it has begun to: what happened, the value before and the value now.
-    pub fn change(&mut self, patience: Duration) -> Result<(Event, Vec<u8>, Vec<u8>)> {
+    /// The next change of a watched key: what happened, the value before and the value now. `timeout` is for the rest of it, from its first byte on.
+    pub fn change(&mut self, timeout: Duration) -> Result<(Event, Vec<u8>, Vec<u8>)> {
         while self.taken == self.filled {
             self.fill(Deadline::after(FOREVER))?;
         }
-        self.deadline = Deadline::after(patience);
+        self.deadline = Deadline::after(timeout);
         let [event] = self.array()?;
-        let event = Event::from_byte(event).ok_or_else(|| self.nonsense("a watch"))?;
+        let event = Event::from_byte(event).ok_or_else(|| self.protocol_error("a watch"))?;
         let _key = self.bytes()?;
         Ok((event, self.bytes()?, self.bytes()?))
     }
 
-    /// What ends the connection while another thread reads from it.
-    pub fn stopper(&self) -> Result<TcpStream> {
+    /// The stream once more, to shut it down while another thread reads from it.
+    pub fn clone_stream(&self) -> Result<TcpStream> {
         self.stream.try_clone().map(TcpStream::new).map_err(|e| Error::system("dup", e))
     }
 
@@ -238,7 +238,7 @@ impl Connection {
         if self.canceled()?.is_none() {
             return Err(Error::Timeout(SILENT.into()));
         }
-        self.look()?;
+        self.check_open()?;
         wire::encode(&mut self.request, query, parts);
         let request = std::mem::take(&mut self.request);
         let sent = self.write(&request);
@@ -248,9 +248,9 @@ impl Connection {
         sent
     }
 
-    /// Sees that the connection is as good as it was: what comes now is not because of the next request.
-    fn look(&mut self) -> Result<()> {
-        if !self.greeted {
+    /// Checks that the server has not closed the connection: if it closes it later, that may be because of the next request.
+    fn check_open(&mut self) -> Result<()> {
+        if !self.admitted {
             return Ok(());
         }
         match rustix::net::recv(&self.stream, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT).map(|(n, _)| n) {
@@ -263,9 +263,9 @@ impl Connection {
     fn write(&mut self, request: &[u8]) -> Result<()> {
         let (mut rest, by) = (request, self.deadline.grace());
         while !rest.is_empty() {
-            if !self.arm(by)? {
-                // A server that has not seen any of it can still be spoken to.
-                return Err(if rest.len() == request.len() { Error::Timeout(SILENT.into()) } else { self.late() });
+            if !self.set_timeout(by)? {
+                // If none of it was sent, the connection can still be used.
+                return Err(if rest.len() == request.len() { Error::Timeout(SILENT.into()) } else { self.reply_timeout() });
             }
             match self.stream.write(rest) {
                 Ok(n) => (rest, self.unanswered) = (rest.get(n..).unwrap_or(&[]), true),
@@ -284,7 +284,7 @@ impl Connection {
         let mut out = [0; N];
         let mut got = 0;
         while let Some(rest) = out.get_mut(got..).filter(|rest| !rest.is_empty()) {
-            self.arrive()?;
+            self.fill_if_empty()?;
             let from = self.received.get(self.taken..self.filled).unwrap_or(&[]);
             let n = rest.len().min(from.len());
             rest.iter_mut().zip(from).for_each(|(to, byte)| *to = *byte);
@@ -299,16 +299,16 @@ impl Connection {
         self.array().map(i64::from_le_bytes)
     }
 
-    /// A byte string. Takes memory as bytes arrive, not as they are announced.
+    /// A byte string. Memory is allocated as bytes arrive, not by the length in front of them.
     pub fn bytes(&mut self) -> Result<Vec<u8>> {
         let len = u64::from_le_bytes(self.array()?);
         if len > LONGEST_REPLY {
-            return Err(self.nonsense(&format!("a value of {len} bytes")));
+            return Err(self.protocol_error(&format!("a value of {len} bytes")));
         }
         let len = len as usize;
         let mut out = Vec::with_capacity(len.min(BUFFER));
         while out.len() < len {
-            self.arrive()?;
+            self.fill_if_empty()?;
             let from = self.received.get(self.taken..self.filled).unwrap_or(&[]);
             let n = from.len().min(len - out.len());
             out.extend_from_slice(from.get(..n).unwrap_or(&[]));
@@ -317,12 +317,12 @@ impl Connection {
         Ok(out)
     }
 
-    /// The reply to WAIT or BARRIER; false if it did not come by the deadline. Then nothing waits any more.
-    pub fn released(&mut self) -> Result<bool> {
+    /// Waits for the reply to WAIT or BARRIER; false if it did not come by the deadline, and the wait was cancelled.
+    pub fn wait_reply(&mut self) -> Result<bool> {
         while self.taken == self.filled {
             if !self.fill(self.deadline)? {
                 if let Err(error) = self.send(Query::CancelWait, &[]) {
-                    // It waits there, and cannot be told.
+                    // The server goes on waiting, and cannot be told otherwise.
                     self.give_up(error.to_string());
                     return Err(error);
                 }
@@ -332,16 +332,16 @@ impl Connection {
         }
         match self.array()? {
             [wire::STOP_WAITING] => Ok(true),
-            _ => Err(self.nonsense("a wait")),
+            _ => Err(self.protocol_error("a wait")),
         }
     }
 
-    /// What there is to say of a wait that was not released, besides that.
-    pub fn silence(&self) -> &'static str {
+    /// Part of the message of a wait that has timed out: whether the server does not even reply to its cancellation.
+    pub fn pending_note(&self) -> &'static str {
         if self.canceling.is_some() { "; the server does not answer" } else { "" }
     }
 
-    /// Takes in the reply to CANCEL_WAIT, if it has yet to come: whether the release was on its way already, which then counts. `None` if the time is up first.
+    /// Reads the reply to CANCEL_WAIT, if it is outstanding: whether the wait's own reply came before it, which then counts. `None` after the deadline.
     fn canceled(&mut self) -> Result<Option<bool>> {
         while let Some(released) = self.canceling {
             if self.taken == self.filled && !self.fill(self.deadline.grace())? {
@@ -353,20 +353,20 @@ impl Connection {
                     return Ok(Some(released));
                 }
                 ([wire::STOP_WAITING], false) => self.canceling = Some(true),
-                _ => return Err(self.nonsense("the end of a wait")),
+                _ => return Err(self.protocol_error("the end of a wait")),
             }
         }
         Ok(Some(false))
     }
 
-    /// Waits until there is something to take.
-    fn arrive(&mut self) -> Result<()> {
-        if self.taken < self.filled || self.fill(self.deadline.grace())? { Ok(()) } else { Err(self.late()) }
+    /// Waits until there are unused bytes.
+    fn fill_if_empty(&mut self) -> Result<()> {
+        if self.taken < self.filled || self.fill(self.deadline.grace())? { Ok(()) } else { Err(self.reply_timeout()) }
     }
 
-    /// Takes more off the socket; false if nothing came in time.
+    /// Reads from the socket; false if nothing came in time.
     fn fill(&mut self, by: Deadline) -> Result<bool> {
-        while self.arm(by)? {
+        while self.set_timeout(by)? {
             match self.stream.read(&mut self.received) {
                 Ok(0) => return Err(self.closed(CLOSED)),
                 Ok(n) => {
@@ -380,13 +380,13 @@ impl Connection {
         Ok(false)
     }
 
-    /// Lets a read or a write block until then, or for a shorter time, after which it is tried again; false if the moment has passed.
-    fn arm(&mut self, by: Deadline) -> Result<bool> {
+    /// Sets how long the next read or write may block: until the deadline, or less, after which it is tried again; false if the deadline has passed.
+    fn set_timeout(&mut self, by: Deadline) -> Result<bool> {
         let left = by.left().unwrap_or(SLICE);
         if left.is_zero() {
             return Ok(false);
         }
-        // The kernel may be late by an eighth, so that the end is approached in steps.
+        // The kernel's timers may be late by an eighth, so the deadline is approached in steps.
         let most = if left <= LAST_STEP { left } else { (left / 4 * 3).min(SLICE) };
         if !self.timeout.is_some_and(|set| set <= most && 2 * set >= most) {
             let set = self.stream.set_read_timeout(Some(most)).and_then(|()| self.stream.set_write_timeout(Some(most)));
@@ -396,26 +396,26 @@ impl Connection {
         Ok(true)
     }
 
-    /// The other side has ended the connection; torch's servers and ours do that, too, to who asks for what they do not do.
+    /// The server has closed the connection. Torch's servers and ours also do that to refuse a request.
     fn closed(&mut self, what: &str) -> Error {
         self.ended = true;
-        self.refused = self.greeted && self.unanswered && self.serves();
+        self.refused = self.admitted && self.unanswered && self.is_serving();
         let why = if self.refused { refusal(&self.stream) } else { String::new() };
         self.fail(format!("{what}{why}"))
     }
 
-    /// Whether the server lets others in: then it has neither crashed nor been shut down.
-    fn serves(&self) -> bool {
-        Self::reach(self.server.0, &self.server.1, self.deadline.within(PROBE)).is_ok()
+    /// Whether the server admits another connection: then it has neither crashed nor been shut down.
+    fn is_serving(&self) -> bool {
+        Self::connect(self.server.0, &self.server.1, self.deadline.within(PROBE)).is_ok()
     }
 
-    /// The operation is out of time in the middle of a request or a reply.
-    fn late(&mut self) -> Error {
+    /// The operation has timed out in the middle of a request or a reply.
+    fn reply_timeout(&mut self) -> Error {
         Error::Timeout(self.give_up(SILENT.into()))
     }
 
-    /// The stream is out of step.
-    fn nonsense(&mut self, what: &str) -> Error {
+    /// The server has sent something else than a reply.
+    fn protocol_error(&mut self, what: &str) -> Error {
         self.fail(format!("The server answered {what} with what no TCPStore answers. What listens there?"))
     }
 
@@ -423,7 +423,7 @@ impl Connection {
         Error::Network(self.give_up(reason))
     }
 
-    /// Nothing that comes after this can be trusted, so nothing is sent any more.
+    /// What the server sends from here on cannot be matched to requests, so the connection is closed.
     fn give_up(&mut self, reason: String) -> String {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         self.broken = Some(reason.clone());
@@ -431,8 +431,8 @@ impl Connection {
     }
 }
 
-/// Blocking; known as ours from the first, since connecting may take long.
-fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+/// A blocking stream, registered as the library's descriptor before it connects, which may take long.
+fn open_stream(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?);
     socket.connect_timeout(&address.into(), limit)?;
     Ok(socket.convert())
@@ -441,10 +441,10 @@ fn connect(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
 /// Torch's words, which users search for.
 const CLOSED: &str = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?";
 
-/// The operation's time is up.
+/// Message of an operation that has timed out.
 const SILENT: &str = "The server has not answered in time.";
 
-/// What else it may be, and where to look.
+/// The other possible cause, and where to find it.
 fn refusal(stream: &TcpStream) -> String {
     let own = stream
         .local_addr()

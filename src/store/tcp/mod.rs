@@ -4,11 +4,11 @@ mod client;
 mod connection;
 mod secret;
 mod server;
-mod turn;
+mod shared_connection;
 pub mod wire;
 
 pub use client::{Host, TcpOptions, TcpStore};
 pub use server::{Server, ServerOptions};
 
-/// Where torch's stores listen unless told otherwise. Source: TCPStoreOptions::kDefaultPort.
+/// Torch's default port. Source: TCPStoreOptions::kDefaultPort.
 pub const DEFAULT_PORT: u16 = 29500;

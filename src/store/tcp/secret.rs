@@ -1,15 +1,15 @@
-//! How two ends show that they know a secret, without telling it: an extension that torch does not know. No input or output here.
+//! How two ends prove to each other that they know a secret, without sending it: an extension that torch does not have. No input or output here.
 //!
 //! The client asks for a challenge; the server sends a nonce; the client sends one of its own and a code of both; the server answers with another code of both.
-//! What is sent afterwards is neither hidden nor sealed.
+//! What is sent afterwards is neither encrypted nor signed.
 
 use crate::base::mac;
 
 /// Bytes of a nonce.
 pub const NONCE: usize = 16;
 
-/// What the server answers to a PING of one who has not shown the secret, before it hangs up: torch's client tries on until its timeout, but warns from
-/// the first attempt on that its ping failed, and names this number, 1397048146.
+/// The server's reply to a PING from a client that has not proved the secret, before it closes the connection: torch's client tries again until its timeout,
+/// but warns from the first attempt on that its ping failed, and names this number, 1397048146.
 pub const SECRET_WANTED: u32 = u32::from_be_bytes(*b"SECR");
 
 /// Reply to CHALLENGE: there is no secret here.
@@ -29,7 +29,7 @@ pub fn verify(key: &[u8], end: End, server: &[u8; NONCE], client: &[u8; NONCE], 
     mac::verify(key, &[end.label(), server, client], code)
 }
 
-/// Who speaks: a code of one end is of no use to the other.
+/// The end that makes a code: a code of one end is invalid as that of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum End {
@@ -38,7 +38,7 @@ pub enum End {
 }
 
 impl End {
-    /// Both of one length, so that no two messages read alike.
+    /// Both of one length, so that no two messages are the same bytes.
     fn label(self) -> &'static [u8] {
         match self {
             End::Client => b"railhead store client",

@@ -1,12 +1,12 @@
 //! The server of a TCPStore: torch's protocol and its answers. Started and stopped on any thread; all its work is done by one thread of its own.
 //!
-//! Whoever reaches the port may read and write, as in torch, unless a secret is set: so bind it to an address that only the job reaches, or leave it to
-//! a firewall. What a client can make it hold is bounded: a request, what waits to be sent, and everything together.
+//! Any process that reaches the port may read and write, as in torch, unless a secret is set: so bind it to an address that only the job reaches, or
+//! protect it by a firewall. The memory that a client can make it use is bounded: per request, for unsent replies, and in total.
 
-mod complaints;
 mod connection;
-mod core;
 mod daemon;
+mod disconnect_log;
+mod handler;
 mod output;
 mod waits;
 mod watches;
@@ -40,15 +40,15 @@ pub struct ServerOptions {
     pub bind: Option<IpAddr>,
     /// A socket that is bound already (it may listen, too), instead of `port` and `bind`.
     pub socket: Option<OwnedFd>,
-    /// What clients must know. Torch's cannot.
+    /// The secret that clients must prove that they know. Torch's clients cannot.
     pub secret: Secret,
-    /// How long a client may take to show that it speaks the protocol and, if there is a secret, that it knows it. One that has may then be idle for as long
-    /// as it likes.
+    /// How long a client may take to show that it speaks the protocol and, if there is a secret, to prove that it knows it. An admitted client may be idle
+    /// without limit.
     pub admission: Duration,
-    /// What a request may be.
+    /// Limits of a request.
     pub limits: Limits,
-    /// Bytes that values, queues, unread requests and unsent replies may take together. Who exceeds it is disconnected; a client
-    /// that stores nothing and has next to nothing under way never is.
+    /// Bytes that values, queues, unread requests and unsent replies may take together. A client that exceeds it is
+    /// disconnected; one that stores nothing and whose requests and replies are small never is.
     pub memory: usize,
 }
 
@@ -66,7 +66,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// A running server. Stops when dropped, after it has taken in everything that had arrived.
+/// A running server. Stops when dropped, after it has handled every request that had arrived.
 pub struct Server {
     address: SocketAddr,
     bind: Option<IpAddr>,
@@ -131,7 +131,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.epoch != fork::epoch() {
-            // A forked child has no such thread.
+            // A forked child does not have the thread.
             std::mem::forget(thread);
             return;
         }
@@ -146,7 +146,7 @@ impl Drop for Server {
     }
 }
 
-/// Torch's words, which users search for.
+/// Torch's message, which users search for.
 fn cannot_listen(port: u16, error: &io::Error) -> Error {
     Error::Network(format!(
         "The server socket has failed to listen on any local network address. port: {port}, code: -{}, message: {error}",

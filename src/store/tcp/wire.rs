@@ -1,4 +1,4 @@
-//! The bytes that torch's TCPStore speaks: the requests and their fields, and encoding for the client; [`decode`] reads them for the server. No input
+//! The wire format of torch's TCPStore: the requests and their fields, and encoding for the client; [`decode`] reads them for the server. No input
 //! or output here.
 //!
 //! A request is a type byte and its fields, without padding: numbers are little-endian (torch: native), a key or value is its length as 64 bits and
@@ -8,16 +8,16 @@
 
 mod decode;
 
-pub use decode::{Decoder, Limits, Request, Strings, WireError};
+pub use decode::{ClientRequest, Decoder, Limits, Strings, WireError};
 
-/// Opens every connection, so that other protocols are noticed.
+/// Sent first on every connection, so that other protocols are noticed.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
 /// Reply to CHECK: all keys exist.
 pub const READY: u8 = 0;
 /// Reply to CHECK: some key does not.
 pub const NOT_READY: u8 = 1;
-/// Reply to WAIT and BARRIER: go on.
+/// Reply to WAIT and BARRIER: the wait is over.
 pub const STOP_WAITING: u8 = 0;
 /// Reply to CANCEL_WAIT.
 pub const WAIT_CANCELED: u8 = 1;
@@ -89,7 +89,7 @@ queries! {
     QueueLen = 16, [Key];
     ListKeys = 17, [];
     Barrier = 18, [Key, Int];
-    // Railhead's own: torch uses neither now nor is likely to.
+    // Railhead's own: torch does not use these numbers, and is unlikely to.
     Challenge = 128, [];
     Prove = 129, [Nonce, Code];
     WatchKey = 130, [Key];
@@ -110,16 +110,16 @@ enum Field {
     Key,
     /// A length and bytes.
     Value,
-    /// A number and so many keys.
+    /// A number and that many keys.
     Keys,
-    /// A number and so many keys, each with a value.
+    /// A number and that many keys, each with a value.
     Pairs,
 }
 
 /// A field of a request that a client makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// A user's key. On the wire a "/" stands before it, which keeps it apart from the store's own keys.
+    /// A user's key. On the wire it has the prefix "/", which the store's own keys do not have.
     Key(&'a str),
     /// A key of the store's own.
     OwnKey(&'a str),

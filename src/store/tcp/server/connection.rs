@@ -7,45 +7,45 @@ use crate::base::fd::Owned;
 use crate::store::tcp::secret::NONCE;
 use crate::store::tcp::wire::Decoder;
 
-/// What a client has shown of itself.
+/// What a client has proved so far.
 #[derive(Default)]
-pub struct Standing {
-    /// It has said what it speaks.
+pub struct Admission {
+    /// It speaks the protocol.
     pub validated: bool,
     /// It may use the store: it knows the secret, or there is none.
     pub admitted: bool,
-    /// The challenge that it has to answer.
+    /// The challenge that it must answer.
     pub nonce: Option<[u8; NONCE]>,
 }
 
 /// A connection and what it holds.
 pub struct Connection {
     pub stream: Owned<TcpStream>,
-    /// When it came.
-    pub came: u64,
+    /// When it connected.
+    pub connected_at: u64,
     pub decoder: Decoder,
     pub output: Output,
-    /// What the client has shown.
-    pub standing: Standing,
+    /// What the client has proved.
+    pub admission: Admission,
     /// There may be more to read.
     pub readable: bool,
-    /// The client has said its last: behind what there is to read comes the end, and no event will tell of it again.
+    /// The client has closed its side: the end follows what there is to read, and no further event reports it.
     pub ends: bool,
-    /// It stands in the queue of those who have more to do.
+    /// It is in the queue of clients that have more to do.
     pub queued: bool,
-    /// Bytes that are counted for it.
+    /// Bytes that the server's total counts for it.
     pub counted: usize,
 }
 
 impl Connection {
-    /// A client that has just come.
-    pub fn new(stream: Owned<TcpStream>, came: u64) -> Self {
+    /// A client that has just connected.
+    pub fn new(stream: Owned<TcpStream>, connected_at: u64) -> Self {
         Connection {
             stream,
-            came,
+            connected_at,
             decoder: Decoder::default(),
             output: Output::default(),
-            standing: Standing::default(),
+            admission: Admission::default(),
             readable: true,
             ends: false,
             queued: false,
@@ -53,7 +53,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that its buffers take.
+    /// Bytes of its buffers.
     pub fn size(&self) -> usize {
         self.decoder.size() + self.output.size()
     }

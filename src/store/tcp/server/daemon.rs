@@ -1,7 +1,7 @@
 //! The server's thread: one epoll over the listener and all clients.
 //!
-//! Readiness is edge-triggered: a connection is read until the kernel has nothing more, and one that has had its share goes to the end of a queue. Who does
-//! not read its replies is not read from either.
+//! Readiness is edge-triggered: a connection is read until the kernel has nothing more; after its share of reads it goes to the end of a queue. Requests of
+//! a client that does not read its replies are not read.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags};
 
 use super::ServerOptions;
-use super::complaints::Complaints;
 use super::connection::Connection;
-use super::core::{Core, Refusal};
+use super::disconnect_log::DisconnectLog;
+use super::handler::{Handler, Refusal};
 use crate::base::clock;
 use crate::base::error;
 use crate::base::fd::{Owned, OwnedFd};
@@ -34,20 +34,20 @@ const CLIENTS: usize = 2;
 const READ: usize = 64 << 10;
 /// Bytes of requests and replies that a client may have whatever the others have: the longest key of torch, twice.
 const RESERVE: usize = 16 << 10;
-/// Reads of one client before others have their turn.
+/// Reads of one client before others are served.
 const SHARE: usize = 4;
-/// Unsent bytes from which on a client's requests are left alone.
+/// Unsent bytes from which on a client's requests are not handled.
 const UNSENT: usize = 64 << 10;
-/// Unsent bytes from which on a client that watches is given up.
+/// Unsent bytes from which on a client that watches is disconnected.
 const UNSENT_NOTICES: usize = 1 << 20;
-/// What one may send who has yet to show that it knows the secret.
-const STRANGER: Limits = Limits { key: 0, value: 0, keys: 0, request: 128 };
-/// How long to wait before accepting again when no descriptor was left.
-const BREATH: Duration = Duration::from_millis(100);
-/// How long a server that stops goes on taking in what has arrived.
-const LAST_CALL: Duration = Duration::from_secs(2);
-/// For how long nothing must come for that to be all: what was written on this machine comes much sooner.
-const SILENCE: Duration = Duration::from_millis(10);
+/// Limits of a client that is not admitted yet.
+const UNADMITTED: Limits = Limits { key: 0, value: 0, keys: 0, request: 128 };
+/// Time before the next accept after one failed for lack of a descriptor or memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The longest time for which a server that stops handles what has arrived.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// It ends earlier after this time without an event: what was written on this machine arrives much sooner.
+const DRAIN_IDLE: Duration = Duration::from_millis(10);
 
 /// Everything that the thread owns.
 pub struct Daemon {
@@ -56,20 +56,20 @@ pub struct Daemon {
     stop: Arc<AtomicBool>,
     limits: Limits,
     memory: usize,
-    core: Core,
+    handler: Handler,
     clients: Vec<Option<Connection>>,
     free: Vec<usize>,
     /// Clients that had their share and have more to do.
     queue: VecDeque<usize>,
-    /// Bytes that the clients' buffers take.
+    /// Bytes of the clients' buffers.
     buffered: usize,
-    /// The listener has clients that no descriptor was left for.
-    crowded: bool,
-    /// For how long a client may be a stranger, in nanoseconds.
-    admission: u64,
-    /// Who has come and when, in that order, from the first on who is still a stranger.
-    strangers: VecDeque<(usize, u64)>,
-    complaints: Complaints,
+    /// Connections wait in the listener because an accept failed.
+    accept_failed: bool,
+    /// The time in which a client must be admitted, in nanoseconds.
+    admission_timeout: u64,
+    /// Clients and when they connected, in that order, from the first one on that is not admitted.
+    unadmitted: VecDeque<(usize, u64)>,
+    disconnects: DisconnectLog,
     scratch: Box<[u8]>,
 }
 
@@ -86,15 +86,15 @@ impl Daemon {
             stop,
             limits: options.limits,
             memory: options.memory,
-            core: Core::new(options.secret.clone()),
+            handler: Handler::new(options.secret.clone()),
             clients: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
             buffered: 0,
-            crowded: false,
-            admission: u64::try_from(options.admission.as_nanos()).unwrap_or(u64::MAX),
-            strangers: VecDeque::new(),
-            complaints: Complaints::default(),
+            accept_failed: false,
+            admission_timeout: u64::try_from(options.admission.as_nanos()).unwrap_or(u64::MAX),
+            unadmitted: VecDeque::new(),
+            disconnects: DisconnectLog::default(),
             scratch: vec![0; READ].into_boxed_slice(),
         };
         Ok((daemon, waker))
@@ -105,12 +105,12 @@ impl Daemon {
         let mut events = Events::with_capacity(1024);
         // Acquire pairs with the Release store in `Server::drop`.
         while !self.stop.load(Ordering::Acquire) {
-            let timeout = match (self.queue.is_empty(), self.crowded) {
+            let timeout = match (self.queue.is_empty(), self.accept_failed) {
                 (false, _) => Some(Duration::ZERO),
-                (true, true) => Some(BREATH),
+                (true, true) => Some(ACCEPT_RETRY),
                 (true, false) => None,
             };
-            let timeout = timeout.into_iter().chain(self.expel()).min();
+            let timeout = timeout.into_iter().chain(self.disconnect_unadmitted()).min();
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != ErrorKind::Interrupted => {
                     log_warn!(log::INIT, "store: the server stops: epoll_wait: {e}");
@@ -132,7 +132,7 @@ impl Daemon {
                     }
                 }
             }
-            if self.crowded {
+            if self.accept_failed {
                 self.accept();
             }
             for _ in 0..self.queue.len() {
@@ -143,12 +143,12 @@ impl Daemon {
                 }
             }
         }
-        self.last_call();
+        self.drain();
     }
 
-    /// Takes in what was sent before the server was told to stop, until nothing comes for a moment: a write is not answered, and its writer takes it for done.
-    fn last_call(&mut self) {
-        let deadline = Deadline::after(LAST_CALL);
+    /// Handles what was sent before the server was told to stop, until nothing comes for a moment: writes have no reply, so their senders rely on it.
+    fn drain(&mut self) {
+        let deadline = Deadline::after(DRAIN_TIMEOUT);
         let mut events = Events::with_capacity(1024);
         loop {
             self.accept();
@@ -161,7 +161,7 @@ impl Daemon {
             let more = !self.queue.is_empty() || self.clients.iter().flatten().any(|client| client.output.len() > 0);
             self.queue.clear();
             self.clients.iter_mut().flatten().for_each(|client| client.queued = false);
-            let _ = self.poll.poll(&mut events, Some(SILENCE));
+            let _ = self.poll.poll(&mut events, Some(DRAIN_IDLE));
             if deadline.passed() || (events.is_empty() && !more) {
                 return;
             }
@@ -183,63 +183,62 @@ impl Daemon {
                     match (registered, self.clients.get_mut(index)) {
                         (Ok(()), Some(place)) => {
                             let client = place.insert(Connection::new(stream, clock::now()));
-                            self.strangers.push_back((index, client.came));
+                            self.unadmitted.push_back((index, client.connected_at));
                         }
                         _ => self.free.push(index),
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    self.crowded = false;
+                    self.accept_failed = false;
                     return;
                 }
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {
-                    // Once until nobody waits any more: this is tried again and again.
-                    if !std::mem::replace(&mut self.crowded, true) {
+                    // Logged once, until no connection waits any more: the accept is tried again and again.
+                    if !std::mem::replace(&mut self.accept_failed, true) {
                         log_warn!(log::INIT, "store: {}", error::Error::system("a client has to wait: accept", e));
                     }
                     return;
                 }
-                // A client that is gone again.
+                // The client has closed already.
                 Err(_) => {}
             }
         }
     }
 
-    /// Ends the connections of those who have not shown in time that they may use the store: each keeps a descriptor from the others. Returns the time until
-    /// the next is due.
-    fn expel(&mut self) -> Option<Duration> {
-        while let Some(&(index, came)) = self.strangers.front() {
-            let left = came.saturating_add(self.admission).saturating_sub(clock::now());
+    /// Disconnects clients that were not admitted in time: each takes a descriptor from the others. Returns the time until the next is due.
+    fn disconnect_unadmitted(&mut self) -> Option<Duration> {
+        while let Some(&(index, connected_at)) = self.unadmitted.front() {
+            let left = connected_at.saturating_add(self.admission_timeout).saturating_sub(clock::now());
             let place = self
                 .clients
                 .get_mut(index)
-                .filter(|place| place.as_ref().is_some_and(|client| client.came == came && !client.standing.admitted));
+                .filter(|place| place.as_ref().is_some_and(|client| client.connected_at == connected_at && !client.admission.admitted));
             if place.is_some() && left > 0 {
                 return Some(Duration::from_nanos(left));
             }
             if let Some(client) = place.and_then(Option::take) {
                 let wanted =
-                    if client.standing.validated { "knows the secret" } else { "speaks the protocol of today's torch (2.2 and later)" };
-                self.complaints.say(peer(&client), format_args!("it has not shown in time that it {wanted}"));
+                    if client.admission.validated { "knows the secret" } else { "speaks the protocol of today's torch (2.2 and later)" };
+                self.disconnects.warn(peer(&client), format_args!("it has not shown in time that it {wanted}"));
                 self.close(index, client);
             }
-            self.strangers.pop_front();
+            self.unadmitted.pop_front();
         }
         None
     }
 
-    /// One client's turn.
+    /// Serves a client, and disconnects it if it ends, errs or exceeds the memory limit.
     fn serve(&mut self, index: usize) {
         let Some(mut client) = self.clients.get_mut(index).and_then(Option::take) else { return };
-        let (held, stored) = (self.held(), self.core.size());
-        let stays = self.turn(index, &mut client);
+        let (held, stored) = (self.held(), self.handler.size());
+        let stays = self.exchange(index, &mut client);
         let size = client.size();
         self.buffered = self.buffered + size - client.counted;
         client.counted = size;
-        // Who takes little goes on when others have taken all: to read, and to delete.
-        let takes = self.core.size() > stored || size > RESERVE;
+        // A client that uses little memory may go on when the others have used all: to read, and to delete.
+        let takes = self.handler.size() > stored || size > RESERVE;
         if stays && takes && self.held() > self.memory && self.held() > held {
-            self.complaints.say(peer(&client), format_args!("the server's limit of {} bytes is reached", self.memory));
+            self.disconnects.warn(peer(&client), format_args!("the server's limit of {} bytes is reached", self.memory));
             self.close(index, client);
         } else if stays {
             if let Some(place) = self.clients.get_mut(index) {
@@ -250,22 +249,22 @@ impl Daemon {
         }
     }
 
-    /// Reads, carries out and answers until there is nothing to do, or the share is used up; false if the client is to go.
-    fn turn(&mut self, index: usize, client: &mut Connection) -> bool {
+    /// Reads requests, handles them and replies until there is nothing to do, or the share is used up; false if the client is to be disconnected.
+    fn exchange(&mut self, index: usize, client: &mut Connection) -> bool {
         for _ in 0..SHARE {
-            let Ok(all) = self.carry_out(index, client) else { return false };
+            let Ok(all) = self.handle_requests(index, client) else { return false };
             match client.output.flush(&client.stream) {
-                // Room came back just now, for requests that were left alone.
+                // There is room now for the replies to requests that were not handled.
                 Ok(true) if !all => continue,
                 Ok(true) if client.readable => {}
-                // Goes on when there is something to read, or room again.
+                // An event continues this when there is something to read, or room again.
                 Ok(_) => return true,
                 Err(_) => return false,
             }
             match net::recv(&client.stream, &mut self.scratch[..], RecvFlags::empty()).map(|(n, _)| n) {
                 Ok(0) => return false,
                 Ok(n) => {
-                    // Fewer than asked for: the kernel has no more, and tells when it has, unless it has told of the end already.
+                    // Fewer than asked for: the kernel has no more, and an event will report more, unless it has reported the end already.
                     client.readable = n == self.scratch.len() || client.ends;
                     client.decoder.feed(self.scratch.get(..n).unwrap_or(&[]));
                 }
@@ -281,39 +280,39 @@ impl Daemon {
         true
     }
 
-    /// Carries out the requests that are there, while there is room for the replies; whether that was all of them. An error is the client's end.
-    fn carry_out(&mut self, index: usize, client: &mut Connection) -> Result<bool, ()> {
+    /// Handles the received requests while there is room for the replies; whether that was all of them. On an error the client is to be disconnected.
+    fn handle_requests(&mut self, index: usize, client: &mut Connection) -> Result<bool, ()> {
         loop {
             if client.output.len() >= UNSENT && !client.output.flush(&client.stream).map_err(|_| ())? {
                 return Ok(false);
             }
-            let limits = if client.standing.admitted { &self.limits } else { &STRANGER };
+            let limits = if client.admission.admitted { &self.limits } else { &UNADMITTED };
             let done = match client.decoder.next(limits) {
                 Ok(None) => return Ok(true),
-                Ok(Some(request)) => self.core.handle(index, request, &mut client.standing, &mut client.output),
-                // What a stranger may send is less, for reasons that have nothing to do with what it sent.
-                Err(_) if !client.standing.validated => Err(Refusal::NotValidated),
-                Err(_) if !client.standing.admitted => Err(Refusal::NoSecret),
+                Ok(Some(request)) => self.handler.handle(index, request, &mut client.admission, &mut client.output),
+                // The limits of an unadmitted client are not the reason to report, but that it is not admitted.
+                Err(_) if !client.admission.validated => Err(Refusal::NotValidated),
+                Err(_) if !client.admission.admitted => Err(Refusal::NoSecret),
                 Err(e) => Err(e.into()),
             };
             if let Err(refusal) = done {
-                self.complaints.say(peer(client), format_args!("{refusal}"));
+                self.disconnects.warn(peer(client), format_args!("{refusal}"));
                 let _ = client.output.flush(&client.stream);
                 return Err(());
             }
-            self.tell(Some((index, client)));
+            self.wake(Some((index, client)));
         }
     }
 
-    /// Tells those who waited to go on. `current` is the client being served, whose place is empty meanwhile.
-    fn tell(&mut self, current: Option<(usize, &mut Connection)>) {
-        if !self.core.noticed.is_empty() {
+    /// Replies to the clients that were woken. `current` is the client being served, which `clients` does not hold meanwhile.
+    fn wake(&mut self, current: Option<(usize, &mut Connection)>) {
+        if !self.handler.notices.is_empty() {
             self.notify();
         }
-        if self.core.woken.is_empty() {
+        if self.handler.woken.is_empty() {
             return;
         }
-        let mut woken = std::mem::take(&mut self.core.woken);
+        let mut woken = std::mem::take(&mut self.handler.woken);
         let mut current = current;
         for index in woken.drain(..) {
             match &mut current {
@@ -327,16 +326,16 @@ impl Daemon {
                 }
             }
         }
-        self.core.woken = woken;
+        self.handler.woken = woken;
     }
 
-    /// Tells those who watch. One that leaves too much of it unread goes: it would take memory without bound, or keep the others from writing.
+    /// Sends the notices to the clients that watch. One that leaves too many unread is disconnected: its memory would grow without bound, or the others
+    /// could not write any more.
     fn notify(&mut self) {
-        for (index, notice) in std::mem::take(&mut self.core.noticed) {
+        for (index, notice) in std::mem::take(&mut self.handler.notices) {
             let Some(Some(client)) = self.clients.get_mut(index) else { continue };
-            let overrun = client.output.len() >= UNSENT_NOTICES;
-            if overrun {
-                self.complaints.say(peer(client), format_args!("it watches a key and does not read"));
+            if client.output.len() >= UNSENT_NOTICES {
+                self.disconnects.warn(peer(client), format_args!("it watches a key and does not read"));
                 let _ = client.stream.shutdown(std::net::Shutdown::Both);
                 continue;
             }
@@ -360,17 +359,17 @@ impl Daemon {
         self.buffered -= client.counted;
         drop(client);
         self.free.push(index);
-        self.core.leave(index);
-        self.tell(None);
+        self.handler.remove_client(index);
+        self.wake(None);
     }
 
     /// Bytes of everything.
     fn held(&self) -> usize {
-        self.core.size() + self.buffered
+        self.handler.size() + self.buffered
     }
 }
 
-/// Who it is, for the log.
+/// Its address, for the log.
 fn peer(client: &Connection) -> String {
     client.stream.peer_addr().map_or("a client".into(), |at| format!("{}, port {},", at.ip().to_canonical(), at.port()))
 }

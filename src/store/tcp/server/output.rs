@@ -1,4 +1,4 @@
-//! What one connection has yet to be sent. Small replies are copied together; large values are shared with the store until they are gone.
+//! The unsent replies of one connection. Small replies are copied together; large values are shared with the store until they are sent.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
@@ -18,7 +18,7 @@ pub struct Output {
     sent: usize,
     /// Bytes still to be sent.
     len: usize,
-    /// Bytes that `Bytes` chunks take.
+    /// Bytes of memory of the `Bytes` chunks.
     copied: usize,
 }
 
@@ -42,7 +42,7 @@ impl Output {
         self.len
     }
 
-    /// Bytes that it takes beyond the store's values.
+    /// Bytes of memory besides the store's values.
     pub fn size(&self) -> usize {
         self.copied + self.chunks.capacity() * size_of::<Chunk>()
     }
@@ -97,10 +97,10 @@ impl Output {
         Ok(true)
     }
 
-    /// One system call. A peer that is gone is an error, not a signal to the host program.
+    /// One system call. A closed connection is an error, not a signal to the host program.
     fn send(&self, stream: &TcpStream) -> io::Result<usize> {
         if let (1, Some(only)) = (self.chunks.len(), self.chunks.front()) {
-            // By rustix, here and for receiving: each call of libc's costs two atomic operations more, to make it a cancellation point.
+            // By rustix, here and for receiving: libc's calls are cancellation points, which costs two atomic operations each.
             return Ok(net::send(stream, only.bytes().get(self.sent..).unwrap_or(&[]), SendFlags::NOSIGNAL)?);
         }
         let mut slices = [IoSlice::new(&[]); BATCH];
@@ -112,7 +112,7 @@ impl Output {
         SockRef::from(stream).send_vectored_with_flags(&slices, libc::MSG_NOSIGNAL)
     }
 
-    /// Forgets bytes that are sent.
+    /// Removes bytes that are sent.
     fn take(&mut self, n: usize) {
         self.len = self.len.saturating_sub(n);
         self.sent += n;

@@ -1,7 +1,7 @@
-//! Who waits for what. Clients are numbers here; nothing is sent.
+//! Which clients wait for which keys, queues and barriers. Clients are numbers here; nothing is sent.
 //!
-//! A client that waits for several keys is listed under each that does not exist yet, and goes on when each has come once: torch's rule. So a key that
-//! has come and was deleted again is not waited for once more. [`Store::wait`](crate::store::Store::wait) says so to users.
+//! A client that waits for several keys is listed under each that does not exist yet, and is woken when each has been set once: torch's rule. So a key
+//! that was set and deleted again is not waited for once more. [`Store::wait`](crate::store::Store::wait) says so to users.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,19 +15,20 @@ pub struct Waits {
     pending: HashMap<usize, Pending>,
     /// Under each key that is waited for: the numbers of the waits, which increase, and their clients.
     by_key: HashMap<Arc<[u8]>, VecDeque<(u64, usize)>>,
-    /// Waits for keys that there have been.
+    /// Waits for keys so far.
     count: u64,
-    barriers: HashMap<Box<[u8]>, Gathering>,
-    /// Clients woken for a value in a queue that they have not come for yet.
-    owed: HashMap<usize, Box<[u8]>>,
-    /// Bytes that all this takes.
+    barriers: HashMap<Box<[u8]>, Barrier>,
+    /// Clients woken for a value in a queue that they have not popped yet.
+    woken_for: HashMap<usize, Box<[u8]>>,
+    /// Bytes of all this.
     size: usize,
 }
 
-/// Clients at a barrier, with the number that each waits for.
-struct Gathering {
-    here: Vec<(usize, i64)>,
-    /// No greater than any of these numbers.
+/// A barrier.
+struct Barrier {
+    /// The clients that wait, and the count for which each waits.
+    waiting: Vec<(usize, i64)>,
+    /// No greater than any of these counts.
     least: i64,
 }
 
@@ -35,26 +36,26 @@ enum Pending {
     Keys {
         /// Those that did not exist, each once.
         keys: Box<[Arc<[u8]>]>,
-        /// How many of them have yet to come.
+        /// How many of them were not set yet.
         missing: usize,
-        /// What the wait is listed as.
+        /// The wait's number in the lists.
         number: u64,
     },
     Barrier(Box<[u8]>),
 }
 
-/// Bytes that a key of a wait takes besides its own: its counts, its place in the wait and in the table, and a list that holds little.
+/// Bytes for a key of a wait besides its own: its counts, its entries in the wait and in the table, and a short list.
 const LISTED: usize =
     2 * size_of::<usize>() + 2 * size_of::<Arc<[u8]>>() + size_of::<VecDeque<(u64, usize)>>() + 4 * size_of::<(u64, usize)>();
 
 impl Waits {
-    /// Bytes that all waits take.
+    /// Bytes of all waits.
     pub fn size(&self) -> usize {
         self.size
     }
 
     /// Whether the client is waiting.
-    pub fn waiting(&self, client: usize) -> bool {
+    pub fn is_waiting(&self, client: usize) -> bool {
         !self.pending.is_empty() && self.pending.contains_key(&client)
     }
 
@@ -69,7 +70,7 @@ impl Waits {
         self.count += 1;
         let number = self.count;
         let keys: Box<[Arc<[u8]>]> = missing.into_iter().map(|key| self.list(key, number, client)).collect();
-        self.admit(client, Pending::Keys { missing: keys.len(), keys, number });
+        self.add(client, Pending::Keys { missing: keys.len(), keys, number });
         false
     }
 
@@ -79,7 +80,7 @@ impl Waits {
             return;
         }
         for (_, client) in self.by_key.remove(key).unwrap_or_default() {
-            if self.arrived(client) {
+            if self.key_was_set(client) {
                 woken.push(client);
             }
         }
@@ -92,50 +93,50 @@ impl Waits {
             if self.by_key.get(key).is_some_and(VecDeque::is_empty) {
                 self.by_key.remove(key);
             }
-            if self.arrived(client) {
+            if self.key_was_set(client) {
                 woken.push(client);
-                self.owed.insert(client, key.into());
+                self.woken_for.insert(client, key.into());
                 return;
             }
         }
     }
 
-    /// The queue that the client was woken for, once: its next request tells whether it takes the value.
-    pub fn settle(&mut self, client: usize) -> Option<Box<[u8]>> {
-        if self.owed.is_empty() { None } else { self.owed.remove(&client) }
+    /// Takes the queue that the client was woken for: its next request shows whether it pops the value.
+    pub fn take_woken_for(&mut self, client: usize) -> Option<Box<[u8]>> {
+        if self.woken_for.is_empty() { None } else { self.woken_for.remove(&client) }
     }
 
-    /// The client has come to a barrier, as number `count`: all who waited for so many go on.
-    pub fn arrive(&mut self, client: usize, key: &[u8], world_size: i64, count: i64, woken: &mut Vec<usize>) {
-        self.admit(client, Pending::Barrier(key.into()));
+    /// The client joins a barrier as number `count`: all clients that waited for that count, or less, are woken.
+    pub fn join_barrier(&mut self, client: usize, key: &[u8], world_size: i64, count: i64, woken: &mut Vec<usize>) {
+        self.add(client, Pending::Barrier(key.into()));
         match self.barriers.get_mut(key) {
-            Some(gathering) => gathering.join(client, world_size),
+            Some(barrier) => barrier.join(client, world_size),
             None => {
-                self.barriers.insert(key.into(), Gathering { here: vec![(client, world_size)], least: world_size });
+                self.barriers.insert(key.into(), Barrier { waiting: vec![(client, world_size)], least: world_size });
             }
         }
-        // Seldom so: a thousand who come look at each other once, not each time that one comes.
-        if self.barriers.get(key).is_some_and(|gathering| gathering.least <= count)
-            && let Some(mut gathering) = self.barriers.remove(key)
+        // Rarely true: so the list is searched once per barrier, not each time that a client joins.
+        if self.barriers.get(key).is_some_and(|barrier| barrier.least <= count)
+            && let Some(mut barrier) = self.barriers.remove(key)
         {
             let released = woken.len();
-            woken.extend(gathering.release(count));
-            woken.iter().skip(released).for_each(|&client| drop(self.dismiss(client)));
-            if !gathering.here.is_empty() {
-                self.barriers.insert(key.into(), gathering);
+            woken.extend(barrier.release(count));
+            woken.iter().skip(released).for_each(|&client| drop(self.remove(client)));
+            if !barrier.waiting.is_empty() {
+                self.barriers.insert(key.into(), barrier);
             }
         }
     }
 
-    /// The client waits no more.
+    /// Ends the client's wait.
     pub fn cancel(&mut self, client: usize) {
-        match self.dismiss(client) {
+        match self.remove(client) {
             None => {}
-            Some(Pending::Keys { keys, number, .. }) => keys.iter().for_each(|key| self.strike(key, number)),
+            Some(Pending::Keys { keys, number, .. }) => keys.iter().for_each(|key| self.unlist(key, number)),
             Some(Pending::Barrier(key)) => {
-                if let Some(gathering) = self.barriers.get_mut(&key) {
-                    gathering.here.retain(|&(other, _)| other != client);
-                    if gathering.here.is_empty() {
+                if let Some(barrier) = self.barriers.get_mut(&key) {
+                    barrier.waiting.retain(|&(other, _)| other != client);
+                    if barrier.waiting.is_empty() {
                         self.barriers.remove(&key);
                     }
                 }
@@ -143,11 +144,11 @@ impl Waits {
         }
     }
 
-    /// A key that the client was listed under has come, and the list is gone: whether it was the last.
-    fn arrived(&mut self, client: usize) -> bool {
+    /// A key for which the client waits was set, and its list was removed: whether it was the last key of the wait.
+    fn key_was_set(&mut self, client: usize) -> bool {
         let Some(Pending::Keys { missing, .. }) = self.pending.get_mut(&client) else { return false };
         *missing = missing.saturating_sub(1);
-        *missing == 0 && self.dismiss(client).is_some()
+        *missing == 0 && self.remove(client).is_some()
     }
 
     /// Lists a wait under a key, and returns the key as the table holds it.
@@ -157,40 +158,40 @@ impl Waits {
         held
     }
 
-    /// Takes a wait off the list of a key, if it stands there: it does not once the key has come.
-    fn strike(&mut self, key: &[u8], number: u64) {
+    /// Removes a wait from the list of a key. It is not there any more once the key was set.
+    fn unlist(&mut self, key: &[u8], number: u64) {
         let Some(list) = self.by_key.get_mut(key) else { return };
-        if let Ok(place) = list.binary_search_by_key(&number, |&(other, _)| other) {
-            list.remove(place);
+        if let Ok(index) = list.binary_search_by_key(&number, |&(other, _)| other) {
+            list.remove(index);
         }
         if list.is_empty() {
             self.by_key.remove(key);
         }
     }
 
-    fn admit(&mut self, client: usize, pending: Pending) {
+    fn add(&mut self, client: usize, pending: Pending) {
         self.size += pending.size();
         self.pending.insert(client, pending);
     }
 
-    fn dismiss(&mut self, client: usize) -> Option<Pending> {
+    fn remove(&mut self, client: usize) -> Option<Pending> {
         let pending = self.pending.remove(&client)?;
         self.size -= pending.size();
         Some(pending)
     }
 }
 
-impl Gathering {
+impl Barrier {
     fn join(&mut self, client: usize, wanted: i64) {
-        self.here.push((client, wanted));
+        self.waiting.push((client, wanted));
         self.least = self.least.min(wanted);
     }
 
-    /// Takes out those who waited for no more than `count`.
+    /// Removes the clients that waited for no more than `count`, and returns them.
     fn release(&mut self, count: i64) -> impl Iterator<Item = usize> {
-        let (released, here) = std::mem::take(&mut self.here).into_iter().partition(|&(_, wanted)| wanted <= count);
-        self.here = here;
-        self.least = self.here.iter().map(|&(_, wanted)| wanted).min().unwrap_or(i64::MAX);
+        let (released, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|&(_, wanted)| wanted <= count);
+        self.waiting = waiting;
+        self.least = self.waiting.iter().map(|&(_, wanted)| wanted).min().unwrap_or(i64::MAX);
         let released: Vec<(usize, i64)> = released;
         released.into_iter().map(|(client, _)| client)
     }
@@ -210,19 +211,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_a_barrier_each_waits_for_the_number_that_it_named() {
+    fn each_client_of_a_barrier_waits_for_its_own_count() {
         let (mut waits, mut woken) = (Waits::default(), Vec::new());
-        let mut arrive = |waits: &mut Waits, client, world_size, count| {
-            waits.arrive(client, b"b", world_size, count, &mut woken);
+        let mut join = |waits: &mut Waits, client, world_size, count| {
+            waits.join_barrier(client, b"b", world_size, count, &mut woken);
             std::mem::take(&mut woken)
         };
-        assert_eq!(arrive(&mut waits, 1, 4, 1), []);
-        assert_eq!(arrive(&mut waits, 2, 2, 2), [2]);
+        assert_eq!(join(&mut waits, 1, 4, 1), []);
+        assert_eq!(join(&mut waits, 2, 2, 2), [2]);
         waits.cancel(1);
-        assert_eq!(arrive(&mut waits, 3, 5, 3), []);
-        assert_eq!(arrive(&mut waits, 4, 5, 4), [], "who cancelled does not count");
-        assert_eq!(arrive(&mut waits, 5, 5, 5), [3, 4, 5]);
-        assert!((1..=5).all(|client| !waits.waiting(client)));
+        assert_eq!(join(&mut waits, 3, 5, 3), []);
+        assert_eq!(join(&mut waits, 4, 5, 4), [], "a cancelled wait is not woken");
+        assert_eq!(join(&mut waits, 5, 5, 5), [3, 4, 5]);
+        assert!((1..=5).all(|client| !waits.is_waiting(client)));
         assert_eq!(waits.size(), 0);
     }
 }

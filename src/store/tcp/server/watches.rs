@@ -1,4 +1,4 @@
-//! Who watches what. Clients are numbers here; nothing is sent.
+//! Which clients watch which keys. Clients are numbers here; nothing is sent.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,15 +10,15 @@ use crate::store::values::Value;
 pub struct Watches {
     by_key: HashMap<Box<[u8]>, Vec<usize>>,
     by_client: HashMap<usize, HashSet<Box<[u8]>>>,
-    /// Bytes that all this takes.
+    /// Bytes of all this.
     size: usize,
 }
 
-/// A change that a client is to be told of.
-pub struct Notice {
+/// A change of a watched key.
+pub struct ChangeNotice {
     /// What happened.
     pub event: Event,
-    /// To which key.
+    /// The key.
     pub key: Box<[u8]>,
     /// Its value before.
     pub old: Option<Value>,
@@ -27,12 +27,12 @@ pub struct Notice {
 }
 
 impl Watches {
-    /// Bytes that all watches take.
+    /// Bytes of all watches.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The client wants to know.
+    /// The client watches the key from now on.
     pub fn add(&mut self, client: usize, key: &[u8]) {
         if self.by_client.entry(client).or_default().insert(key.into()) {
             self.by_key.entry(key.into()).or_default().push(client);
@@ -40,7 +40,7 @@ impl Watches {
         }
     }
 
-    /// Who wants to know of the key.
+    /// The clients that watch the key.
     pub fn of(&self, key: &[u8]) -> &[usize] {
         if self.by_key.is_empty() { &[] } else { self.by_key.get(key).map_or(&[], Vec::as_slice) }
     }
@@ -50,8 +50,8 @@ impl Watches {
         !self.by_client.is_empty() && self.by_client.contains_key(&client)
     }
 
-    /// The client is gone.
-    pub fn leave(&mut self, client: usize) {
+    /// Removes a client.
+    pub fn remove_client(&mut self, client: usize) {
         if self.by_client.is_empty() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Incremental decoding of requests, for the server's thread: bytes as they come, requests as they are whole. No input or output here.
+//! Incremental decoding of requests, for the server's thread: takes bytes as they arrive, returns requests once they are complete. No input or output here.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::store::tcp::secret::NONCE;
 /// A request as the server sees it, borrowed from its connection's buffer.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
-pub enum Request<'a> {
+pub enum ClientRequest<'a> {
     Validate {
         magic: u32,
     },
@@ -46,7 +46,7 @@ pub enum Request<'a> {
     MultiGet {
         keys: Strings<'a>,
     },
-    /// Keys and values in turn.
+    /// Keys and values alternately.
     MultiSet {
         entries: Strings<'a>,
     },
@@ -110,12 +110,12 @@ impl fmt::Debug for Strings<'_> {
     }
 }
 
-/// What the server takes at most. Whoever sends more is disconnected.
+/// Limits of a request. A client that exceeds them is disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a key.
     pub key: usize,
-    /// Bytes of a value in a request. What APPEND makes of it may be longer.
+    /// Bytes of a value in a request. APPEND may make longer ones.
     pub value: usize,
     /// Keys of a request.
     pub keys: usize,
@@ -130,7 +130,7 @@ impl Default for Limits {
     }
 }
 
-/// What no correct client sends.
+/// A request that breaks the protocol or its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum WireError {
@@ -146,11 +146,11 @@ pub enum WireError {
     LongRequest(usize),
 }
 
-/// One connection's unread bytes. Holds no more than was sent, whatever lengths are announced, and looks at each byte once.
+/// One connection's undecoded bytes. Allocates no more than was received, whatever lengths the bytes say, and decodes each byte once.
 #[derive(Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Where the request begins that is being read.
+    /// Start of the request that is being read.
     start: usize,
     /// How far it is read, counted from `start`.
     pos: usize,
@@ -161,11 +161,11 @@ pub struct Decoder {
     field: usize,
     /// Keys, or keys and values, still to come of a field that is several.
     left: Option<u64>,
-    /// The request was returned: the next call begins behind it.
+    /// The request was returned: the next call begins after it.
     returned: bool,
 }
 
-/// A field's place, counted from the start of its request.
+/// The bytes of a field, counted from the start of its request.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     start: usize,
@@ -185,15 +185,15 @@ pub(super) const SMALL_BUFFER: usize = 1 << 10;
 impl Decoder {
     /// Takes bytes off the wire.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.forget();
+        self.skip_returned();
         self.buffer.drain(..self.start);
         self.start = 0;
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next request, once all its bytes are there. After an error the connection is of no further use.
-    pub fn next(&mut self, limits: &Limits) -> Result<Option<Request<'_>>, WireError> {
-        self.forget();
+    /// The next request, once all its bytes are there. After an error the connection cannot be used any more.
+    pub fn next(&mut self, limits: &Limits) -> Result<Option<ClientRequest<'_>>, WireError> {
+        self.skip_returned();
         if !self.read(limits)? {
             self.shrink();
             return Ok(None);
@@ -202,13 +202,13 @@ impl Decoder {
         Ok(self.request())
     }
 
-    /// Bytes that it takes.
+    /// Bytes of its memory.
     pub fn size(&self) -> usize {
         self.buffer.capacity() + self.spans.capacity() * size_of::<Span>()
     }
 
-    /// Leaves the request that was returned behind.
-    fn forget(&mut self) {
+    /// Skips the request that was returned.
+    fn skip_returned(&mut self) {
         if self.returned {
             self.returned = false;
             self.start += self.pos;
@@ -229,7 +229,7 @@ impl Decoder {
         }
     }
 
-    /// Reads on from where it stopped; whether the request is complete.
+    /// Continues to read the request; whether it is complete.
     fn read(&mut self, limits: &Limits) -> Result<bool, WireError> {
         let query = match self.query {
             Some(query) => query,
@@ -291,7 +291,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// A number of elements, and those, whose fields come in turn.
+    /// A number of elements, and the elements' fields.
     fn several(&mut self, element: &[Field], limits: &Limits) -> Result<bool, WireError> {
         if self.left.is_none() {
             let Some(bytes) = self.take() else { return Ok(false) };
@@ -303,9 +303,9 @@ impl Decoder {
             }
         }
         while let Some(left) = self.left.filter(|&left| left > 0) {
-            // Counted down from a multiple of the element's length, so the last of the element's fields meets remainder 1.
-            let turn = (element.len() as u64 - left % element.len() as u64) as usize % element.len();
-            let Some(&field) = element.get(turn) else { return Ok(false) };
+            // `left` counts down from a multiple of the element's length: the remainder is 1 at an element's last field.
+            let next = (element.len() as u64 - left % element.len() as u64) as usize % element.len();
+            let Some(&field) = element.get(next) else { return Ok(false) };
             if !self.string(field, limits)? {
                 return Ok(false);
             }
@@ -329,7 +329,7 @@ impl Decoder {
     }
 
     /// The complete request.
-    fn request(&self) -> Option<Request<'_>> {
+    fn request(&self) -> Option<ClientRequest<'_>> {
         let bytes = self.buffer.get(self.start..)?;
         let all = Strings { bytes, spans: &self.spans };
         let key = all.get(0).unwrap_or(&[]);
@@ -337,28 +337,28 @@ impl Decoder {
         let word = || key.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
         let int = || second.first_chunk().map(|bytes| i64::from_le_bytes(*bytes));
         Some(match self.query? {
-            Query::Validate => Request::Validate { magic: word()? },
-            Query::Set => Request::Set { key, value: second },
-            Query::CompareSet => Request::CompareSet { key, expected: second, desired: all.get(2)? },
-            Query::Get => Request::Get { key },
-            Query::Add => Request::Add { key, delta: int()? },
-            Query::Check => Request::Check { keys: all },
-            Query::Wait => Request::Wait { keys: all },
-            Query::GetNumKeys => Request::GetNumKeys,
-            Query::DeleteKey => Request::DeleteKey { key },
-            Query::Append => Request::Append { key, value: second },
-            Query::MultiGet => Request::MultiGet { keys: all },
-            Query::MultiSet => Request::MultiSet { entries: all },
-            Query::CancelWait => Request::CancelWait,
-            Query::Ping => Request::Ping { nonce: word()? },
-            Query::QueuePush => Request::QueuePush { key, value: second },
-            Query::QueuePop => Request::QueuePop { key },
-            Query::QueueLen => Request::QueueLen { key },
-            Query::ListKeys => Request::ListKeys,
-            Query::Barrier => Request::Barrier { key, world_size: int()? },
-            Query::Challenge => Request::Challenge,
-            Query::Prove => Request::Prove { nonce: key.first_chunk()?, code: second },
-            Query::WatchKey => Request::WatchKey { key },
+            Query::Validate => ClientRequest::Validate { magic: word()? },
+            Query::Set => ClientRequest::Set { key, value: second },
+            Query::CompareSet => ClientRequest::CompareSet { key, expected: second, desired: all.get(2)? },
+            Query::Get => ClientRequest::Get { key },
+            Query::Add => ClientRequest::Add { key, delta: int()? },
+            Query::Check => ClientRequest::Check { keys: all },
+            Query::Wait => ClientRequest::Wait { keys: all },
+            Query::GetNumKeys => ClientRequest::GetNumKeys,
+            Query::DeleteKey => ClientRequest::DeleteKey { key },
+            Query::Append => ClientRequest::Append { key, value: second },
+            Query::MultiGet => ClientRequest::MultiGet { keys: all },
+            Query::MultiSet => ClientRequest::MultiSet { entries: all },
+            Query::CancelWait => ClientRequest::CancelWait,
+            Query::Ping => ClientRequest::Ping { nonce: word()? },
+            Query::QueuePush => ClientRequest::QueuePush { key, value: second },
+            Query::QueuePop => ClientRequest::QueuePop { key },
+            Query::QueueLen => ClientRequest::QueueLen { key },
+            Query::ListKeys => ClientRequest::ListKeys,
+            Query::Barrier => ClientRequest::Barrier { key, world_size: int()? },
+            Query::Challenge => ClientRequest::Challenge,
+            Query::Prove => ClientRequest::Prove { nonce: key.first_chunk()?, code: second },
+            Query::WatchKey => ClientRequest::WatchKey { key },
         })
     }
 }

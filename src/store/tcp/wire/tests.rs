@@ -63,7 +63,7 @@ pub fn unhex(text: &str) -> Vec<u8> {
 }
 
 /// A decoded request as the bytes that it came from.
-fn again(request: &Request<'_>) -> Vec<u8> {
+fn again(request: &ClientRequest<'_>) -> Vec<u8> {
     fn text(bytes: &[u8]) -> &str {
         std::str::from_utf8(bytes).unwrap()
     }
@@ -75,30 +75,30 @@ fn again(request: &Request<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let key = |key: &[u8]| text(key).to_owned();
     match request {
-        Request::Validate { magic } => encode(&mut out, Query::Validate, &[Word(*magic)]),
-        Request::Set { key: k, value } => encode(&mut out, Query::Set, &[OwnKey(&key(k)), Value(value)]),
-        Request::CompareSet { key: k, expected, desired } => {
+        ClientRequest::Validate { magic } => encode(&mut out, Query::Validate, &[Word(*magic)]),
+        ClientRequest::Set { key: k, value } => encode(&mut out, Query::Set, &[OwnKey(&key(k)), Value(value)]),
+        ClientRequest::CompareSet { key: k, expected, desired } => {
             encode(&mut out, Query::CompareSet, &[OwnKey(&key(k)), Value(expected), Value(desired)]);
         }
-        Request::Get { key: k } => encode(&mut out, Query::Get, &[OwnKey(&key(k))]),
-        Request::Add { key: k, delta } => encode(&mut out, Query::Add, &[OwnKey(&key(k)), Int(*delta)]),
-        Request::Check { keys } => out = [vec![Query::Check as u8], several(keys, 1)].concat(),
-        Request::Wait { keys } => out = [vec![Query::Wait as u8], several(keys, 1)].concat(),
-        Request::GetNumKeys => encode(&mut out, Query::GetNumKeys, &[]),
-        Request::DeleteKey { key: k } => encode(&mut out, Query::DeleteKey, &[OwnKey(&key(k))]),
-        Request::Append { key: k, value } => encode(&mut out, Query::Append, &[OwnKey(&key(k)), Value(value)]),
-        Request::MultiGet { keys } => out = [vec![Query::MultiGet as u8], several(keys, 1)].concat(),
-        Request::MultiSet { entries } => out = [vec![Query::MultiSet as u8], several(entries, 2)].concat(),
-        Request::CancelWait => encode(&mut out, Query::CancelWait, &[]),
-        Request::Ping { nonce } => encode(&mut out, Query::Ping, &[Word(*nonce)]),
-        Request::QueuePush { key: k, value } => encode(&mut out, Query::QueuePush, &[OwnKey(&key(k)), Value(value)]),
-        Request::QueuePop { key: k } => encode(&mut out, Query::QueuePop, &[OwnKey(&key(k))]),
-        Request::QueueLen { key: k } => encode(&mut out, Query::QueueLen, &[OwnKey(&key(k))]),
-        Request::ListKeys => encode(&mut out, Query::ListKeys, &[]),
-        Request::Challenge => encode(&mut out, Query::Challenge, &[]),
-        Request::Prove { nonce, code } => encode(&mut out, Query::Prove, &[Bare(*nonce), Bare(code)]),
-        Request::WatchKey { key: k } => encode(&mut out, Query::WatchKey, &[OwnKey(&key(k))]),
-        Request::Barrier { key: k, world_size } => encode(&mut out, Query::Barrier, &[OwnKey(&key(k)), Int(*world_size)]),
+        ClientRequest::Get { key: k } => encode(&mut out, Query::Get, &[OwnKey(&key(k))]),
+        ClientRequest::Add { key: k, delta } => encode(&mut out, Query::Add, &[OwnKey(&key(k)), Int(*delta)]),
+        ClientRequest::Check { keys } => out = [vec![Query::Check as u8], several(keys, 1)].concat(),
+        ClientRequest::Wait { keys } => out = [vec![Query::Wait as u8], several(keys, 1)].concat(),
+        ClientRequest::GetNumKeys => encode(&mut out, Query::GetNumKeys, &[]),
+        ClientRequest::DeleteKey { key: k } => encode(&mut out, Query::DeleteKey, &[OwnKey(&key(k))]),
+        ClientRequest::Append { key: k, value } => encode(&mut out, Query::Append, &[OwnKey(&key(k)), Value(value)]),
+        ClientRequest::MultiGet { keys } => out = [vec![Query::MultiGet as u8], several(keys, 1)].concat(),
+        ClientRequest::MultiSet { entries } => out = [vec![Query::MultiSet as u8], several(entries, 2)].concat(),
+        ClientRequest::CancelWait => encode(&mut out, Query::CancelWait, &[]),
+        ClientRequest::Ping { nonce } => encode(&mut out, Query::Ping, &[Word(*nonce)]),
+        ClientRequest::QueuePush { key: k, value } => encode(&mut out, Query::QueuePush, &[OwnKey(&key(k)), Value(value)]),
+        ClientRequest::QueuePop { key: k } => encode(&mut out, Query::QueuePop, &[OwnKey(&key(k))]),
+        ClientRequest::QueueLen { key: k } => encode(&mut out, Query::QueueLen, &[OwnKey(&key(k))]),
+        ClientRequest::ListKeys => encode(&mut out, Query::ListKeys, &[]),
+        ClientRequest::Challenge => encode(&mut out, Query::Challenge, &[]),
+        ClientRequest::Prove { nonce, code } => encode(&mut out, Query::Prove, &[Bare(*nonce), Bare(code)]),
+        ClientRequest::WatchKey { key: k } => encode(&mut out, Query::WatchKey, &[OwnKey(&key(k))]),
+        ClientRequest::Barrier { key: k, world_size } => encode(&mut out, Query::Barrier, &[OwnKey(&key(k)), Int(*world_size)]),
     }
     out
 }

@@ -1,28 +1,28 @@
-//! What the server answers: one request, its reply, and who goes on because of it. No input or output here.
+//! Handles a client's request: changes the store, makes the reply, and collects the clients that are woken by it. No input or output here.
 
 use std::sync::Arc;
 
-use super::connection::Standing;
+use super::connection::Admission;
 use super::output::Output;
 use super::waits::Waits;
-use super::watches::{Notice, Watches};
+use super::watches::{ChangeNotice, Watches};
 use crate::base::config::Secret;
 use crate::base::rand;
 use crate::store::tcp::secret::{self, End, NONCE};
-use crate::store::tcp::wire::{self, Event, MAGIC, Request, WireError};
+use crate::store::tcp::wire::{self, ClientRequest, Event, MAGIC, WireError};
 use crate::store::values::{Compared, NotANumber, Value, Values};
 
-/// The store itself.
+/// The store, and the state of its clients.
 #[derive(Default)]
-pub struct Core {
+pub struct Handler {
     pub values: Values,
     pub waits: Waits,
     watches: Watches,
     secret: Secret,
-    /// Clients to be told to go on, after the request at hand.
+    /// Clients whose wait the last request has ended.
     pub woken: Vec<usize>,
-    /// Clients to be told of a change, after the request at hand.
-    pub noticed: Vec<(usize, Arc<Notice>)>,
+    /// Changes by the last request, each with a client that watches the key.
+    pub notices: Vec<(usize, Arc<ChangeNotice>)>,
 }
 
 /// Why a client is disconnected.
@@ -48,107 +48,116 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Of a key no more than a line takes.
+    /// With as much of the key as fits a line.
     fn not_a_number(key: &[u8], delta: i64) -> Self {
         Refusal::NotANumber { key: String::from_utf8_lossy(key).chars().take(64).collect(), delta }
     }
 }
 
-impl Core {
-    /// An empty store for those who know the secret.
+impl Handler {
+    /// An empty store, for clients that know the secret.
     pub fn new(secret: Secret) -> Self {
-        Core { secret, ..Core::default() }
+        Handler { secret, ..Handler::default() }
     }
 
-    /// Carries out a client's request and appends the reply. After an error the client gets what is in `out`, and goes.
-    pub fn handle(&mut self, client: usize, request: Request<'_>, standing: &mut Standing, out: &mut Output) -> Result<(), Refusal> {
-        if !standing.admitted || matches!(request, Request::Validate { .. } | Request::Challenge | Request::Prove { .. }) {
-            return self.admit(request, standing, out);
+    /// Carries out a client's request and appends the reply. After an error the client is sent what is in `out` and disconnected.
+    pub fn handle(
+        &mut self,
+        client: usize,
+        request: ClientRequest<'_>,
+        admission: &mut Admission,
+        out: &mut Output,
+    ) -> Result<(), Refusal> {
+        if !admission.admitted || matches!(request, ClientRequest::Validate { .. } | ClientRequest::Challenge | ClientRequest::Prove { .. })
+        {
+            return self.admit(request, admission, out);
         }
-        if self.watches.watching(client) && !matches!(request, Request::WatchKey { .. }) {
+        if self.watches.watching(client) && !matches!(request, ClientRequest::WatchKey { .. }) {
             return Err(Refusal::Watches);
         }
-        if let Some(key) = self.waits.settle(client)
-            && !matches!(request, Request::QueuePop { key: popped } if popped == &*key)
+        if let Some(key) = self.waits.take_woken_for(client)
+            && !matches!(request, ClientRequest::QueuePop { key: popped } if popped == &*key)
         {
-            self.pass_on(&key);
+            self.wake_next(&key);
         }
         match request {
-            Request::Validate { .. } | Request::Challenge | Request::Prove { .. } => {}
-            Request::Set { key, value } => {
+            ClientRequest::Validate { .. } | ClientRequest::Challenge | ClientRequest::Prove { .. } => {}
+            ClientRequest::Set { key, value } => {
                 self.alter(key, |values| values.set(key, value));
                 self.wake(key);
             }
-            Request::CompareSet { key, expected, desired } => match self.alter(key, |values| values.compare_set(key, expected, desired)) {
-                Compared::Stored => {
-                    out.push_bytes(desired);
-                    self.wake(key);
+            ClientRequest::CompareSet { key, expected, desired } => {
+                match self.alter(key, |values| values.compare_set(key, expected, desired)) {
+                    Compared::Stored => {
+                        out.push_bytes(desired);
+                        self.wake(key);
+                    }
+                    Compared::Other(value) => out.push_value(&value),
+                    // Torch's reply, though the key does not exist.
+                    Compared::Missing => out.push_bytes(expected),
                 }
-                Compared::Other(value) => out.push_value(&value),
-                // Torch says so, though nothing is there.
-                Compared::Missing => out.push_bytes(expected),
-            },
-            Request::Get { key } => self.push_value(key, out),
-            Request::Add { key, delta } => {
+            }
+            ClientRequest::Get { key } => self.push_value(key, out),
+            ClientRequest::Add { key, delta } => {
                 let sum = self.alter(key, |values| values.add(key, delta)).map_err(|NotANumber| Refusal::not_a_number(key, delta))?;
                 out.push_i64(sum);
                 self.wake(key);
             }
-            Request::Check { keys } => {
+            ClientRequest::Check { keys } => {
                 let ready = keys.iter().all(|key| self.values.contains(key));
                 out.push(&[if ready { wire::READY } else { wire::NOT_READY }]);
             }
-            Request::Wait { keys } => {
-                if self.waits.waiting(client) {
+            ClientRequest::Wait { keys } => {
+                if self.waits.is_waiting(client) {
                     return Err(Refusal::WaitsTwice);
                 }
                 if self.waits.wait(client, &keys, &self.values) {
                     out.push(&[wire::STOP_WAITING]);
                 }
             }
-            Request::GetNumKeys => out.push_i64(self.values.keys().len() as i64),
-            Request::DeleteKey { key } => out.push_i64(i64::from(self.alter(key, |values| values.delete(key)))),
-            Request::Append { key, value } => {
+            ClientRequest::GetNumKeys => out.push_i64(self.values.keys().len() as i64),
+            ClientRequest::DeleteKey { key } => out.push_i64(i64::from(self.alter(key, |values| values.delete(key)))),
+            ClientRequest::Append { key, value } => {
                 self.alter(key, |values| values.append(key, value));
                 self.wake(key);
             }
-            Request::MultiGet { keys } => keys.iter().for_each(|key| self.push_value(key, out)),
-            Request::MultiSet { entries } => {
+            ClientRequest::MultiGet { keys } => keys.iter().for_each(|key| self.push_value(key, out)),
+            ClientRequest::MultiSet { entries } => {
                 let pairs = || (0..entries.count() / 2).filter_map(|i| Some((entries.get(2 * i)?, entries.get(2 * i + 1)?)));
                 pairs().for_each(|(key, value)| self.alter(key, |values| values.set(key, value)));
                 pairs().for_each(|(key, _)| self.wake(key));
             }
-            Request::CancelWait => {
+            ClientRequest::CancelWait => {
                 self.waits.cancel(client);
                 out.push(&[wire::WAIT_CANCELED]);
             }
-            Request::Ping { nonce } => out.push(&nonce.to_le_bytes()),
-            Request::QueuePush { key, value } => {
+            ClientRequest::Ping { nonce } => out.push(&nonce.to_le_bytes()),
+            ClientRequest::QueuePush { key, value } => {
                 self.values.push(key, value);
                 self.waits.wake_one(key, &mut self.woken);
             }
-            Request::QueuePop { key } => {
+            ClientRequest::QueuePop { key } => {
                 out.push_i64(self.values.queue_len(key) as i64);
                 if let Some(value) = self.values.pop(key) {
                     out.push_value(&value);
                 }
             }
-            Request::QueueLen { key } => out.push_i64(self.values.queue_len(key) as i64),
-            Request::ListKeys => {
+            ClientRequest::QueueLen { key } => out.push_i64(self.values.queue_len(key) as i64),
+            ClientRequest::ListKeys => {
                 let keys = self.values.keys();
                 out.push_i64(keys.len() as i64);
                 keys.for_each(|key| out.push_bytes(key));
             }
-            Request::Barrier { key, world_size } => {
-                if self.waits.waiting(client) {
+            ClientRequest::Barrier { key, world_size } => {
+                if self.waits.is_waiting(client) {
                     return Err(Refusal::WaitsTwice);
                 }
                 let count = self.alter(key, |values| values.add(key, 1)).map_err(|NotANumber| Refusal::not_a_number(key, 1))?;
                 self.wake(key);
-                self.waits.arrive(client, key, world_size, count, &mut self.woken);
+                self.waits.join_barrier(client, key, world_size, count, &mut self.woken);
             }
-            Request::WatchKey { key } => {
-                if self.waits.waiting(client) {
+            ClientRequest::WatchKey { key } => {
+                if self.waits.is_waiting(client) {
                     return Err(Refusal::WaitsTwice);
                 }
                 self.watches.add(client, key);
@@ -158,36 +167,36 @@ impl Core {
         Ok(())
     }
 
-    /// One who has yet to show that it may use the store.
-    fn admit(&mut self, request: Request<'_>, standing: &mut Standing, out: &mut Output) -> Result<(), Refusal> {
+    /// Handles a request of a client that is not admitted yet.
+    fn admit(&mut self, request: ClientRequest<'_>, admission: &mut Admission, out: &mut Output) -> Result<(), Refusal> {
         let key = self.secret.key();
         match (request, key) {
-            (Request::Validate { .. }, _) if standing.validated => return Err(Refusal::ValidatedTwice),
-            (Request::Validate { magic: MAGIC }, _) => {
-                standing.validated = true;
-                standing.admitted = key.is_none();
+            (ClientRequest::Validate { .. }, _) if admission.validated => return Err(Refusal::ValidatedTwice),
+            (ClientRequest::Validate { magic: MAGIC }, _) => {
+                admission.validated = true;
+                admission.admitted = key.is_none();
             }
-            _ if !standing.validated => return Err(Refusal::NotValidated),
-            (Request::Challenge, None) => out.push(&[secret::NO_SECRET]),
-            (Request::Challenge, Some(_)) => {
+            _ if !admission.validated => return Err(Refusal::NotValidated),
+            (ClientRequest::Challenge, None) => out.push(&[secret::NO_SECRET]),
+            (ClientRequest::Challenge, Some(_)) => {
                 let mut nonce = [0; NONCE];
                 rand::fill(&mut nonce)?;
-                standing.nonce = Some(nonce);
+                admission.nonce = Some(nonce);
                 out.push(&[secret::SECRET]);
                 out.push(&nonce);
             }
-            (Request::Prove { nonce, code }, Some(key)) => {
-                // A challenge serves once.
-                let ours = standing.nonce.take().ok_or(Refusal::NoSecret)?;
+            (ClientRequest::Prove { nonce, code }, Some(key)) => {
+                // A challenge is valid once.
+                let ours = admission.nonce.take().ok_or(Refusal::NoSecret)?;
                 if !secret::verify(key, End::Client, &ours, nonce, code) {
                     out.push(&[secret::WRONG_SECRET]);
                     return Err(Refusal::NoSecret);
                 }
-                standing.admitted = true;
+                admission.admitted = true;
                 out.push(&[secret::SECRET]);
                 out.push(&secret::code(key, End::Server, &ours, nonce));
             }
-            (Request::Ping { .. }, _) => {
+            (ClientRequest::Ping { .. }, _) => {
                 out.push(&secret::SECRET_WANTED.to_le_bytes());
                 return Err(Refusal::NoSecret);
             }
@@ -196,12 +205,12 @@ impl Core {
         Ok(())
     }
 
-    /// Changes a key's value, and notes who is to be told of it.
+    /// Changes a key's value, and makes the notices for the clients that watch it.
     fn alter<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Values) -> R) -> R {
         if self.watches.of(key).is_empty() {
             return change(&mut self.values);
         }
-        // Held, so that a change makes another value of it.
+        // Cloned, so that a change does not happen in place and can be told by the pointer.
         let old = self.values.get(key).cloned();
         let result = change(&mut self.values);
         let new = self.values.get(key).cloned();
@@ -212,21 +221,21 @@ impl Core {
             (Some(_), None) => Event::Deleted,
             (None, None) => return result,
         };
-        let notice = Arc::new(Notice { event, key: key.into(), old, new });
-        self.noticed.extend(self.watches.of(key).iter().map(|&client| (client, Arc::clone(&notice))));
+        let notice = Arc::new(ChangeNotice { event, key: key.into(), old, new });
+        self.notices.extend(self.watches.of(key).iter().map(|&client| (client, Arc::clone(&notice))));
         result
     }
 
-    /// The client is gone: what it waited for, and what it was woken for, is for others.
-    pub fn leave(&mut self, client: usize) {
+    /// Removes a client. If it was woken for a value of a queue, the next one that waits is woken instead.
+    pub fn remove_client(&mut self, client: usize) {
         self.waits.cancel(client);
-        self.watches.leave(client);
-        if let Some(key) = self.waits.settle(client) {
-            self.pass_on(&key);
+        self.watches.remove_client(client);
+        if let Some(key) = self.waits.take_woken_for(client) {
+            self.wake_next(&key);
         }
     }
 
-    /// Bytes of everything that is held for clients in common.
+    /// Bytes of everything but the clients' buffers.
     pub fn size(&self) -> usize {
         self.values.size() + self.waits.size() + self.watches.size()
     }
@@ -235,8 +244,8 @@ impl Core {
         self.waits.wake(key, &mut self.woken);
     }
 
-    /// Somebody was woken for a value and does not take it.
-    fn pass_on(&mut self, key: &[u8]) {
+    /// A client was woken for a value of a queue and did not pop it: wakes the next one.
+    fn wake_next(&mut self, key: &[u8]) {
         if self.values.queue_len(key) > 0 {
             self.waits.wake_one(key, &mut self.woken);
         }
@@ -245,7 +254,7 @@ impl Core {
     fn push_value(&self, key: &[u8], out: &mut Output) {
         match self.values.get(key) {
             Some(value) => out.push_value(value),
-            // Torch's libuv server cannot say that there is nothing, either.
+            // The protocol has no reply for a missing key; torch's libuv server sends an empty value, too.
             None => out.push_bytes(&[]),
         }
     }
