@@ -1,5 +1,5 @@
-//! The format of what two queue pairs say to each other over TCP: frames on the control stream, segments on the data streams.
-//! Pure functions, used by the receiving and sending halves of the wire.
+//! The format of the TCP wire: frames on the control stream, segments on the data streams. Pure functions, used by the receiving and the
+//! sending half.
 //!
 //! A frame is a header of [`HEADER_SIZE`] bytes and `len` bytes of payload. All integers are little-endian but the immediate, which is
 //! big-endian as on InfiniBand.
@@ -8,9 +8,9 @@
 //!  0 kind u8 | 1 flags u8 | 2 zero u16 | 4 len u32 | 8 addr u64 | 16 total u32 | 20 rkey u32 | 24 imm u32 | 28 arg u32
 //! ```
 //!
-//! A request longer than [`CHUNK`] is one `Send` or `Write` and `Part`s, so that acknowledgements and READ responses of the same direction
-//! need not wait for its end. A `STREAMED` request has no payload here: its bytes come in segments on the data streams, each after a
-//! header of its own: index u64 (how many requests came before), offset u32, len u32.
+//! A request longer than [`CHUNK`] is one `Send` or `Write` and `Part`s, so that acks and READ responses of the same direction need not wait
+//! for its end. A `STREAMED` request has no payload here: its bytes come in segments on the data streams, each after a header of its own:
+//! index u64 (how many requests came before), offset u32, len u32.
 
 use crate::fabric::types::WcStatus;
 
@@ -18,7 +18,7 @@ use super::super::queue::MAX_LEN;
 
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 32;
-/// Payload of one frame at most. Fewer, longer system calls are faster (below 512 KiB measurably), but acknowledgements wait for a frame's end.
+/// Payload of one frame at most. Longer frames need fewer system calls (below 512 KiB that is measurable), but acks wait for a frame's end.
 pub const CHUNK: u32 = 1 << 20;
 /// READs that a requester may have unanswered: InfiniBand's usual responder resources.
 pub const MAX_READS: usize = 16;
@@ -35,16 +35,16 @@ pub const STREAM_MIN: u32 = 1 << 17;
 pub const FLAG_IMM: u8 = 1;
 /// The request's bytes come on the data streams.
 pub const FLAG_STREAMED: u8 = 2;
-/// The requester waits for the acknowledgement; without it, there is time until something else is sent (InfiniBand's AckReq bit).
-pub const FLAG_ASK: u8 = 4;
+/// The requester wants the ack at once; without this flag the ack may wait until something else is sent (InfiniBand's AckReq bit).
+pub const FLAG_ACK_REQ: u8 = 4;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// `addr` requests were accepted so far, `arg` receives were posted so far (modulo 2^32).
+    /// `addr` requests are acked so far, `arg` receives were posted so far (modulo 2^32).
     Ack = 1,
-    /// The request after those acknowledged was refused with status `arg`. Nothing follows.
+    /// The request after those acked was refused with status `arg`. Nothing follows.
     Nak = 2,
     /// The sender's next request waits for a receive request.
     Wait = 3,
@@ -134,7 +134,7 @@ impl Header {
         if zero0 | zero1 != 0 {
             return Err("a frame with reserved bits set");
         }
-        let allowed = if matches!(kind, Kind::Send | Kind::Write) { FLAG_IMM | FLAG_STREAMED | FLAG_ASK } else { 0 };
+        let allowed = if matches!(kind, Kind::Send | Kind::Write) { FLAG_IMM | FLAG_STREAMED | FLAG_ACK_REQ } else { 0 };
         if flags & !allowed != 0 {
             return Err("a frame with flags that its kind does not have");
         }

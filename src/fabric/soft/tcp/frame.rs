@@ -1,4 +1,4 @@
-//! One frame to be sent, and the gathering of several for one system call. Used by the sending half of the wire.
+//! A frame to be sent, and the gathering of several frames for one system call. Used by the sending half of the wire.
 
 use crate::fabric::types::*;
 
@@ -9,14 +9,14 @@ use super::codec::{HEADER_SIZE, Header};
 
 /// Frames that wait to be sent at most.
 pub const FRAMES: usize = 32;
-/// Each frame has a part of our own and one of the user's; and there is what the peer is owed.
+/// Two elements per frame, one in the frame itself and one in the user's memory; and one for the pending ack.
 const IOVS: usize = 2 * FRAMES + 1;
 
-/// Where a frame's payload is, apart from what was copied behind its header.
+/// Where a frame's payload is.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Source {
     #[default]
-    /// There is none.
+    /// Behind the header, or nowhere if there is none.
     Copied,
     /// The memory of a request of ours.
     Local {
@@ -38,16 +38,16 @@ pub enum Source {
     },
 }
 
-/// What is done once a frame was handed over.
+/// What is done once the kernel has taken a frame.
 #[derive(Debug, Clone, Copy, Default)]
-pub enum After {
+pub enum OnSent {
     #[default]
     /// Nothing.
     Nothing,
-    /// One piece less of this request is left.
+    /// One piece less of this request is left to send.
     Request(u64),
-    /// The oldest READ is answered.
-    Served,
+    /// The response to the peer's oldest READ is sent.
+    ReadAnswered,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -56,22 +56,22 @@ pub struct Frame {
     pub own: [u8; HEADER_SIZE + MAX_INLINE],
     /// Bytes of `own`.
     pub own_len: usize,
-    /// The other payload.
+    /// Where the payload is.
     pub source: Source,
-    /// What is done then.
-    pub after: After,
+    /// What is done once it is sent.
+    pub on_sent: OnSent,
 }
 
 impl Default for Frame {
     fn default() -> Self {
-        Frame { own: [0; HEADER_SIZE + MAX_INLINE], own_len: 0, source: Source::Copied, after: After::Nothing }
+        Frame { own: [0; HEADER_SIZE + MAX_INLINE], own_len: 0, source: Source::Copied, on_sent: OnSent::Nothing }
     }
 }
 
 impl Frame {
     /// A frame of a header and `source`.
-    pub fn new(header: &Header, source: Source, after: After) -> Self {
-        let mut frame = Frame { own_len: HEADER_SIZE, source, after, ..Frame::default() };
+    pub fn new(header: &Header, source: Source, on_sent: OnSent) -> Self {
+        let mut frame = Frame { own_len: HEADER_SIZE, source, on_sent, ..Frame::default() };
         frame.own[..HEADER_SIZE].copy_from_slice(&header.encode());
         frame
     }

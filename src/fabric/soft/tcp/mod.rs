@@ -1,11 +1,11 @@
 //! The TCP wire of one queue pair: a control stream, full duplex, and up to 16 data streams for long requests. Driven by the thread that
 //! drives the queue pair, through [`TcpWire::progress`] and [`TcpWire::kick`]; nothing here blocks or, once made, allocates.
 //!
-//! * [`codec`]: the format. * [`receiver`]: what is made of the peer's frames. * [`sender`]: frames for the peer. * [`streams`]: the data
-//!   streams. This file joins them to the sockets.
+//! * [`codec`]: the format. * [`receiver`]: executes the peer's frames. * [`sender`]: frames for the peer. * [`streams`]: the data
+//!   streams. This file connects them to the sockets.
 //!
-//! Reading never waits for writing: whatever comes is applied, or at worst left in its socket until the data streams, which are read
-//! too, have completed the request before it. So two sides with full send buffers always get each other going again.
+//! Receiving never waits for sending: a frame is executed as it comes, or at worst left in its socket until the data streams, which are read
+//! too, have completed the request before it. So two sides with full send buffers never wait for each other.
 
 pub mod codec;
 mod frame;
@@ -36,14 +36,15 @@ use sys::{Backoff, Io};
 
 /// Data streams at most.
 pub const MAX_STREAMS: usize = 16;
-/// Bytes that one call moves in each direction, roughly, before the caller gets its turn.
+/// Bytes that one call moves in each direction at most, roughly.
 const BUDGET: usize = 2 << 20;
-/// What is received at once beyond a payload that goes straight into place.
+/// Bytes received at once beyond a payload that goes directly into the target memory.
 const STAGING: usize = 64 << 10;
-/// The same among long payloads: enough for the headers and announcements between two of them.
+/// The same between long payloads: enough for the headers and small messages between two of them.
 const BETWEEN: usize = 512;
-/// After the control stream has ended: how long the data streams may take to end too, in ns. They were closed together, but travel apart.
-const LAST_WORDS: u64 = 2_000_000_000;
+/// How long data may still come on the data streams after the control stream has ended, in ns. The peer closes all at once, but the streams are
+/// independent of each other.
+const DATA_GRACE_NS: u64 = 2_000_000_000;
 /// Bytes read away at once when closing.
 const DRAIN: usize = 1 << 20;
 
@@ -53,24 +54,24 @@ pub struct TcpWire {
     streams: Streams,
     receiver: Receiver,
     sender: Sender,
-    /// Received, not yet applied: `staging[start..end]`.
+    /// Received, not yet passed to the receiver: `staging[start..end]`.
     staging: MmapMut,
     start: usize,
     end: usize,
-    /// The control stream will bring nothing more, since when and why.
+    /// Since when and why the control stream receives nothing more.
     ended: Option<(u64, String)>,
-    /// Some stream takes or brings nothing more, since when and why.
+    /// Since when and why some stream is broken.
     broken: Option<(u64, String)>,
-    /// The control stream waits for the peer to read.
+    /// Whether the control stream waits for the peer to read.
     blocked: bool,
-    /// There was more to send than one call may.
+    /// Whether there was more to send than one call may.
     more: bool,
     receiving: Backoff,
     sending: Backoff,
 }
 
 impl TcpWire {
-    /// Over connected, nonblocking streams; at most [`MAX_STREAMS`] of `data`. Allocates all it ever needs.
+    /// Over connected, nonblocking streams, at most [`MAX_STREAMS`] of `data`. Allocates all that it ever needs.
     pub fn new(control: OwnedFd, data: Vec<OwnedFd>) -> TcpWire {
         TcpWire {
             control,
@@ -89,28 +90,28 @@ impl TcpWire {
         }
     }
 
-    /// Receives and applies what is there, sends what can be sent; true if anything moved. Calls that keep finding nothing make a
+    /// Receives and executes what has come, sends what can be sent; true if anything moved. Calls that keep finding nothing make a
     /// system call ever more rarely: see [`TcpWire::wake`].
     ///
-    /// Errors: what ends the queue pair, once everything that came before it was applied.
+    /// Errors: what ends the queue pair, once everything that came before it was executed.
     #[inline]
     pub fn progress(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let mut moved = false;
         if self.ended.is_some() || self.receiver.streamed().is_some() || self.receiving.due() {
             moved = self.receive(wq)?;
         }
-        self.receiver.waits(wq);
+        self.receiver.check_rnr(wq);
         self.receiver.base(wq);
         if self.broken.is_none() && (!self.blocked || self.sending.due()) {
             moved |= self.transmit(wq)?;
         }
         if self.ended.is_some() || self.broken.is_some() || self.sender.nak_sent() {
-            self.last_words()?;
+            self.check_ended()?;
         }
         Ok(moved)
     }
 
-    /// Sends what can be sent now: right after requests were posted.
+    /// Sends requests that were just posted.
     ///
     /// Errors: what ends the queue pair.
     #[inline]
@@ -122,20 +123,19 @@ impl TcpWire {
         Ok(())
     }
 
-    /// Makes the next [`TcpWire::progress`] look at the sockets whatever it found before: when one is known or suspected to be ready.
+    /// Makes the next [`TcpWire::progress`] try the sockets, even if it found nothing for long: one of them may be ready.
     pub fn wake(&mut self) {
         self.receiving.reset();
         self.sending.reset();
     }
 
-    /// Whether the kernel has taken every acknowledgement and READ response that the peer is owed.
+    /// Whether the kernel has taken every ack and READ response that the peer waits for.
     #[inline]
     pub fn flushed(&self) -> bool {
         self.sender.flushed(&self.receiver) || self.broken.is_some()
     }
 
-    /// Tells the peer that its next request is refused, as far as that is possible at once: before the queue pair is closed for a
-    /// reason of its own.
+    /// Tries to tell the peer that its next request is refused, before the queue pair is closed for a reason of its own.
     #[cold]
     pub fn nak(&mut self, status: WcStatus) {
         if self.broken.is_none() {
@@ -143,22 +143,22 @@ impl TcpWire {
         }
     }
 
-    /// Descriptors, and whether it is news that one is writable: something waits to be sent there.
+    /// Descriptors, and whether something waits for each to become writable.
     pub fn fds(&self) -> impl Iterator<Item = (RawFd, bool)> {
         std::iter::once((self.control.as_raw_fd(), self.blocked || self.more)).chain(self.streams.fds())
     }
 
-    /// Ends the streams towards the peer and reads away what has come. The descriptors are to be kept until the peer has ended its
-    /// side too (reading away whatever comes), or for as long as the caller cares: closing them earlier may destroy what is under way.
+    /// Shuts the streams down for sending and reads away what has come. The caller keeps the descriptors, and reads away what comes, until the peer
+    /// has closed its ends too: closing them earlier may reset the connection before the peer has read the last acks.
     pub fn close(mut self) -> Vec<OwnedFd> {
         if self.broken.is_none() {
-            // Of requests whose acknowledgement nobody waited for, but which should not end as failed.
+            // The ack of requests that were executed, but for which no ack was requested: they should not fail.
             self.sender.send_last(self.control.as_raw_fd(), &self.receiver, None);
         }
         let fds: Vec<OwnedFd> = std::iter::once(self.control).chain(self.streams.into_fds()).collect();
         for fd in &fds {
             drain(fd, &mut self.staging);
-            // An error means that the connection is gone already.
+            // An error means that the connection is closed already.
             let _ = socket2::SockRef::from(fd).shutdown(Shutdown::Write);
         }
         fds
@@ -170,9 +170,9 @@ impl TcpWire {
         let mut budget = BUDGET;
         loop {
             if self.receiver.streamed().is_some() {
-                let turn = self.streams.receive(wq, &mut self.receiver)?;
-                moved |= turn.moved;
-                self.broke(turn.broken);
+                let result = self.streams.receive(wq, &mut self.receiver)?;
+                moved |= result.moved;
+                self.set_broken(result.broken);
             }
             self.apply(wq)?;
             if self.receiver.held() || self.ended.is_some() || budget == 0 {
@@ -182,14 +182,14 @@ impl TcpWire {
             moved = true;
             self.apply(wq)?;
             if n.short {
-                // The socket was empty a moment ago; it can wait for the next call.
+                // The socket was empty a moment ago; the next call tries again.
                 return Ok(moved);
             }
             budget = budget.saturating_sub(n.bytes);
         }
     }
 
-    /// Feeds what is staged to the receiver, as far as it takes it.
+    /// Passes what is staged to the receiver, as far as it takes it.
     #[inline]
     fn apply(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
         if self.start != self.end || self.receiver.held() {
@@ -199,10 +199,10 @@ impl TcpWire {
         Ok(())
     }
 
-    /// One system call on the control stream; `staging` is empty. None if nothing came.
+    /// One system call on the control stream; `staging` is empty. None if nothing has come.
     #[inline]
     fn recv(&mut self, wq: &mut WorkQueues) -> Result<Option<Received>, Fault> {
-        let target = self.receiver.target(wq)?;
+        let target = self.receiver.direct_target(wq)?;
         let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         let mut direct = 0;
         if let Some((pin, n)) = &target {
@@ -218,10 +218,10 @@ impl TcpWire {
         match io {
             Io::Moved(n) => {
                 self.receiving.reset();
-                let placed = n.min(direct);
-                (self.start, self.end) = (0, n - placed);
-                if placed > 0 {
-                    self.receiver.placed(wq, placed)?;
+                let direct = n.min(direct);
+                (self.start, self.end) = (0, n - direct);
+                if direct > 0 {
+                    self.receiver.direct_received(wq, direct)?;
                 }
                 return Ok(Some(Received { bytes: n, short: n < direct + ahead }));
             }
@@ -238,7 +238,7 @@ impl TcpWire {
         let mut moved = false;
         let mut budget = BUDGET;
         while budget > 0 {
-            self.sender.fill(wq, &mut self.receiver, self.streams.len())?;
+            self.sender.queue_frames(wq, &mut self.receiver, self.streams.len())?;
             let Some(io) = self.sender.send(self.control.as_raw_fd(), wq, &mut self.receiver)? else {
                 self.blocked = false;
                 break;
@@ -251,7 +251,7 @@ impl TcpWire {
                     budget = budget.saturating_sub(n);
                 }
                 Io::Failed(error) => {
-                    self.broke(Some(error.to_string()));
+                    self.set_broken(Some(error.to_string()));
                     return Ok(true);
                 }
                 _ => {
@@ -263,9 +263,9 @@ impl TcpWire {
         }
         if self.streams.len() > 0 {
             let base = self.receiver.base(wq);
-            let turn = self.streams.transmit(wq, base, &mut self.sender.window)?;
-            moved |= turn.moved;
-            self.broke(turn.broken);
+            let result = self.streams.transmit(wq, base, &mut self.sender.window)?;
+            moved |= result.moved;
+            self.set_broken(result.broken);
         }
         self.more = budget == 0;
         Ok(moved)
@@ -277,23 +277,24 @@ impl TcpWire {
     }
 
     #[inline]
-    fn broke(&mut self, why: Option<String>) {
+    fn set_broken(&mut self, why: Option<String>) {
         if let (Some(why), None) = (why, &self.broken) {
             self.broken = Some((clock::now(), why));
         }
     }
 
-    /// Ends the queue pair if the wire has ended and everything that came before was applied.
+    /// Fails the queue pair if the wire has ended and everything that came before was executed.
     #[cold]
-    fn last_words(&mut self) -> Result<(), Fault> {
+    fn check_ended(&mut self) -> Result<(), Fault> {
         if self.sender.nak_sent() {
             let why = self.receiver.refusal().map_or_else(String::new, |(_, why)| why.clone());
             return Err(Fault::oldest(WcStatus::WrFlushErr, why));
         }
         let Some((since, why)) = self.ended.as_ref().or(self.broken.as_ref()) else { return Ok(()) };
         let drained = self.ended.is_some() || self.receiver.held() || self.receiving.idle();
-        let hopes = self.receiver.streamed().is_some() && !self.streams.all_ended() && clock::now().saturating_sub(*since) < LAST_WORDS;
-        if !drained || hopes {
+        let more_may_come =
+            self.receiver.streamed().is_some() && !self.streams.all_ended() && clock::now().saturating_sub(*since) < DATA_GRACE_NS;
+        if !drained || more_may_come {
             return Ok(());
         }
         let cut = if self.receiver.between_frames() { "" } else { " in the middle of a request" };
@@ -301,20 +302,20 @@ impl TcpWire {
     }
 }
 
-/// Pages of their own: those that nothing was ever received into take no memory. Where there is none the process ends, as for any
+/// Whole pages, so that those that nothing was received into take no memory. If there is no address space the process aborts, as for any
 /// allocation.
 fn staging() -> MmapMut {
     MmapMut::map_anon(STAGING).unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; STAGING]>()))
 }
 
-/// What a call brought.
+/// The result of [`TcpWire::recv`].
 struct Received {
     bytes: usize,
-    /// Less than there was room for.
+    /// Whether there was room for more.
     short: bool,
 }
 
-/// Reads away what is there, up to a bound: a socket closed with unread bytes resets its connection.
+/// Reads away what has come, up to a bound: closing a socket with unread bytes resets its connection.
 fn drain(fd: &OwnedFd, scratch: &mut [u8]) {
     let mut left = DRAIN;
     while left > 0 {

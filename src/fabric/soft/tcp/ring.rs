@@ -1,4 +1,4 @@
-//! A bounded queue that never allocates, for what the two halves of the wire have under way.
+//! A bounded queue that never allocates: frames and requests in flight of the two halves of the wire. Used by the thread that drives the queue pair.
 
 /// At most `N` elements, oldest first.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
-//! The sending half of a control stream: turns posted requests, acknowledgements and READ responses into frames, and hands as many as
-//! possible to the kernel in one call, payload straight from registered memory. Driven by the thread that drives the queue pair.
+//! The sending half of a control stream: turns posted requests and READ responses into frames, and sends as many as possible per system call,
+//! payload directly from registered memory. Driven by the thread that drives the queue pair.
 //!
-//! Frames wait in a small ring. What the peer is owed (acknowledgement, NAK) is not in it: it goes out between two frames as soon as
-//! anything goes out, with the newest numbers.
+//! Frames wait in a small ring. The pending ack (or NAK) is not in it: it is sent between two frames with the next system call, with the newest
+//! numbers.
 
 use std::os::fd::RawFd;
 
@@ -14,26 +14,28 @@ use crate::fabric::types::*;
 use super::super::MAX_INLINE;
 use super::super::queue::{Fault, WorkQueues, Wqe};
 use super::codec::{
-    CHUNK, FLAG_ASK, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, SEGMENT_MAX, SEGMENT_MIN, STREAM_MIN, status_number,
+    CHUNK, FLAG_ACK_REQ, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, SEGMENT_MAX, SEGMENT_MIN, STREAM_MIN, status_number,
 };
-use super::frame::{After, FRAMES, Frame, Gather, Source, lost};
+use super::frame::{FRAMES, Frame, Gather, OnSent, Source, lost};
 use super::receiver::Receiver;
 use super::ring::Ring;
 use super::sys::{self, Io};
 
-/// Bytes that wait at most before the next frame is added.
+/// No frame is added while more bytes than this wait.
 const QUEUED_MAX: usize = 2 << 20;
-/// Requests of which something is still to be sent.
+/// Requests at most that are begun and not sent whole.
 pub const WINDOW: usize = 64;
 
-/// What the peer is owed: an acknowledgement, a NAK after it, or neither.
+/// An ack to be sent, and a NAK behind it; or neither.
 #[derive(Debug)]
-struct Owed {
+struct PendingAck {
     bytes: [u8; 2 * HEADER_SIZE],
     len: usize,
+    /// Bytes sent.
     done: usize,
-    accepted: u64,
-    posted: u32,
+    /// What it says: requests acked, receives posted, and whether there is a NAK.
+    acked: u64,
+    recvs_posted: u32,
     nak: bool,
 }
 
@@ -42,33 +44,33 @@ struct Owed {
 pub struct Streamed {
     /// Its number in the send queue.
     pub request: u64,
-    /// Bytes already given to a stream.
-    pub given: u32,
+    /// Bytes already assigned to a data stream.
+    pub assigned: u32,
     /// Bytes of a segment, but for the last.
     pub segment: u32,
 }
 
-/// How far the send queue is turned into frames and segments.
+/// The requests that are being sent: those between the send queue's `sent` and `begun`.
 #[derive(Debug)]
 pub struct Window {
-    /// Requests begun; the send queue's `sent` are whole.
-    opened: u64,
-    /// Frames and segments that are left of each request between the two.
-    left: [u32; WINDOW],
-    /// Requests whose segments are not all given out, oldest first.
+    /// Requests begun.
+    begun: u64,
+    /// Frames and segments of each request that are not sent.
+    pieces_left: [u32; WINDOW],
+    /// Requests whose segments are not all assigned to a data stream, oldest first.
     pub streamed: Ring<Streamed, WINDOW>,
 }
 
 impl Window {
-    fn open(&mut self, pieces: u32) {
-        self.left[self.opened as usize % WINDOW] = pieces;
-        self.opened += 1;
+    fn begin(&mut self, pieces: u32) {
+        self.pieces_left[self.begun as usize % WINDOW] = pieces;
+        self.begun += 1;
     }
 
-    /// A frame or segment of `request` was handed to the kernel.
+    /// The kernel has taken a frame or segment of `request`.
     pub fn piece_done(&mut self, wq: &mut WorkQueues, request: u64) {
-        self.left[request as usize % WINDOW] -= 1;
-        while wq.sq.sent != self.opened && self.left[wq.sq.sent as usize % WINDOW] == 0 {
+        self.pieces_left[request as usize % WINDOW] -= 1;
+        while wq.sq.sent != self.begun && self.pieces_left[wq.sq.sent as usize % WINDOW] == 0 {
             wq.sq.sent += 1;
         }
     }
@@ -77,30 +79,30 @@ impl Window {
 /// The sending half.
 pub struct Sender {
     frames: Ring<Frame, FRAMES>,
-    /// Bytes of the frame at the front that are gone.
+    /// Bytes sent of the oldest frame.
     front_done: usize,
     /// Bytes in `frames`.
     queued: usize,
-    owed: Owed,
-    /// What the peer knows.
+    ack: PendingAck,
+    /// What the peer was told: requests acked, receives posted, and whether a NAK was sent.
     acked: u64,
-    posted: u32,
+    recvs_posted: u32,
     nak_sent: bool,
-    /// Bytes of the request opened last that are in frames, while there are others.
-    part: u32,
-    /// One more than the last request whose acknowledgement was asked for.
-    asked: u64,
-    /// Receives of the peer that were used, modulo 2^32.
-    used: u32,
-    /// The request for which the peer was told that it waits.
-    wait_told: Option<u64>,
-    /// READs, and bytes of the one after them, that are in frames.
-    answering: usize,
-    answered: u32,
-    /// Whose turn it is when both have something: READ responses, or requests.
-    answer_next: bool,
+    /// Bytes of the request begun last that are in frames; 0 if all of it is.
+    part_at: u32,
+    /// One more than the last request for which an ack was requested.
+    ack_requested: u64,
+    /// Receives of the peer that our requests consumed, modulo 2^32.
+    recvs_used: u32,
+    /// The request for which a `Wait` frame was sent.
+    wait_sent: Option<u64>,
+    /// READ responses that are in frames as a whole, and bytes of the next one that are.
+    responses_queued: usize,
+    response_at: u32,
+    /// Whether a READ response is queued next if there are requests too.
+    response_next: bool,
     started: bool,
-    /// How the send queue is being worked off.
+    /// The requests that are being sent.
     pub window: Window,
 }
 
@@ -111,61 +113,61 @@ impl Sender {
             frames: Ring::new(),
             front_done: 0,
             queued: 0,
-            owed: Owed { bytes: [0; 2 * HEADER_SIZE], len: 0, done: 0, accepted: 0, posted: 0, nak: false },
+            ack: PendingAck { bytes: [0; 2 * HEADER_SIZE], len: 0, done: 0, acked: 0, recvs_posted: 0, nak: false },
             acked: 0,
-            posted: 0,
+            recvs_posted: 0,
             nak_sent: false,
-            part: 0,
-            asked: 0,
-            used: 0,
-            wait_told: None,
-            answering: 0,
-            answered: 0,
-            answer_next: false,
+            part_at: 0,
+            ack_requested: 0,
+            recvs_used: 0,
+            wait_sent: None,
+            responses_queued: 0,
+            response_at: 0,
+            response_next: false,
             started: false,
-            window: Window { opened: 0, left: [0; WINDOW], streamed: Ring::new() },
+            window: Window { begun: 0, pieces_left: [0; WINDOW], streamed: Ring::new() },
         }
     }
 
-    /// Whether the peer was told of everything that it waits for, and got every answer.
+    /// Whether the kernel has taken every ack that the peer requested and every READ response.
     pub fn flushed(&self, receiver: &Receiver) -> bool {
-        self.owed.done == 0 && receiver.serving().is_empty() && self.acked >= receiver.asked()
+        self.ack.done == 0 && receiver.reads_to_answer().is_empty() && self.acked >= receiver.ack_requested()
     }
 
-    /// Whether the refusal of a request was handed to the kernel.
+    /// Whether the kernel has taken a NAK.
     pub fn nak_sent(&self) -> bool {
         self.nak_sent
     }
 
-    /// Makes frames of what there is to send, as far as there is room. `streams` is the number of data streams.
-    pub fn fill(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<(), Fault> {
+    /// Queues frames of READ responses and requests, in turn, as far as there is room. `streams` is the number of data streams.
+    pub fn queue_frames(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<(), Fault> {
         if !self.started {
-            self.window.opened = receiver.base(wq);
+            self.window.begun = receiver.base(wq);
             self.started = true;
         }
         while !self.frames.is_full() && self.queued < QUEUED_MAX {
-            self.answer_next = !self.answer_next;
-            let first = self.answer_next;
-            if first && self.answer(receiver) {
+            self.response_next = !self.response_next;
+            let first = self.response_next;
+            if first && self.queue_response(receiver) {
                 continue;
             }
-            if !self.request(wq, receiver, streams)? && (first || !self.answer(receiver)) {
+            if !self.queue_request(wq, receiver, streams)? && (first || !self.queue_response(receiver)) {
                 break;
             }
         }
         Ok(())
     }
 
-    /// One system call: sends from the front of what there is. None if there is nothing.
+    /// One system call: sends the pending ack and the oldest frames. None if there is nothing to send.
     pub fn send(&mut self, fd: RawFd, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
-        self.prepare_owed(wq, receiver);
-        if self.owed.len == 0 && self.frames.is_empty() {
+        self.prepare_ack(wq, receiver);
+        if self.ack.len == 0 && self.frames.is_empty() {
             return Ok(None);
         }
         let mut gather = Gather::new();
-        let owed_first = self.owed.done > 0 || self.front_done == 0;
-        if owed_first {
-            gather.own(self.owed.bytes.get(self.owed.done..self.owed.len).unwrap_or(&[]));
+        let ack_first = self.ack.done > 0 || self.front_done == 0;
+        if ack_first {
+            gather.own(self.ack.bytes.get(self.ack.done..self.ack.len).unwrap_or(&[]));
         }
         for i in 0..self.frames.len() {
             let Some(frame) = self.frames.get(i) else { break };
@@ -176,8 +178,8 @@ impl Sender {
                 }
                 break;
             }
-            if i == 0 && !owed_first {
-                gather.own(self.owed.bytes.get(..self.owed.len).unwrap_or(&[]));
+            if i == 0 && !ack_first {
+                gather.own(self.ack.bytes.get(..self.ack.len).unwrap_or(&[]));
             }
         }
         wq.stats.add(RailCounter::Syscalls, 1);
@@ -185,7 +187,7 @@ impl Sender {
         let io = unsafe { sys::send(fd, gather.iovs()) };
         drop(gather);
         match io {
-            Io::Moved(n) => self.sent(n, owed_first, wq, receiver),
+            Io::Moved(n) => self.on_sent(n, ack_first, wq, receiver),
             Io::BadMemory => {
                 return Err(Fault::sending(WcStatus::LocProtErr, "registered memory cannot be read"));
             }
@@ -194,81 +196,81 @@ impl Sender {
         Ok(Some(io))
     }
 
-    /// Tries to send the newest acknowledgement, and a NAK, at once, which is possible between two frames.
+    /// Tries to send the newest ack, and a NAK, before the wire is closed. Only possible between two frames.
     #[cold]
     pub fn send_last(&mut self, fd: RawFd, receiver: &Receiver, nak: Option<WcStatus>) {
         let news = nak.is_some() || receiver.ackable() != self.acked;
-        if self.nak_sent || self.owed.done > 0 || self.front_done > 0 || !news {
+        if self.nak_sent || self.ack.done > 0 || self.front_done > 0 || !news {
             return;
         }
-        self.owe(receiver.ackable(), self.posted, nak);
-        let mut iov = [libc::iovec { iov_base: self.owed.bytes.as_mut_ptr().cast(), iov_len: self.owed.len }];
-        // SAFETY: the element is in `self`. What cannot be sent is given up: the end of the stream tells the peer enough.
+        self.encode_ack(receiver.ackable(), self.recvs_posted, nak);
+        let mut iov = [libc::iovec { iov_base: self.ack.bytes.as_mut_ptr().cast(), iov_len: self.ack.len }];
+        // SAFETY: the element is in `self`. If it cannot be sent, the end of the stream tells the peer enough.
         unsafe { sys::send(fd, &mut iov) };
         self.acked = receiver.ackable();
         self.nak_sent = nak.is_some();
-        self.owed.len = 0;
+        self.ack.len = 0;
     }
 
-    /// Brings what the peer is owed up to date, unless it is half sent.
-    fn prepare_owed(&mut self, wq: &WorkQueues, receiver: &Receiver) {
-        if self.owed.done > 0 {
+    /// Brings the pending ack up to date, unless part of it is sent.
+    fn prepare_ack(&mut self, wq: &WorkQueues, receiver: &Receiver) {
+        if self.ack.done > 0 {
             return;
         }
-        let (accepted, posted) = (receiver.ackable(), receiver.posted(wq));
-        let nak = receiver.refusal().filter(|_| !self.nak_sent && receiver.serving().is_empty());
-        self.owed.len = 0;
-        // Receives travel with acknowledgements. They get a frame of their own only if the peer knows of less than half of them.
-        let known = self.posted.wrapping_sub(receiver.received());
-        let few = posted != self.posted && u64::from(known) < wq.recvs().div_ceil(2);
-        let waited_for = accepted != self.acked && (receiver.asked() > self.acked || !self.frames.is_empty());
+        let (acked, recvs_posted) = (receiver.ackable(), receiver.recvs_posted(wq));
+        let nak = receiver.refusal().filter(|_| !self.nak_sent && receiver.reads_to_answer().is_empty());
+        self.ack.len = 0;
+        // Newly posted receives are told with the next ack. They get an ack of their own only if the peer knows of less than half of them.
+        let known = self.recvs_posted.wrapping_sub(receiver.recvs_completed());
+        let few = recvs_posted != self.recvs_posted && u64::from(known) < wq.recvs().div_ceil(2);
+        let waited_for = acked != self.acked && (receiver.ack_requested() > self.acked || !self.frames.is_empty());
         if !waited_for && nak.is_none() && !few {
             return;
         }
         let status = nak.map(|(status, _)| *status);
-        self.owe(accepted, posted, status);
+        self.encode_ack(acked, recvs_posted, status);
     }
 
-    fn owe(&mut self, accepted: u64, posted: u32, nak: Option<WcStatus>) {
-        let ack = Header { addr: accepted, arg: posted, ..Header::new(Kind::Ack) };
-        self.owed.bytes[..HEADER_SIZE].copy_from_slice(&ack.encode());
-        self.owed.len = HEADER_SIZE;
-        self.owed.accepted = accepted;
-        self.owed.posted = posted;
-        self.owed.nak = nak.is_some();
+    fn encode_ack(&mut self, acked: u64, recvs_posted: u32, nak: Option<WcStatus>) {
+        let ack = Header { addr: acked, arg: recvs_posted, ..Header::new(Kind::Ack) };
+        self.ack.bytes[..HEADER_SIZE].copy_from_slice(&ack.encode());
+        self.ack.len = HEADER_SIZE;
+        self.ack.acked = acked;
+        self.ack.recvs_posted = recvs_posted;
+        self.ack.nak = nak.is_some();
         if let Some(status) = nak {
             let nak = Header { arg: status_number(status), ..Header::new(Kind::Nak) };
-            self.owed.bytes[HEADER_SIZE..].copy_from_slice(&nak.encode());
-            self.owed.len = 2 * HEADER_SIZE;
+            self.ack.bytes[HEADER_SIZE..].copy_from_slice(&nak.encode());
+            self.ack.len = 2 * HEADER_SIZE;
         }
     }
 
-    /// Accounts for `n` bytes sent, in the order in which [`Sender::send`] gathered them.
-    fn sent(&mut self, n: usize, owed_first: bool, wq: &mut WorkQueues, receiver: &mut Receiver) {
+    /// The kernel has taken `n` bytes, in the order in which [`Sender::send`] gathered them.
+    fn on_sent(&mut self, n: usize, ack_first: bool, wq: &mut WorkQueues, receiver: &mut Receiver) {
         let mut n = n;
-        if !owed_first {
-            n = self.frame_sent(n, wq, receiver);
+        if !ack_first {
+            n = self.on_frame_sent(n, wq, receiver);
             if self.front_done > 0 {
                 return;
             }
         }
-        let owed = n.min(self.owed.len - self.owed.done);
-        self.owed.done += owed;
-        n -= owed;
-        if self.owed.len > 0 && self.owed.done == self.owed.len {
-            self.acked = self.owed.accepted;
-            self.posted = self.owed.posted;
-            self.nak_sent |= self.owed.nak;
-            self.owed.len = 0;
-            self.owed.done = 0;
+        let ack = n.min(self.ack.len - self.ack.done);
+        self.ack.done += ack;
+        n -= ack;
+        if self.ack.len > 0 && self.ack.done == self.ack.len {
+            self.acked = self.ack.acked;
+            self.recvs_posted = self.ack.recvs_posted;
+            self.nak_sent |= self.ack.nak;
+            self.ack.len = 0;
+            self.ack.done = 0;
         }
         while n > 0 {
-            n = self.frame_sent(n, wq, receiver);
+            n = self.on_frame_sent(n, wq, receiver);
         }
     }
 
-    /// Accounts for at most `n` bytes of the frame at the front; returns what is left of `n`.
-    fn frame_sent(&mut self, n: usize, wq: &mut WorkQueues, receiver: &mut Receiver) -> usize {
+    /// The kernel has taken up to `n` bytes of the oldest frame; returns what is left of `n`.
+    fn on_frame_sent(&mut self, n: usize, wq: &mut WorkQueues, receiver: &mut Receiver) -> usize {
         let Some(frame) = self.frames.front() else { return 0 };
         let rest = frame.len() - self.front_done;
         if n < rest {
@@ -279,15 +281,15 @@ impl Sender {
         let copied = frame.own_len - HEADER_SIZE;
         self.queued -= frame.len();
         self.front_done = 0;
-        let (after, moved) = (frame.after, (frame.payload_len() + copied) as u64);
+        let (on_sent, moved) = (frame.on_sent, (frame.payload_len() + copied) as u64);
         self.frames.pop();
         wq.stats.add(RailCounter::TxTcp, moved);
-        match after {
-            After::Nothing => {}
-            After::Request(request) => self.window.piece_done(wq, request),
-            After::Served => {
-                receiver.served();
-                self.answering -= 1;
+        match on_sent {
+            OnSent::Nothing => {}
+            OnSent::Request(request) => self.window.piece_done(wq, request),
+            OnSent::ReadAnswered => {
+                receiver.read_answered();
+                self.responses_queued -= 1;
             }
         }
         n - rest
@@ -298,41 +300,41 @@ impl Sender {
         self.frames.push(frame);
     }
 
-    /// Adds the next frame of a READ response; false if there is none.
-    fn answer(&mut self, receiver: &Receiver) -> bool {
-        let Some(read) = receiver.serving().get(self.answering) else { return false };
-        let len = (read.len - self.answered).min(CHUNK);
-        let addr = read.addr.wrapping_add(u64::from(self.answered));
+    /// Queues the next frame of a READ response; false if there is none.
+    fn queue_response(&mut self, receiver: &Receiver) -> bool {
+        let Some(read) = receiver.reads_to_answer().get(self.responses_queued) else { return false };
+        let len = (read.len - self.response_at).min(CHUNK);
+        let addr = read.addr.wrapping_add(u64::from(self.response_at));
         let header = Header { len, total: read.len, ..Header::new(Kind::Response) };
-        self.answered += len;
-        let last = self.answered == read.len;
+        self.response_at += len;
+        let last = self.response_at == read.len;
         let source = if len == 0 { Source::Copied } else { Source::Remote { rkey: read.rkey, addr, len } };
-        self.push(Frame::new(&header, source, if last { After::Served } else { After::Nothing }));
+        self.push(Frame::new(&header, source, if last { OnSent::ReadAnswered } else { OnSent::Nothing }));
         if last {
-            self.answering += 1;
-            self.answered = 0;
+            self.responses_queued += 1;
+            self.response_at = 0;
         }
         true
     }
 
-    /// Adds the next frame of our requests; false if there is none to add now.
-    fn request(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<bool, Fault> {
-        if self.part > 0 {
-            self.part(wq);
+    /// Queues the next frame of our requests; false if there is none to queue now.
+    fn queue_request(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<bool, Fault> {
+        if self.part_at > 0 {
+            self.queue_part(wq);
             return Ok(true);
         }
-        let request = self.window.opened;
+        let request = self.window.begun;
         if request == wq.sq.posted || request - wq.sq.sent >= WINDOW as u64 {
             return Ok(false);
         }
         let wqe = *wq.sq.get(request);
         let consumes = matches!(wqe.opcode, Opcode::Send | Opcode::SendWithImm | Opcode::WriteWithImm);
-        if consumes && receiver.announced() == self.used {
-            if self.wait_told == Some(request) {
+        if consumes && receiver.peer_recvs_posted() == self.recvs_used {
+            if self.wait_sent == Some(request) {
                 return Ok(false);
             }
-            self.wait_told = Some(request);
-            self.push(Frame::new(&Header::new(Kind::Wait), Source::Copied, After::Nothing));
+            self.wait_sent = Some(request);
+            self.push(Frame::new(&Header::new(Kind::Wait), Source::Copied, OnSent::Nothing));
             return Ok(true);
         }
         if wqe.opcode == Opcode::Read && receiver.reads_full() {
@@ -353,8 +355,8 @@ impl Sender {
                 Err(status) => Some(status),
             };
             if let Some(status) = refused {
-                // Reported only once every earlier request that somebody waits for is accepted, so that these complete.
-                let its_turn = wq.sq.sent == request && wq.sq.acked >= self.asked;
+                // Reported only once every earlier request for which an ack was requested is acked, so that these complete.
+                let its_turn = wq.sq.sent == request && wq.sq.acked >= self.ack_requested;
                 return if its_turn {
                     Err(Fault::sending(status, "a send request names local memory that is not registered"))
                 } else {
@@ -365,26 +367,26 @@ impl Sender {
             frame.copy(wq.sq.inline_bytes(request));
         }
         if consumes {
-            self.used = self.used.wrapping_add(1);
+            self.recvs_used = self.recvs_used.wrapping_add(1);
         }
-        let asks = wqe.signaled || wqe.opcode == Opcode::Read || wq.sq.half_full();
-        if asks {
-            self.asked = request + 1;
+        let ack_req = wqe.signaled || wqe.opcode == Opcode::Read || wq.sq.half_full();
+        if ack_req {
+            self.ack_requested = request + 1;
         }
-        self.open(frame, &wqe, request, receiver, streams);
+        self.begin_request(frame, &wqe, request, receiver, streams);
         Ok(true)
     }
 
-    /// Begins a request: its first frame, which has the payload already if it is short.
-    fn open(&mut self, mut frame: Frame, wqe: &Wqe, request: u64, receiver: &mut Receiver, streams: usize) {
+    /// Begins a request: queues its first frame, which holds the payload already if it is short.
+    fn begin_request(&mut self, mut frame: Frame, wqe: &Wqe, request: u64, receiver: &mut Receiver, streams: usize) {
         let with_imm = matches!(wqe.opcode, Opcode::SendWithImm | Opcode::WriteWithImm);
         let mut header = Header { total: wqe.len, ..Header::new(Kind::Send) };
         if with_imm {
             header.flags |= FLAG_IMM;
             header.imm = wqe.imm;
         }
-        if self.asked == request + 1 && wqe.opcode != Opcode::Read {
-            header.flags |= FLAG_ASK;
+        if self.ack_requested == request + 1 && wqe.opcode != Opcode::Read {
+            header.flags |= FLAG_ACK_REQ;
         }
         if !matches!(wqe.opcode, Opcode::Send | Opcode::SendWithImm) {
             header.kind = if wqe.opcode == Opcode::Read { Kind::Read } else { Kind::Write };
@@ -392,15 +394,15 @@ impl Sender {
             header.rkey = wqe.rkey;
         }
         let mut pieces = 1;
-        frame.after = After::Request(request);
+        frame.on_sent = OnSent::Request(request);
         if wqe.opcode == Opcode::Read {
-            receiver.await_read(request);
+            receiver.read_sent(request);
         } else if streams > 0 && wqe.len >= STREAM_MIN {
             let segment = (wqe.len / streams as u32).next_power_of_two().clamp(SEGMENT_MIN, SEGMENT_MAX);
             header.flags |= FLAG_STREAMED;
             header.arg = segment;
             pieces += wqe.len.div_ceil(segment);
-            self.window.streamed.push(Streamed { request, given: 0, segment });
+            self.window.streamed.push(Streamed { request, assigned: 0, segment });
         } else {
             header.len = wqe.len.min(CHUNK);
             pieces = wqe.len.div_ceil(CHUNK).max(1);
@@ -408,23 +410,23 @@ impl Sender {
                 frame.source = Source::Local { lkey: wqe.lkey, addr: wqe.addr, len: header.len };
             }
             if header.len < wqe.len {
-                self.part = header.len;
+                self.part_at = header.len;
             }
         }
         frame.own[..HEADER_SIZE].copy_from_slice(&header.encode());
         frame.own_len = frame.own_len.max(HEADER_SIZE);
-        self.window.open(pieces);
+        self.window.begin(pieces);
         self.push(frame);
     }
 
-    /// Adds the next frame of the request opened last.
-    fn part(&mut self, wq: &WorkQueues) {
-        let request = self.window.opened - 1;
+    /// Queues the next frame of the request begun last.
+    fn queue_part(&mut self, wq: &WorkQueues) {
+        let request = self.window.begun - 1;
         let wqe = wq.sq.get(request);
-        let len = (wqe.len - self.part).min(CHUNK);
+        let len = (wqe.len - self.part_at).min(CHUNK);
         let header = Header { len, ..Header::new(Kind::Part) };
-        let source = Source::Local { lkey: wqe.lkey, addr: wqe.addr.wrapping_add(u64::from(self.part)), len };
-        self.part = if self.part + len == wqe.len { 0 } else { self.part + len };
-        self.push(Frame::new(&header, source, After::Request(request)));
+        let source = Source::Local { lkey: wqe.lkey, addr: wqe.addr.wrapping_add(u64::from(self.part_at)), len };
+        self.part_at = if self.part_at + len == wqe.len { 0 } else { self.part_at + len };
+        self.push(Frame::new(&header, source, OnSent::Request(request)));
     }
 }

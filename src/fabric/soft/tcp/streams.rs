@@ -1,8 +1,8 @@
-//! The data streams of a queue pair: long requests cut into segments, each given to whichever stream takes it. Driven by the thread
-//! that drives the queue pair.
+//! The data streams of a queue pair: a long request is cut into segments, and each goes to the first stream that has room for it. Driven by the
+//! thread that drives the queue pair.
 //!
-//! The receiving half reads a stream only while its next segment belongs to the request at the head of the control stream, so that
-//! requests are placed strictly in order. That cannot lock up: each stream carries its segments in the order of the requests.
+//! The receiving half reads a stream only while its next segment belongs to the oldest request of the control stream, so that requests are
+//! stored strictly in order. That cannot deadlock: each stream carries its segments in the order of the requests.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -16,7 +16,7 @@ use super::receiver::Receiver;
 use super::sender::Window;
 use super::sys::{self, Backoff, Io};
 
-/// Bytes that one stream moves before the others get their turn.
+/// Bytes that one stream moves per call at most, roughly.
 const BUDGET: usize = 1 << 20;
 /// Segments that a request can have.
 const MAX_SEGMENTS: usize = (MAX_LEN / SEGMENT_MIN) as usize;
@@ -28,7 +28,7 @@ struct Outgoing {
     header: [u8; SEGMENT_HEADER_SIZE],
     offset: u32,
     len: u32,
-    /// Bytes gone, header included.
+    /// Bytes sent, header included.
     done: usize,
 }
 
@@ -36,9 +36,9 @@ struct Outgoing {
 #[derive(Debug, Clone, Copy)]
 struct Incoming {
     header: SegmentHeader,
-    /// Checked against its request.
+    /// Whether it was checked against its request.
     admitted: bool,
-    /// Bytes here, header not included.
+    /// Bytes received, header not included.
     done: u32,
 }
 
@@ -57,18 +57,18 @@ struct Stream {
 /// The data streams.
 pub struct Streams {
     streams: Vec<Stream>,
-    /// The request of which `seen` tells the segments that have begun to come.
+    /// The request that is being received, and a bit for each of its segments: whether it has begun to come.
     seen_of: Option<u64>,
     seen: Box<[u64]>,
-    /// Which stream gets the first chance.
-    turn: usize,
+    /// The stream that is tried first.
+    first: usize,
 }
 
-/// What a turn of all streams did.
-pub struct Turn {
-    /// Something moved.
+/// The result of one call for all streams.
+pub struct PollResult {
+    /// Whether something moved.
     pub moved: bool,
-    /// The stream is broken, and why.
+    /// Why a stream is broken, if one is.
     pub broken: Option<String>,
 }
 
@@ -86,7 +86,7 @@ impl Streams {
             backoff: Backoff::default(),
         };
         let seen = if fds.is_empty() { 0 } else { MAX_SEGMENTS / 64 };
-        Streams { streams: fds.into_iter().map(stream).collect(), seen_of: None, seen: vec![0; seen].into_boxed_slice(), turn: 0 }
+        Streams { streams: fds.into_iter().map(stream).collect(), seen_of: None, seen: vec![0; seen].into_boxed_slice(), first: 0 }
     }
 
     /// How many.
@@ -110,18 +110,18 @@ impl Streams {
         self.streams.iter().all(|stream| stream.ended.is_some())
     }
 
-    /// Sends what the streams take. The next segment goes to the first stream that takes at least a byte of it.
-    pub fn transmit(&mut self, wq: &mut WorkQueues, base: u64, window: &mut Window) -> Result<Turn, Fault> {
-        let mut turn = Turn { moved: false, broken: None };
+    /// Sends as much as the streams take. The next segment goes to the first stream that takes at least a byte of it.
+    pub fn transmit(&mut self, wq: &mut WorkQueues, base: u64, window: &mut Window) -> Result<PollResult, Fault> {
+        let mut result = PollResult { moved: false, broken: None };
         let count = self.streams.len();
         for i in 0..count {
-            let at = (self.turn + i) % count;
+            let at = (self.first + i) % count;
             let Some(stream) = self.streams.get_mut(at) else { break };
             let mut budget = BUDGET;
-            while budget > 0 && turn.broken.is_none() {
+            while budget > 0 && result.broken.is_none() {
                 let fresh = stream.outgoing.is_none();
-                let Some(segment) = stream.outgoing.or_else(|| next(wq, base, window)) else {
-                    // Another stream has taken what this one had no room for.
+                let Some(segment) = stream.outgoing.or_else(|| next_segment(wq, base, window)) else {
+                    // Another stream has taken the segment that this one had no room for.
                     stream.blocked = false;
                     break;
                 };
@@ -130,12 +130,12 @@ impl Streams {
                 }
                 match stream.send(wq, &segment)? {
                     Io::Moved(n) => {
-                        turn.moved = true;
+                        result.moved = true;
                         stream.blocked = false;
                         stream.backoff.reset();
                         budget = budget.saturating_sub(n);
                         if fresh {
-                            give(window, segment.len, wq);
+                            assign(window, segment.len, wq);
                         }
                         let done = segment.done + n;
                         stream.outgoing = Some(Outgoing { done, ..segment });
@@ -145,7 +145,7 @@ impl Streams {
                             window.piece_done(wq, segment.request);
                         }
                     }
-                    Io::Failed(error) => turn.broken = Some(error.to_string()),
+                    Io::Failed(error) => result.broken = Some(error.to_string()),
                     Io::BadMemory => return Err(Fault::sending(WcStatus::LocProtErr, "registered memory cannot be read")),
                     Io::Blocked | Io::Closed => {
                         stream.blocked = true;
@@ -155,17 +155,17 @@ impl Streams {
                 }
             }
         }
-        self.turn = if count > 0 { (self.turn + 1) % count } else { 0 };
-        Ok(turn)
+        self.first = if count > 0 { (self.first + 1) % count } else { 0 };
+        Ok(result)
     }
 
-    /// Receives what belongs to the request at the head, until it is complete or nothing more is there.
-    pub fn receive(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Turn, Fault> {
-        let mut turn = Turn { moved: false, broken: None };
+    /// Receives segments of the oldest request, until it is complete or no more have come.
+    pub fn receive(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<PollResult, Fault> {
+        let mut result = PollResult { moved: false, broken: None };
         for at in 0..self.streams.len() {
             let mut budget = BUDGET;
             while budget > 0 {
-                let Some((index, total, segment)) = receiver.streamed() else { return Ok(turn) };
+                let Some((index, total, segment)) = receiver.streamed() else { return Ok(result) };
                 if self.seen_of != Some(index) {
                     self.seen_of = Some(index);
                     self.seen.fill(0);
@@ -176,35 +176,35 @@ impl Streams {
                 }
                 match stream.recv(wq, receiver)? {
                     Some(Io::Moved(n)) => {
-                        turn.moved = true;
+                        result.moved = true;
                         budget = budget.saturating_sub(n);
                     }
                     Some(Io::Closed) => stream.ended = Some("the peer closed a data stream".to_string()),
                     Some(Io::Failed(error)) => stream.ended = Some(error.to_string()),
                     Some(Io::BadMemory) => receiver.unwritable(wq)?,
                     Some(Io::Blocked) => break,
-                    None => return Ok(turn),
+                    None => return Ok(result),
                 }
             }
         }
-        turn.broken = self.streams.iter().find_map(|stream| stream.ended.clone());
-        Ok(turn)
+        result.broken = self.streams.iter().find_map(|stream| stream.ended.clone());
+        Ok(result)
     }
 }
 
-/// The next segment that no stream has yet.
-fn next(wq: &WorkQueues, base: u64, window: &Window) -> Option<Outgoing> {
+/// The next segment that is not assigned to a stream.
+fn next_segment(wq: &WorkQueues, base: u64, window: &Window) -> Option<Outgoing> {
     let job = window.streamed.front()?;
-    let len = (wq.sq.get(job.request).len - job.given).min(job.segment);
-    let header = SegmentHeader { index: job.request - base, offset: job.given, len };
-    Some(Outgoing { request: job.request, header: header.encode(), offset: job.given, len, done: 0 })
+    let len = (wq.sq.get(job.request).len - job.assigned).min(job.segment);
+    let header = SegmentHeader { index: job.request - base, offset: job.assigned, len };
+    Some(Outgoing { request: job.request, header: header.encode(), offset: job.assigned, len, done: 0 })
 }
 
-/// A stream took the segment that [`next`] showed.
-fn give(window: &mut Window, len: u32, wq: &WorkQueues) {
+/// A stream has taken the segment that [`next_segment`] returned.
+fn assign(window: &mut Window, len: u32, wq: &WorkQueues) {
     if let Some(job) = window.streamed.front_mut() {
-        job.given += len;
-        if job.given == wq.sq.get(job.request).len {
+        job.assigned += len;
+        if job.assigned == wq.sq.get(job.request).len {
             window.streamed.pop();
         }
     }
@@ -228,7 +228,7 @@ impl Stream {
         Ok(unsafe { sys::send(self.fd.as_raw_fd(), &mut iov) })
     }
 
-    /// Whether the stream's next bytes may be read for request `index`: a header, or payload of a segment that fits the request.
+    /// Whether the stream's next bytes may be read for request `index`: a header, or payload of a segment of that request.
     fn admit(&mut self, index: u64, total: u32, segment: u32, seen: &mut [u64]) -> Result<bool, Fault> {
         let Some(incoming) = &mut self.incoming else { return Ok(true) };
         if incoming.admitted || incoming.header.index > index {
@@ -253,12 +253,11 @@ impl Stream {
         let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         let mut pin = None;
         if let Some(incoming) = &self.incoming {
-            let Some(place) = receiver.segment_place(wq, incoming.header.offset + incoming.done, incoming.header.len - incoming.done)
-            else {
+            let Some(target) = receiver.pin_segment(wq, incoming.header.offset + incoming.done, incoming.header.len - incoming.done) else {
                 return Ok(None);
             };
-            iov[0] = libc::iovec { iov_base: place.as_ptr().cast(), iov_len: place.len() };
-            pin = Some(place);
+            iov[0] = libc::iovec { iov_base: target.as_ptr().cast(), iov_len: target.len() };
+            pin = Some(target);
         }
         if let Some(header) = self.header.get_mut(self.header_len..) {
             iov[1] = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
@@ -276,7 +275,7 @@ impl Stream {
                 if incoming.done == incoming.header.len {
                     self.incoming = None;
                 }
-                receiver.segment_placed(wq, payload)?;
+                receiver.segment_received(wq, payload)?;
             }
             self.header_len += headers;
             if self.header_len == SEGMENT_HEADER_SIZE {

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Io {
     /// So many bytes moved, at least one.
@@ -79,8 +79,8 @@ fn result(n: isize) -> Option<Io> {
     }
 }
 
-/// Spaces out calls that keep finding nothing: after [`Backoff::PATIENCE`] misses in a row only every 8th chance is taken, later every 64th:
-/// that is from about 57 000 polls in vain on, 1000 of each step (1000 + 8000 + 16 000 + 32 000).
+/// Spaces out calls that keep finding nothing: after [`Backoff::EVERY_CHANCE`] misses in a row only every 8th chance is taken, then every 16th,
+/// every 32nd and, from about 57 000 polls without success on (1000 + 8000 + 16 000 + 32 000), every 64th.
 #[derive(Debug, Default)]
 pub struct Backoff {
     misses: u32,
@@ -88,8 +88,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Misses before a chance is skipped: a peer that answers at all answers within so many polls.
-    pub const PATIENCE: u32 = 1000;
+    /// Misses before chances are skipped: a peer that is polling answers within so many polls.
+    pub const EVERY_CHANCE: u32 = 1000;
 
     /// Whether to take this chance.
     #[inline]
@@ -105,8 +105,8 @@ impl Backoff {
     #[inline]
     pub fn miss(&mut self) {
         self.misses = self.misses.saturating_add(1);
-        if let Some(beyond) = self.misses.checked_sub(Self::PATIENCE) {
-            self.skip = (8 << (beyond / Self::PATIENCE).min(3)) - 1;
+        if let Some(beyond) = self.misses.checked_sub(Self::EVERY_CHANCE) {
+            self.skip = (8 << (beyond / Self::EVERY_CHANCE).min(3)) - 1;
         }
     }
 
@@ -116,7 +116,7 @@ impl Backoff {
         self.misses > 0
     }
 
-    /// It found something, or something is about to come.
+    /// It found something, or something is expected.
     #[inline]
     pub fn reset(&mut self) {
         *self = Backoff::default();
@@ -135,7 +135,7 @@ mod tests {
         let mut taken = 0;
         for _ in 0..1_000_000 {
             if backoff.due() {
-                assert!(taken >= Backoff::PATIENCE || gap == 0);
+                assert!(taken >= Backoff::EVERY_CHANCE || gap == 0);
                 taken += 1;
                 gap = 0;
                 backoff.miss();

@@ -273,8 +273,8 @@ fn nonsense_out_of_place_is_a_fault() {
         ("a request inside another", vec![long, w]),
         ("a READ inside another", vec![long, read]),
         ("frames of a streamed request", vec![streamed, part]),
-        ("a SEND that nobody wants", vec![Header { kind: Kind::Send, ..w }]),
-        ("an immediate that nobody wants", vec![Header { flags: codec::FLAG_IMM, ..w }]),
+        ("a SEND without a receive", vec![Header { kind: Kind::Send, ..w }]),
+        ("an immediate without a receive", vec![Header { flags: codec::FLAG_IMM, ..w }]),
         ("too many READs", vec![read; codec::MAX_READS + 1]),
         ("NAK", vec![Header::new(Kind::Nak)]),
     ];

@@ -295,13 +295,13 @@ fn every_kind_of_frame_may_be_cut_anywhere() {
         for part in bytes[..n].chunks(piece) {
             assert_eq!(receiver.feed(&mut wq, part).unwrap(), part.len());
         }
-        assert!(receiver.between_frames() && receiver.serving().len() == 1);
+        assert!(receiver.between_frames() && receiver.reads_to_answer().len() == 1);
         assert!(landed.bytes() == from.bytes() && to.bytes() == from.bytes());
     }
 }
 
 #[test]
-fn an_idle_wire_makes_few_system_calls_and_still_hears_the_peer() {
+fn an_idle_wire_makes_few_system_calls_and_still_receives() {
     let (mut a, mut b) = pair(Setup::default());
     settle(&mut a, &mut b);
     for _ in 0..60_000 {
@@ -385,7 +385,7 @@ fn a_queue_of_unsignaled_requests_never_stays_full() {
 }
 
 #[test]
-fn long_payloads_in_a_row_are_received_straight_into_place() {
+fn long_payloads_in_a_row_are_received_directly() {
     const LEN: usize = 48 << 10;
     let (mut a, mut b) = pair(Setup::default());
     let to = Memory::new(LEN, ALL);
@@ -393,7 +393,7 @@ fn long_payloads_in_a_row_are_received_straight_into_place() {
         let from = Memory::patterned(LEN, round);
         a.post(write(1, from.sge(0, LEN), &to, 0));
         drive(&mut a, &mut b, |a, _| a.done.len() == 1);
-        assert!(round == 0 || b.wire.end <= BETWEEN, "message {round}: {} bytes beside their place", b.wire.end);
+        assert!(round == 0 || b.wire.end <= BETWEEN, "message {round}: {} bytes received ahead of their target", b.wire.end);
         assert_eq!(a.took(), [(1, WcStatus::Success)]);
         assert!(from.bytes() == to.bytes());
     }

@@ -1,4 +1,5 @@
-//! The part of the receiving half that touches memory: where payload goes, and what is done when all of it is there.
+//! The part of the receiving half that stores payload: into which memory it goes, and what happens when all of a request is stored. Used as
+//! [`super`] is.
 
 use crate::base::mem;
 use crate::base::stage::{self, Stage};
@@ -9,10 +10,10 @@ use super::super::super::mr::Pin;
 use super::super::super::publish::publish;
 use super::super::super::queue::{Fault, WorkQueues};
 use super::super::codec::Kind;
-use super::{Body, Incoming, Receiver, malformed};
+use super::{Body, Incoming, Receiver, protocol_error};
 
 impl Receiver {
-    /// Puts payload of the frame under way where it belongs. At most `body_left` bytes.
+    /// Stores payload of the current frame, at most `body_left` bytes.
     pub(super) fn store(&mut self, wq: &mut WorkQueues, bytes: &[u8]) -> Result<(), Fault> {
         let n = bytes.len() as u32;
         match self.body {
@@ -21,14 +22,14 @@ impl Receiver {
                 self.body_left -= n;
                 return self.store_small(wq, bytes);
             }
-            Body::Request | Body::Response => match self.place(wq)? {
+            Body::Request | Body::Response => match self.pin_target(wq)? {
                 None => self.body_left -= n,
                 Some(pin) => {
                     // SAFETY: the pin covers the rest of the request or READ, to which the headers' checks have bound the payload; `bytes` is
                     // the wire's own buffer, never registered memory.
                     unsafe { mem::copy(bytes.as_ptr(), pin.as_ptr(), bytes.len().min(pin.len())) };
                     drop(pin);
-                    return self.placed(wq, bytes.len());
+                    return self.direct_received(wq, bytes.len());
                 }
             },
         }
@@ -42,8 +43,8 @@ impl Receiver {
         let whole = if bytes.len() == incoming.total as usize {
             bytes
         } else {
-            let Some(place) = self.small.get_mut(start..start + bytes.len()) else { return Err(malformed("too much of a request")) };
-            place.copy_from_slice(bytes);
+            let Some(to) = self.small.get_mut(start..start + bytes.len()) else { return Err(protocol_error("too much of a request")) };
+            to.copy_from_slice(bytes);
             self.small.get(..start + bytes.len()).unwrap_or(&[])
         };
         incoming.done += bytes.len() as u32;
@@ -57,16 +58,16 @@ impl Receiver {
                 }
             }
             wq.stats.add(RailCounter::RxTcp, u64::from(incoming.total));
-            return self.accept(wq, &incoming);
+            return self.request_done(wq, &incoming);
         }
         self.incoming = Some(incoming);
         Ok(())
     }
 
-    /// Pins where the next payload byte goes, up to the end of its request; none if the request had to be refused.
-    pub(super) fn place(&mut self, wq: &mut WorkQueues) -> Result<Option<Pin>, Fault> {
+    /// Pins the memory that the next payload byte goes to, up to the end of its request; none if the request was refused.
+    pub(super) fn pin_target(&mut self, wq: &mut WorkQueues) -> Result<Option<Pin>, Fault> {
         if self.body == Body::Response {
-            let Some(read) = self.awaited.front() else { return Err(malformed("an answer to no READ")) };
+            let Some(read) = self.reads_in_flight.front() else { return Err(protocol_error("an answer to no READ")) };
             let wqe = wq.sq.get(read.index);
             let left = wqe.len.saturating_sub(read.done) as usize;
             return wq
@@ -101,7 +102,7 @@ impl Receiver {
     #[cold]
     pub(super) fn fail_recv(&mut self, wq: &mut WorkQueues, status: WcStatus) {
         wq.fail_recv(status);
-        self.received = self.received.wrapping_add(1);
+        self.recvs_completed = self.recvs_completed.wrapping_add(1);
     }
 
     #[inline]
@@ -110,36 +111,36 @@ impl Receiver {
         incoming.done = incoming.done.saturating_add(n).min(incoming.total);
         let incoming = *incoming;
         if incoming.done == incoming.total {
-            return self.accept(wq, &incoming);
+            return self.request_done(wq, &incoming);
         }
         stage::reach(Stage::RecvHalf);
         Ok(())
     }
 
-    /// Every byte of the request at the head is in place.
+    /// Every byte of the oldest request is stored: completes its receive request, if it has one, and counts it as executed.
     #[inline]
-    pub(super) fn accept(&mut self, wq: &mut WorkQueues, incoming: &Incoming) -> Result<(), Fault> {
+    pub(super) fn request_done(&mut self, wq: &mut WorkQueues, incoming: &Incoming) -> Result<(), Fault> {
         let opcode = if incoming.kind == Kind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
         if incoming.kind == Kind::Send || incoming.imm.is_some() {
             if !wq.complete_recv(opcode, incoming.total, incoming.imm) {
-                return Err(malformed("a request without being told of a receive for it"));
+                return Err(protocol_error("a request without being told of a receive for it"));
             }
-            self.received = self.received.wrapping_add(1);
+            self.recvs_completed = self.recvs_completed.wrapping_add(1);
         }
         self.incoming = None;
-        self.accepted += 1;
-        if incoming.asks {
-            self.asked = self.accepted;
+        self.executed += 1;
+        if incoming.ack_req {
+            self.ack_requested = self.executed;
         }
         Ok(())
     }
 
-    /// `n` more bytes of our oldest READ are here.
-    pub(super) fn answered(&mut self, wq: &mut WorkQueues, n: u32) -> Result<(), Fault> {
-        let Some(read) = self.awaited.front_mut() else { return Err(malformed("an answer to no READ")) };
+    /// `n` more bytes of our oldest READ are stored.
+    pub(super) fn response_received(&mut self, wq: &mut WorkQueues, n: u32) -> Result<(), Fault> {
+        let Some(read) = self.reads_in_flight.front_mut() else { return Err(protocol_error("an answer to no READ")) };
         read.done = read.done.saturating_add(n);
         if read.done >= wq.sq.get(read.index).len {
-            self.awaited.pop();
+            self.reads_in_flight.pop();
         }
         Ok(())
     }
