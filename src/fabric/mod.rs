@@ -275,7 +275,7 @@ impl CompletionQueue {
         match self {
             // Its peers ring a bell that each sleeper silences.
             CompletionQueue::Soft(_) => {}
-            CompletionQueue::Verbs(cq) => cq.mute(),
+            CompletionQueue::Verbs(cq) => cq.disarm(),
         }
     }
 

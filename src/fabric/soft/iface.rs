@@ -1,7 +1,7 @@
 //! Which network interfaces become devices: NCCL's rules over a description of the machine. Called once per listing of the devices,
 //! on the thread that initialises.
 //!
-//! [`select`] is a pure function over [`Link`]s, so that every rule is tested without the machine; [`links`] reads the machine.
+//! [`select`] is a pure function over [`FoundInterface`]s, so that every rule is tested without the machine; [`find`] reads the machine.
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -21,7 +21,7 @@ const SYSFS: &str = "/sys/class/net";
 
 /// An interface of the machine, as found.
 #[derive(Debug, Clone, Default)]
-pub struct Link {
+pub struct FoundInterface {
     /// Name.
     pub name: String,
     /// IFF_* flags.
@@ -92,7 +92,7 @@ impl Listing {
 ///
 /// Errors: they ask for interfaces and the machine has none of them; the system cannot list its interfaces.
 pub fn list(config: &Config) -> Result<Listing> {
-    select(links()?, config)
+    select(find()?, config)
 }
 
 /// The filter of NCCL_SOCKET_IFNAME: `[^][=]name,name...`; without `=` names are prefixes, `^` turns the list into exclusions.
@@ -120,7 +120,7 @@ impl<'a> Filter<'a> {
     }
 }
 
-/// How willingly an interface is used that nobody asked for; only those of the lowest tier present are. The order is NCCL's (ib*, the
+/// In which order interfaces are used if the settings ask for none: only those of the first tier present are. The order is NCCL's (ib*, the
 /// others, docker*, lo, virbr*: nccl 2.27 src/misc/socket.cc, ncclFindInterfaces), with two kinds put between that NCCL takes for others:
 /// veth*, usually the host's end of a container's interface, and what only has a link-local IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,9 +135,9 @@ enum Tier {
 }
 
 impl Tier {
-    fn of(link: &Link, addr: &SocketAddr) -> Tier {
-        let name = link.name.as_str();
-        if link.flags & libc::IFF_LOOPBACK as u32 != 0 || name == "lo" {
+    fn of(it: &FoundInterface, addr: &SocketAddr) -> Tier {
+        let name = it.name.as_str();
+        if it.flags & libc::IFF_LOOPBACK as u32 != 0 || name == "lo" {
             Tier::Loopback
         } else if name.starts_with("docker") {
             Tier::Docker
@@ -170,12 +170,12 @@ impl Tier {
 
 /// Applies the rules to a machine's interfaces.
 ///
-/// Errors: the settings ask for interfaces and `links` has none of them.
-pub fn select(links: Vec<Link>, config: &Config) -> Result<Listing> {
+/// Errors: the settings ask for interfaces and `found` has none of them.
+pub fn select(found: Vec<FoundInterface>, config: &Config) -> Result<Listing> {
     let (ifname, family) = (config.socket_ifname.as_str(), config.socket_family);
     let filter = Filter::parse(ifname);
-    if filter.asks() && !links.iter().any(|link| filter.lists(&link.name)) {
-        let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
+    if filter.asks() && !found.iter().any(|it| filter.lists(&it.name)) {
+        let names: Vec<&str> = found.iter().map(|it| it.name.as_str()).collect();
         return Err(Error::usage(format!(
             "{} is \"{ifname}\", which matches none of this machine's interfaces: {}",
             config.variable("RAILHEAD_SOCKET_IFNAME"),
@@ -184,16 +184,16 @@ pub fn select(links: Vec<Link>, config: &Config) -> Result<Listing> {
     }
     let mut excluded = Vec::new();
     let mut usable = Vec::new();
-    for link in links {
-        let refusal = if filter.asks() && !filter.lists(&link.name) {
+    for it in found {
+        let refusal = if filter.asks() && !filter.lists(&it.name) {
             Some(format!("is not asked for by \"{ifname}\""))
-        } else if filter.not && filter.lists(&link.name) {
+        } else if filter.not && filter.lists(&it.name) {
             Some(format!("is excluded by \"{ifname}\""))
         } else {
-            not_running(link.flags).map(str::to_string)
+            not_running(it.flags).map(str::to_string)
         };
-        match (refusal, address(&link.addrs, family)) {
-            (Some(why), _) => excluded.push(Excluded { name: link.name, why }),
+        match (refusal, address(&it.addrs, family)) {
+            (Some(why), _) => excluded.push(Excluded { name: it.name, why }),
             (None, None) => {
                 let asked = |what| format!("has no {what} address, and {} asks for one", config.variable("RAILHEAD_SOCKET_FAMILY"));
                 let why = match family {
@@ -201,37 +201,37 @@ pub fn select(links: Vec<Link>, config: &Config) -> Result<Listing> {
                     Family::Inet => asked("IPv4"),
                     Family::Inet6 => asked("IPv6"),
                 };
-                excluded.push(Excluded { name: link.name, why });
+                excluded.push(Excluded { name: it.name, why });
             }
-            (None, Some(addr)) => usable.push((Tier::of(&link, &addr), addr, link)),
+            (None, Some(addr)) => usable.push((Tier::of(&it, &addr), addr, it)),
         }
     }
     if !filter.asks() {
         let best = usable.iter().map(|(tier, ..)| *tier).min();
-        usable.retain(|(tier, _, link)| {
+        usable.retain(|(tier, _, it)| {
             let keep = Some(*tier) == best;
             if !keep {
-                excluded.push(Excluded { name: link.name.clone(), why: tier.why_not().to_string() });
+                excluded.push(Excluded { name: it.name.clone(), why: tier.why_not().to_string() });
             }
             keep
         });
     }
     usable.sort_by(|(_, _, a), (_, _, b)| (a.pci_path.is_none(), &a.pci_path, &a.name).cmp(&(b.pci_path.is_none(), &b.pci_path, &b.name)));
-    for (_, _, link) in usable.drain(MAX_INTERFACES.min(usable.len())..) {
-        excluded.push(Excluded { name: link.name, why: format!("is beyond the first {MAX_INTERFACES}") });
+    for (_, _, it) in usable.drain(MAX_INTERFACES.min(usable.len())..) {
+        excluded.push(Excluded { name: it.name, why: format!("is beyond the first {MAX_INTERFACES}") });
     }
     let mut interfaces = Vec::with_capacity(usable.len());
-    for (_, addr, link) in usable {
-        let (guid, port) = identity(&interfaces, &link);
-        let speed_mbps = link.speed.filter(|&s| s > 0).and_then(|s| u32::try_from(s).ok()).filter(|&s| s != u32::MAX);
+    for (_, addr, it) in usable {
+        let (guid, port) = identity(&interfaces, &it);
+        let speed_mbps = it.speed.filter(|&s| s > 0).and_then(|s| u32::try_from(s).ok()).filter(|&s| s != u32::MAX);
         interfaces.push(Interface {
             addr,
             speed_mbps: speed_mbps.unwrap_or(DEFAULT_SPEED_MBPS),
-            mtu: link.mtu.unwrap_or(DEFAULT_MTU),
+            mtu: it.mtu.unwrap_or(DEFAULT_MTU),
             guid,
             port,
-            name: link.name,
-            pci_path: link.pci_path,
+            name: it.name,
+            pci_path: it.pci_path,
         });
     }
     Ok(Listing { interfaces, excluded })
@@ -265,10 +265,10 @@ fn is_link_local(addr: &SocketAddr) -> bool {
 
 /// The guid and port of the next interface after `before`. Ports of one PCI function share the guid of the first, as do interfaces
 /// stacked on one NIC, which have its hardware address; each gets a port number of its own.
-fn identity(before: &[Interface], link: &Link) -> (u64, u16) {
-    let sibling = before.iter().find(|i| i.pci_path.is_some() && i.pci_path == link.pci_path);
-    let guid = sibling.map(|i| i.guid).or(link.hardware).unwrap_or_else(|| name_hash(&link.name));
-    let mut port = link.dev_port.saturating_add(1);
+fn identity(before: &[Interface], it: &FoundInterface) -> (u64, u16) {
+    let sibling = before.iter().find(|i| i.pci_path.is_some() && i.pci_path == it.pci_path);
+    let guid = sibling.map(|i| i.guid).or(it.hardware).unwrap_or_else(|| name_hash(&it.name));
+    let mut port = it.dev_port.saturating_add(1);
     while before.iter().any(|i| i.guid == guid && i.port == port) {
         port = port.checked_add(1).unwrap_or(1);
     }
@@ -283,13 +283,13 @@ fn name_hash(name: &str) -> u64 {
 /// Reads the machine's interfaces, in its own order.
 ///
 /// Errors: the system cannot list them.
-pub fn links() -> Result<Vec<Link>> {
+pub fn find() -> Result<Vec<FoundInterface>> {
     let mut head: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: `head` is a valid place for the list's address.
     if unsafe { libc::getifaddrs(&mut head) } != 0 {
         return Err(Error::last_os("listing network interfaces"));
     }
-    let mut links: Vec<Link> = Vec::new();
+    let mut found: Vec<FoundInterface> = Vec::new();
     let mut at = head;
     while !at.is_null() {
         // SAFETY: getifaddrs made the list; its entries live until freeifaddrs below.
@@ -299,18 +299,18 @@ pub fn links() -> Result<Vec<Link>> {
         let label = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy();
         // An IPv4 alias ("eth0:1") is another address of the interface.
         let name = label.split(':').next().unwrap_or(&label);
-        let index = links.iter().position(|link| link.name == name).unwrap_or_else(|| {
-            links.push(describe(name, entry.ifa_flags, Path::new(SYSFS)));
-            links.len() - 1
+        let index = found.iter().position(|it| it.name == name).unwrap_or_else(|| {
+            found.push(describe(name, entry.ifa_flags, Path::new(SYSFS)));
+            found.len() - 1
         });
         // SAFETY: ifa_addr is null or points at a socket address of its family, of the same life.
-        if let (Some(addr), Some(link)) = (unsafe { socket_addr(entry.ifa_addr) }, links.get_mut(index)) {
-            link.addrs.push(addr);
+        if let (Some(addr), Some(it)) = (unsafe { socket_addr(entry.ifa_addr) }, found.get_mut(index)) {
+            it.addrs.push(addr);
         }
     }
     // SAFETY: `head` came from getifaddrs; nothing borrowed from the list is left.
     unsafe { libc::freeifaddrs(head) };
-    Ok(links)
+    Ok(found)
 }
 
 /// # Safety
@@ -336,13 +336,13 @@ unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
 }
 
 /// What sysfs says of an interface; whatever it does not say stays unknown (a container may not show it).
-fn describe(name: &str, flags: u32, sysfs: &Path) -> Link {
+fn describe(name: &str, flags: u32, sysfs: &Path) -> FoundInterface {
     let dir = sysfs.join(name);
     let text = |file: &str| fs::read_to_string(dir.join(file)).ok().map(|text| text.trim().to_string());
     let port = text("dev_port").and_then(|t| t.parse().ok()).filter(|&port| port != 0);
     // Older drivers number their ports in dev_id, in hexadecimal.
     let id = || text("dev_id").and_then(|t| u16::from_str_radix(t.trim_start_matches("0x"), 16).ok());
-    Link {
+    FoundInterface {
         name: name.to_string(),
         flags,
         addrs: Vec::new(),

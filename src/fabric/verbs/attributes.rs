@@ -8,7 +8,7 @@ use std::path::Path;
 use ibverbs_sys::*;
 
 use super::context::Context;
-use super::filter::Place;
+use super::filter::RailPlane;
 use super::library::check;
 use crate::base::config::Config;
 use crate::fabric::types::DeviceInfo;
@@ -37,9 +37,10 @@ pub struct Attributes {
 
 /// Asks the port, and the driver for what the port's numbers do not say.
 pub fn attributes(context: &Context, number: u8, port: &ibv_port_attr, config: &Config) -> Attributes {
-    let told = told_speed(context, number, config).map(|speed| (speed, "the driver's word"));
+    let from_driver = driver_speed(context, number, config).map(|speed| (speed, "the driver's word"));
     let known = || speed(port.active_speed, port.active_width).map(|speed| (speed, "the port's codes"));
-    let (speed_mbps, speed_from) = told.or_else(known).unwrap_or((DEFAULT_SPEED_MBPS, "a default: the port's codes mean nothing here"));
+    let (speed_mbps, speed_from) =
+        from_driver.or_else(known).unwrap_or((DEFAULT_SPEED_MBPS, "a default: the port's codes mean nothing here"));
     Attributes {
         state: state_name(port.state),
         link_layer: match u32::from(port.link_layer) {
@@ -62,7 +63,7 @@ pub fn describe(
     attr: &ibv_device_attr,
     (number, many): (u8, bool),
     attributes: &Attributes,
-    place: Place,
+    at: RailPlane,
     config: &Config,
     addr: SocketAddr,
 ) -> DeviceInfo {
@@ -77,8 +78,8 @@ pub fn describe(
         latency_us: LATENCY_US,
         mtu: attributes.mtu,
         max_qp: u32::try_from(attr.max_qp).unwrap_or(0),
-        rail_id: place.rail,
-        plane_id: place.plane,
+        rail_id: at.rail,
+        plane_id: at.plane,
         peer_memory: peer_memory(Path::new(SYS)).is_some(),
         dma_buf: context.dma_buf,
         addr,
@@ -116,7 +117,7 @@ fn merged(path: &str, merge_vfs: bool) -> Option<String> {
 }
 
 /// Mbit/s in the driver's own words, if it has any: there are speeds that the codes have no number for.
-fn told_speed(context: &Context, number: u8, config: &Config) -> Option<u32> {
+fn driver_speed(context: &Context, number: u8, config: &Config) -> Option<u32> {
     let ask = context.library.query_port_speed.filter(|_| config.ib_query_speed)?;
     let mut hundreds = 0u64;
     // SAFETY: the device is open; the place outlives the call.

@@ -1,8 +1,8 @@
 //! Notification: one completion channel per device, whose events belong to many completion queues. Used by the threads that drive those
 //! queues, and only when they are about to sleep.
 //!
-//! Whoever takes events off the channel may take other queues' too. He marks these as fired and keeps the device's descriptor
-//! readable until their owners have looked, so that nobody sleeps through his own.
+//! A thread that takes events off the channel may take those of other threads' queues too. It marks these queues as fired, and the device's
+//! descriptor stays readable until their threads have seen the mark, so that no thread sleeps through its own event.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -16,14 +16,14 @@ use super::library::{Library, made};
 use crate::base::error::{Error, Result};
 use crate::base::fd::OwnedFd;
 
-/// A completion channel and what became of its events.
+/// A completion channel, and which queues its events were for.
 pub struct Channel {
     library: &'static Library,
     raw: *mut ibv_comp_channel,
-    /// Readable while the channel has an event or `others` is set.
+    /// An epoll descriptor: readable while the channel has an event or `fired` is set.
     sleep: OwnedFd,
-    /// An eventfd: set while some queue has fired and its owner has not looked.
-    others: OwnedFd,
+    /// An eventfd: set while a queue is marked as fired.
+    fired: OwnedFd,
     state: Mutex<State>,
 }
 
@@ -34,11 +34,11 @@ unsafe impl Sync for Channel {}
 
 #[derive(Default)]
 struct State {
-    /// By the number that a queue was made with: whether it has fired.
+    /// By the number that a queue was made with: whether it is marked as fired.
     queues: HashMap<usize, bool>,
     next: usize,
-    /// Whether `others` is set.
-    signalled: bool,
+    /// Whether the eventfd is set.
+    fired_set: bool,
 }
 
 impl Channel {
@@ -49,17 +49,17 @@ impl Channel {
         // From here on dropping gives it back.
         let guard = Raw { library, raw };
         // SAFETY: plain system calls; results are checked before they are owned.
-        let (sleep, others) =
+        let (sleep, fired) =
             unsafe { (libc::epoll_create1(libc::EPOLL_CLOEXEC), libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) };
-        if sleep < 0 || others < 0 {
+        if sleep < 0 || fired < 0 {
             return Err(Error::last_os("epoll_create1 or eventfd"));
         }
         // SAFETY: fresh descriptors that nobody else owns.
-        let (sleep, others) = unsafe { (OwnedFd::from_raw_fd(sleep), OwnedFd::from_raw_fd(others)) };
+        let (sleep, fired) = unsafe { (OwnedFd::from_raw_fd(sleep), OwnedFd::from_raw_fd(fired)) };
         // SAFETY: `raw` is a live channel.
         let fd = unsafe { (*raw).fd };
         nonblocking(fd)?;
-        for fd in [fd, others.as_raw_fd()] {
+        for fd in [fd, fired.as_raw_fd()] {
             let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
             // SAFETY: both descriptors are open, the event is alive.
             if unsafe { libc::epoll_ctl(sleep.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } != 0 {
@@ -67,7 +67,7 @@ impl Channel {
             }
         }
         std::mem::forget(guard);
-        Ok(Channel { library, raw, sleep, others, state: Mutex::default() })
+        Ok(Channel { library, raw, sleep, fired, state: Mutex::default() })
     }
 
     /// What to sleep on.
@@ -80,8 +80,8 @@ impl Channel {
         self.raw
     }
 
-    /// A number for a new queue, to be its context.
-    pub fn join(&self) -> usize {
+    /// Adds a queue. The number is to be its context.
+    pub fn add(&self) -> usize {
         let mut state = self.lock();
         state.next += 1;
         let id = state.next;
@@ -89,21 +89,21 @@ impl Channel {
         id
     }
 
-    /// Forgets a queue. It can be destroyed then: all its events were acknowledged.
-    pub fn leave(&self, id: usize) {
+    /// Removes a queue. It can be destroyed then: all its events were acknowledged.
+    pub fn remove(&self, id: usize) {
         let mut state = self.lock();
         self.drain(&mut state);
         state.queues.remove(&id);
-        self.signal(&mut state);
+        self.set_fired(&mut state);
     }
 
-    /// Whether the queue has fired since this was last asked.
-    pub fn take(&self, id: usize) -> bool {
+    /// Whether the queue is marked as fired; clears the mark.
+    pub fn take_fired(&self, id: usize) -> bool {
         let mut state = self.lock();
         self.drain(&mut state);
-        let fired = state.queues.get_mut(&id).is_some_and(std::mem::take);
-        self.signal(&mut state);
-        fired
+        let has_fired = state.queues.get_mut(&id).is_some_and(std::mem::take);
+        self.set_fired(&mut state);
+        has_fired
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -111,7 +111,7 @@ impl Channel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes every event off the channel. Each is acknowledged at once, so a queue never waits for that when it is destroyed.
+    /// Takes every event off the channel and marks its queue. Each is acknowledged at once, so that destroying a queue never waits for that.
     fn drain(&self, state: &mut State) {
         let (mut cq, mut context): (*mut ibv_cq, *mut c_void) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is live and does not block; both places outlive the call.
@@ -124,16 +124,16 @@ impl Channel {
         }
     }
 
-    /// Keeps the descriptor readable as long as somebody has fired.
-    fn signal(&self, state: &mut State) {
+    /// Sets or clears the eventfd: it is set while a queue is marked as fired.
+    fn set_fired(&self, state: &mut State) {
         let wanted = state.queues.values().any(|&fired| fired);
-        if wanted == state.signalled {
+        if wanted == state.fired_set {
             return;
         }
-        state.signalled = wanted;
+        state.fired_set = wanted;
         let mut word = 1u64;
-        let fd = self.others.as_raw_fd();
-        // SAFETY: 8 bytes that outlive the call. An eventfd that holds 0 or 1 takes and gives it without waiting.
+        let fd = self.fired.as_raw_fd();
+        // SAFETY: 8 bytes that outlive the call. An eventfd that holds 0 or 1 is written and read without waiting.
         unsafe {
             if wanted {
                 libc::write(fd, (&raw const word).cast(), 8);

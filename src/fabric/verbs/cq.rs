@@ -15,16 +15,16 @@ use crate::base::stats::RailStats;
 use crate::fabric::QpId;
 use crate::fabric::types::*;
 
-/// Entries to begin with: enough for a comm with one queue pair per rail, flush included, also where long data goes apart from its immediate.
-/// Drivers that take powers of two less one have as much for it as for 1024. It grows with its queue pairs.
+/// Entries to begin with: enough for a comm with one queue pair per rail, flush included, also if long data is posted apart from its immediate.
+/// Drivers round up to 2^n - 1, so it takes no more memory than 1024. The queue grows with its queue pairs.
 const FIRST_ENTRIES: u64 = 1536;
-/// Entries kept free behind deep queue pairs for shallow ones that come late, as a comm's flush: it should not have to wait for the device
-/// to resize a queue that messages flow through.
+/// Entries kept free behind deep queue pairs for a shallow one that is made later, such as a comm's flush: making it should not wait until the
+/// device has resized a queue that messages flow through.
 const SPARE: u64 = 512;
 /// Entries taken from the device at once.
 const BATCH: usize = 16;
-/// Polls between two looks at what no completion tells.
-const LOOK_EVERY: u32 = 1024;
+/// Polls between two checks for failures that no completion reports.
+const CHECK_EVERY: u32 = 1024;
 /// Queue pairs of a completion queue at most: the bits that an id on the device has for them.
 const MAX_QPS: usize = 1 << 16;
 
@@ -34,21 +34,21 @@ pub struct CompletionQueue {
     poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
     entries: Box<[ibv_wc; BATCH]>,
     /// Dropped first: a queue with queue pairs cannot be destroyed.
-    places: Vec<Place>,
-    /// Entries that the device has room for.
-    room: u64,
-    /// Entries that the queue pairs may need, and those of destroyed ones that may still lie there.
+    slots: Vec<QpSlot>,
+    /// Entries of the device's queue.
+    capacity: u64,
+    /// Entries that the queue pairs may need, and those of destroyed ones that may still be in the queue.
     needed: u64,
-    left: u64,
+    stale: u64,
     polls: u32,
-    /// Its number on the device's channel, if it can be armed.
-    notice: Option<usize>,
+    /// Its number on the device's channel; none if it cannot be armed.
+    channel_id: Option<usize>,
     armed: bool,
     shared: Arc<Shared>,
 }
 
-/// Where a queue pair is, or was: completions of a former one are told by the generation.
-struct Place {
+/// A slot for a queue pair. The generation tells completions of an earlier queue pair of the slot apart.
+struct QpSlot {
     generation: u16,
     qp: Option<Box<QueuePair>>,
 }
@@ -63,14 +63,14 @@ impl CompletionQueue {
         let poll_cq = unsafe { (*context.raw).ops.poll_cq };
         let poll_cq = poll_cq.ok_or_else(|| Error::internal(format!("{}: its driver has no poll_cq", context.name)))?;
         let channel = if notify { Some(shared.channel()?) } else { None };
-        let notice = channel.map(|channel| channel.join());
+        let channel_id = channel.map(|channel| channel.add());
         let entries = FIRST_ENTRIES.min(context.max_cqe);
-        let (number, channel_raw) = (notice.unwrap_or(0), channel.map_or(ptr::null_mut(), |channel| channel.raw()));
+        let (number, channel_raw) = (channel_id.unwrap_or(0), channel.map_or(ptr::null_mut(), |channel| channel.raw()));
         // SAFETY: context and channel are live; the context word is a number that only `Channel` looks at.
         let raw = unsafe { (shared.library().create_cq)(context.raw, entries as i32, ptr::without_provenance_mut(number), channel_raw, 0) };
         let raw = made(raw).map_err(|e| {
-            if let (Some(channel), Some(id)) = (channel, notice) {
-                channel.leave(id);
+            if let (Some(channel), Some(id)) = (channel, channel_id) {
+                channel.remove(id);
             }
             Error::system(format!("{}: creating a completion queue of {entries} entries{}", context.name, super::memlock_hint()), e)
         })?;
@@ -78,12 +78,12 @@ impl CompletionQueue {
             raw,
             poll_cq,
             entries: Box::new([ibv_wc::default(); BATCH]),
-            places: Vec::new(),
-            room: entries,
+            slots: Vec::new(),
+            capacity: entries,
             needed: 0,
-            left: 0,
+            stale: 0,
             polls: 0,
-            notice,
+            channel_id,
             armed: false,
             shared,
         })
@@ -91,28 +91,28 @@ impl CompletionQueue {
 
     /// Makes a queue pair.
     pub fn create_qp(&mut self, caps: &QpCaps, stats: RailStats) -> Result<QpId> {
-        let free = self.places.iter().position(|place| place.qp.is_none());
-        let at = free.unwrap_or(self.places.len());
+        let free = self.slots.iter().position(|slot| slot.qp.is_none());
+        let at = free.unwrap_or(self.slots.len());
         if at >= MAX_QPS {
             return Err(Error::usage(format!("a completion queue serves {MAX_QPS} queue pairs at most")));
         }
         self.grow(u64::from(caps.send_depth) + u64::from(caps.recv_depth))?;
-        let generation = self.places.get(at).map_or(0, |place| place.generation);
+        let generation = self.slots.get(at).map_or(0, |slot| slot.generation);
         let name = u32::from(generation) << 16 | at as u32;
         let qp = Box::new(QueuePair::new(self.shared.clone(), self.raw, name, caps, stats)?);
         self.needed += qp.depth();
-        match self.places.get_mut(at) {
-            Some(place) => place.qp = Some(qp),
-            None => self.places.push(Place { generation, qp: Some(qp) }),
+        match self.slots.get_mut(at) {
+            Some(slot) => slot.qp = Some(qp),
+            None => self.slots.push(QpSlot { generation, qp: Some(qp) }),
         }
         Ok(QpId(at as u32))
     }
 
-    /// Makes room for so many more entries: a queue that overflows is lost with all its queue pairs.
+    /// Grows the queue by so many entries: a queue that overflows fails with all its queue pairs.
     fn grow(&mut self, more: u64) -> Result<()> {
-        let wanted = self.needed + self.left + more;
+        let wanted = self.needed + self.stale + more;
         let spare = if more > SPARE { SPARE } else { 0 };
-        if wanted + spare <= self.room {
+        if wanted + spare <= self.capacity {
             return Ok(());
         }
         let (label, most) = (&self.shared.port.label, self.shared.port.context.max_cqe);
@@ -122,15 +122,15 @@ impl CompletionQueue {
             )));
         }
         let entries = (wanted + spare).next_power_of_two().min(most);
-        if entries <= self.room {
+        if entries <= self.capacity {
             return Ok(());
         }
         // SAFETY: the queue is live, and this thread drives it.
         let result = check(unsafe { (self.shared.library().resize_cq)(self.raw, entries as i32) });
         match result {
-            Ok(()) => self.room = entries,
+            Ok(()) => self.capacity = entries,
             // Only the spare entries are missing.
-            Err(_) if wanted <= self.room => {}
+            Err(_) if wanted <= self.capacity => {}
             Err(e) => return Err(Error::system(format!("{label}: resizing a completion queue to {entries} entries"), e)),
         }
         Ok(())
@@ -139,21 +139,21 @@ impl CompletionQueue {
     /// The queue pair of that id.
     #[inline]
     pub fn qp(&mut self, id: QpId) -> &mut QueuePair {
-        match self.places.get_mut(id.0 as usize) {
-            Some(Place { qp: Some(qp), .. }) => qp,
+        match self.slots.get_mut(id.0 as usize) {
+            Some(QpSlot { qp: Some(qp), .. }) => qp,
             _ => unknown(id),
         }
     }
 
     /// Destroys it.
     pub fn destroy_qp(&mut self, id: QpId) {
-        if let Some(place) = self.places.get_mut(id.0 as usize)
-            && let Some(qp) = place.qp.take()
+        if let Some(slot) = self.slots.get_mut(id.0 as usize)
+            && let Some(qp) = slot.qp.take()
         {
             self.needed -= qp.depth();
-            // Not every device takes them out with the queue pair.
-            self.left += qp.outstanding();
-            place.generation = place.generation.wrapping_add(1);
+            // Not every device removes them with the queue pair.
+            self.stale += qp.outstanding();
+            slot.generation = slot.generation.wrapping_add(1);
         }
     }
 
@@ -161,8 +161,8 @@ impl CompletionQueue {
     #[inline]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(LOOK_EVERY) {
-            self.look();
+        if self.polls.is_multiple_of(CHECK_EVERY) {
+            self.check();
         }
         let wanted = out.len().min(BATCH);
         if wanted == 0 {
@@ -173,10 +173,10 @@ impl CompletionQueue {
             let got = unsafe { (self.poll_cq)(self.raw, wanted as i32, self.entries.as_mut_ptr()) };
             if got <= 0 {
                 if got < 0 {
-                    self.broken(got);
+                    self.poll_failed(got);
                 }
-                self.left = 0;
-                // A caller that is about to sleep takes 0 for "nothing to be done here".
+                self.stale = 0;
+                // If the queue is armed, 0 makes the caller sleep: only if the queue did not fire meanwhile.
                 if !self.armed || !self.fired() {
                     return 0;
                 }
@@ -185,8 +185,8 @@ impl CompletionQueue {
             let mut n = 0;
             for wc in self.entries.iter().take(got as usize) {
                 let (at, generation) = ((wc.wr_id() >> 32) as u16, (wc.wr_id() >> 48) as u16);
-                let place = self.places.get_mut(usize::from(at)).filter(|place| place.generation == generation);
-                let Some(qp) = place.and_then(|place| place.qp.as_mut()) else { continue };
+                let slot = self.slots.get_mut(usize::from(at)).filter(|slot| slot.generation == generation);
+                let Some(qp) = slot.and_then(|slot| slot.qp.as_mut()) else { continue };
                 if let (Some(completion), Some(slot)) = (qp.complete(wc), out.get_mut(n)) {
                     *slot = completion;
                     n += 1;
@@ -199,41 +199,41 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether the queue was notified of since it was armed. Then it is armed again, and may have got something in between.
+    /// Whether the queue has fired since it was armed. If so, arms it again: the caller is to poll once more.
     fn fired(&mut self) -> bool {
-        let Some(id) = self.notice else { return false };
-        if !self.shared.channel().is_ok_and(|channel| channel.take(id)) {
+        let Some(id) = self.channel_id else { return false };
+        if !self.shared.channel().is_ok_and(|channel| channel.take_fired(id)) {
             return false;
         }
-        self.request().is_ok()
+        self.request_notify().is_ok()
     }
 
-    /// Whoever would look at what it notifies of looks no more: what it still reports keeps nobody awake. It cannot be armed again.
+    /// Ends notification, as nobody polls the queue any more: its completions do not keep the device's descriptor readable. Not to be armed again.
     #[cold]
-    pub fn mute(&mut self) {
-        if let Some(id) = self.notice.take()
+    pub fn disarm(&mut self) {
+        if let Some(id) = self.channel_id.take()
             && let Ok(channel) = self.shared.channel()
         {
-            channel.leave(id);
+            channel.remove(id);
         }
         self.armed = false;
     }
 
     /// Asks for a notification.
     pub fn arm(&mut self) -> Result<()> {
-        let Some(id) = self.notice else {
+        let Some(id) = self.channel_id else {
             return Err(Error::usage("this completion queue was created without notification"));
         };
-        // Who sleeps polls rarely.
-        self.look();
-        // What was notified of before is about to be drained.
-        self.shared.channel()?.take(id);
-        self.request()?;
+        // A caller that sleeps between polls makes too few of them for `CHECK_EVERY`.
+        self.check();
+        // Clears an earlier notification: the caller drains the queue after this.
+        self.shared.channel()?.take_fired(id);
+        self.request_notify()?;
         self.armed = true;
         Ok(())
     }
 
-    fn request(&self) -> Result<()> {
+    fn request_notify(&self) -> Result<()> {
         // SAFETY: the context is open, the queue live.
         let code = unsafe {
             let request = (*self.shared.port.context.raw).ops.req_notify_cq;
@@ -243,16 +243,16 @@ impl CompletionQueue {
     }
 
     #[cold]
-    fn look(&mut self) {
+    fn check(&mut self) {
         let now = clock::now();
-        self.places.iter_mut().filter_map(|place| place.qp.as_mut()).for_each(|qp| qp.look(now));
+        self.slots.iter_mut().filter_map(|slot| slot.qp.as_mut()).for_each(|qp| qp.check(now));
     }
 
-    /// The device cannot even be polled.
+    /// The device's queue cannot be polled.
     #[cold]
-    fn broken(&mut self, code: i32) {
+    fn poll_failed(&mut self, code: i32) {
         let label = &self.shared.port.label;
-        for qp in self.places.iter_mut().filter_map(|place| place.qp.as_mut()) {
+        for qp in self.slots.iter_mut().filter_map(|slot| slot.qp.as_mut()) {
             if qp.state() != QpState::Error {
                 log_warn!(log::NET, "{label}: polling a completion queue failed ({code}); look at `dmesg`");
             }
@@ -263,12 +263,12 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.places.clear();
+        self.slots.clear();
         if !self.shared.owned() {
             return;
         }
-        if let (Some(id), Ok(channel)) = (self.notice, self.shared.channel()) {
-            channel.leave(id);
+        if let (Some(id), Ok(channel)) = (self.channel_id, self.shared.channel()) {
+            channel.remove(id);
         }
         // SAFETY: made by create_cq, destroyed once, after its queue pairs; every event of it was acknowledged.
         unsafe { (self.shared.library().destroy_cq)(self.raw) };

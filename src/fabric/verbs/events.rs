@@ -1,7 +1,7 @@
-//! Asynchronous events of a device: a thread per opened device waits for them, tells the queue pairs that they concern, and the log.
+//! Asynchronous events of a device: a thread per opened device waits for them, and reports each to the log and to the queue pairs it concerns.
 //!
-//! The thread holds no queue pair: it knows each by its address alone, which is forgotten before the queue pair is destroyed, and
-//! reaches it through a word that both share.
+//! The thread holds no queue pair. It knows each by its address alone, which is removed before the queue pair is destroyed, and writes to an
+//! [`AsyncStatus`] that it shares with the queue pair.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
@@ -21,39 +21,39 @@ use crate::base::fork;
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::thread::{self, Cpus};
 
-/// What events did to a queue pair. Written by the thread, read by the queue pair's owner; nothing else is read on the strength of it.
+/// The asynchronous events of a queue pair. Written by the thread, read by the queue pair; no other memory is read on the strength of it.
 #[derive(Debug, Default)]
-pub struct Fate {
-    /// The one that ended it, plus 1; or 0.
-    end: AtomicU32,
-    /// Those that concern it, wrapping.
+pub struct AsyncStatus {
+    /// The first fatal one, plus 1; or 0.
+    fatal: AtomicU32,
+    /// How many there were, wrapping.
     count: AtomicU32,
 }
 
-impl Fate {
-    /// The event that ended it, if one did.
+impl AsyncStatus {
+    /// The first fatal event.
     #[inline]
-    pub fn event(&self) -> Option<ibv_event_type> {
-        self.end.load(Ordering::Relaxed).checked_sub(1)
+    pub fn fatal(&self) -> Option<ibv_event_type> {
+        self.fatal.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// How many concerned it, wrapping.
+    /// How many events there were, wrapping.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// `fatal`: whether it ends the queue pair.
-    fn meet(&self, event: ibv_event_type, fatal: bool) {
+    /// Counts an event. `fatal`: whether it takes the queue pair to ERROR.
+    fn record(&self, event: ibv_event_type, fatal: bool) {
         self.count.fetch_add(1, Ordering::Relaxed);
         if fatal {
-            // The first one is the cause.
-            let _ = self.end.compare_exchange(0, event.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed);
+            // The first one is the cause of the others.
+            let _ = self.fatal.compare_exchange(0, event.saturating_add(1), Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }
 
-/// In words, for a queue pair's epitaph.
-pub fn epitaph(event: ibv_event_type) -> &'static str {
+/// A fatal event in words.
+pub fn describe(event: ibv_event_type) -> &'static str {
     match event {
         IBV_EVENT_CQ_ERR => "its completion queue overflowed or failed (IBV_EVENT_CQ_ERR)",
         IBV_EVENT_QP_FATAL => "the device reported IBV_EVENT_QP_FATAL for it",
@@ -64,17 +64,17 @@ pub fn epitaph(event: ibv_event_type) -> &'static str {
     }
 }
 
-type Watched = Mutex<HashMap<usize, Entry>>;
+type Watched = Mutex<HashMap<usize, WatchedQp>>;
 
-struct Entry {
+struct WatchedQp {
     port: u8,
-    /// Place in the port's table, and what was there.
+    /// Index of the queue pair's GID in the port's table, and the GID.
     address: (u8, Gid),
     cq: usize,
-    fate: Arc<Fate>,
+    status: Arc<AsyncStatus>,
 }
 
-/// The thread and those it watches over.
+/// The thread, and the queue pairs that it knows.
 pub struct Events {
     watched: Arc<Watched>,
     stop: OwnedFd,
@@ -89,7 +89,7 @@ struct Context(*mut ibv_context);
 unsafe impl Send for Context {}
 
 impl Events {
-    /// Starts watching. `raw` must stay open until the result is dropped. `fatal`: whether errors end the queue pairs they concern.
+    /// Starts the thread. `raw` must stay open until the result is dropped. `fatal`: whether errors take the queue pairs they concern to ERROR.
     pub fn start(library: &'static Library, raw: *mut ibv_context, device: &str, fatal: bool) -> Result<Events> {
         // SAFETY: the context is open.
         nonblocking(unsafe { (*raw).async_fd })?;
@@ -103,7 +103,7 @@ impl Events {
         let watched = Arc::new(Watched::default());
         let (context, stop_fd, shared, device) = (Context(raw), stop.as_raw_fd(), watched.clone(), device.to_owned());
         let body = move || {
-            // Whole, not just its pointer.
+            // Captures all of it, not just its pointer, which is not `Send`.
             let context = context;
             run(library, &context, stop_fd, &shared, &device, fatal);
         };
@@ -112,14 +112,14 @@ impl Events {
         Ok(Events { watched, stop, thread: Some(thread), epoch: fork::epoch() })
     }
 
-    /// Watches over a queue pair of a port, which has this address: place in the port's table, and GID.
-    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8, address: (u8, Gid)) -> Arc<Fate> {
-        let fate = Arc::new(Fate::default());
-        lock(&self.watched).insert(qp as usize, Entry { port, address, cq: cq as usize, fate: fate.clone() });
-        fate
+    /// Adds a queue pair of a port. `address` is its GID's index in the port's table, and the GID.
+    pub fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8, address: (u8, Gid)) -> Arc<AsyncStatus> {
+        let status = Arc::new(AsyncStatus::default());
+        lock(&self.watched).insert(qp as usize, WatchedQp { port, address, cq: cq as usize, status: status.clone() });
+        status
     }
 
-    /// Forgets a queue pair, which may be destroyed then.
+    /// Removes a queue pair, which may be destroyed then.
     pub fn forget(&self, qp: *mut ibv_qp) {
         lock(&self.watched).remove(&(qp as usize));
     }
@@ -142,7 +142,7 @@ impl Drop for Events {
     }
 }
 
-fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<usize, Entry>> {
+fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<usize, WatchedQp>> {
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -159,28 +159,28 @@ fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, dev
         let mut event = ibv_async_event::default();
         // SAFETY: as above; the place outlives the call, which does not wait.
         while unsafe { (library.get_async_event)(context.0, &mut event) } == 0 {
-            tell(library, &event, watched, device, fatal);
+            handle(library, &event, watched, device, fatal);
             if event.event_type == IBV_EVENT_GID_CHANGE {
                 // SAFETY: of this kind of event, `port_num` is what the union holds.
-                addresses(library, context, unsafe { event.element.port_num }, watched, device);
+                check_gids(library, context, unsafe { event.element.port_num }, watched, device);
             }
             // SAFETY: an event that was got, acknowledged once.
             unsafe { (library.ack_async_event)(&mut event) };
         }
         if fds[0].revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 {
-            // The device is gone: nothing more will come.
+            // The device is gone: there will be no more events.
             return;
         }
     }
 }
 
-/// What happens to a port ends no queue pair.
-fn at_port(watched: &Watched, port: i32, kind: ibv_event_type) {
-    lock(watched).values().filter(|entry| i32::from(entry.port) == port).for_each(|entry| entry.fate.meet(kind, false));
+/// Counts an event of a port, which is fatal to no queue pair.
+fn record_port(watched: &Watched, port: i32, kind: ibv_event_type) {
+    lock(watched).values().filter(|entry| i32::from(entry.port) == port).for_each(|entry| entry.status.record(kind, false));
 }
 
-/// Whether the addresses that queue pairs of the port were made with are still there.
-fn addresses(library: &Library, context: &Context, port: i32, watched: &Watched, device: &str) {
+/// Warns if a GID of the port that queue pairs were made with is not there any more.
+fn check_gids(library: &Library, context: &Context, port: i32, watched: &Watched, device: &str) {
     let used = lock(watched).values().filter(|entry| i32::from(entry.port) == port).map(|entry| entry.address).collect::<BTreeSet<_>>();
     for (index, gid) in used {
         let mut raw = ibv_gid { raw: [0; 16] };
@@ -196,7 +196,7 @@ fn addresses(library: &Library, context: &Context, port: i32, watched: &Watched,
     }
 }
 
-fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &str, fatal: bool) {
+fn handle(library: &Library, event: &ibv_async_event, watched: &Watched, device: &str, fatal: bool) {
     let kind = event.event_type;
     // SAFETY: returns a static string for any number.
     let name = unsafe { CStr::from_ptr((library.event_type_str)(kind)) }.to_string_lossy();
@@ -205,24 +205,24 @@ fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &
             // SAFETY: of this kind of event, `qp` is what the union holds. It is compared, not followed.
             let qp = unsafe { event.element.qp } as usize;
             if let Some(entry) = lock(watched).get(&qp) {
-                entry.fate.meet(kind, fatal);
+                entry.status.record(kind, fatal);
             }
-            log_warn!(log::NET, "{device}: {name}: {}", epitaph(kind));
+            log_warn!(log::NET, "{device}: {name}: {}", describe(kind));
         }
         IBV_EVENT_CQ_ERR => {
             // SAFETY: as above, `cq`.
             let cq = unsafe { event.element.cq } as usize;
-            lock(watched).values().filter(|entry| entry.cq == cq).for_each(|entry| entry.fate.meet(kind, fatal));
+            lock(watched).values().filter(|entry| entry.cq == cq).for_each(|entry| entry.status.record(kind, fatal));
             log_warn!(log::NET, "{device}: {name}: a completion queue overflowed or failed");
         }
         IBV_EVENT_DEVICE_FATAL => {
-            lock(watched).values().for_each(|entry| entry.fate.meet(kind, fatal));
+            lock(watched).values().for_each(|entry| entry.status.record(kind, fatal));
             log_warn!(log::NET, "{device}: {name}: the device failed; look at `dmesg`");
         }
         IBV_EVENT_PORT_ERR => {
             // SAFETY: as above, `port_num`.
             let port = unsafe { event.element.port_num };
-            at_port(watched, port, kind);
+            record_port(watched, port, kind);
             log_warn!(
                 log::NET,
                 "{device}:{port}: {name}: the link is down; what is under way waits for it, up to NCCL_IB_TIMEOUT x NCCL_IB_RETRY_CNT"
@@ -231,13 +231,13 @@ fn tell(library: &Library, event: &ibv_async_event, watched: &Watched, device: &
         IBV_EVENT_PORT_ACTIVE => {
             // SAFETY: as above, `port_num`.
             let port = unsafe { event.element.port_num };
-            at_port(watched, port, kind);
+            record_port(watched, port, kind);
             log_info!(log::NET, "{device}:{port}: {name}: the link is up");
         }
         IBV_EVENT_GID_CHANGE | IBV_EVENT_LID_CHANGE | IBV_EVENT_PKEY_CHANGE | IBV_EVENT_SM_CHANGE | IBV_EVENT_CLIENT_REREGISTER => {
             // SAFETY: as above, `port_num`.
             let port = unsafe { event.element.port_num };
-            at_port(watched, port, kind);
+            record_port(watched, port, kind);
             log_info!(log::NET, "{device}:{port}: {name}: existing connections go on with what they were made with");
         }
         _ => log_info!(log::NET, "{device}: {name}"),

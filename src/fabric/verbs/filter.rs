@@ -19,19 +19,19 @@ pub struct Filter<'a> {
 struct Entry<'a> {
     name: &'a str,
     port: Option<u32>,
-    place: Place,
+    at: RailPlane,
 }
 
-/// Where in the network a port is; -1 for what is not said.
+/// The rail and the plane of the network that a port is on; -1 if the list does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct RailPlane {
     /// Ports of one rail reach each other through fewer switches.
     pub rail: i16,
     /// Planes have nothing in common.
     pub plane: i16,
 }
 
-const NOWHERE: Place = Place { rail: ID_UNDEF, plane: ID_UNDEF };
+const UNDEF: RailPlane = RailPlane { rail: ID_UNDEF, plane: ID_UNDEF };
 
 impl<'a> Filter<'a> {
     /// Any text is some list.
@@ -44,27 +44,27 @@ impl<'a> Filter<'a> {
             let name = parts.next().unwrap_or_default();
             let port = parts.next().and_then(|port| port.parse().ok()).filter(|port| *port > 0);
             let mut id = || parts.next().and_then(|id| id.parse().ok()).filter(|id| *id >= 0).unwrap_or(ID_UNDEF);
-            Entry { name, port, place: Place { rail: id(), plane: id() } }
+            Entry { name, port, at: RailPlane { rail: id(), plane: id() } }
         };
         let entries = text.split(',').map(entry).filter(|entry| !entry.name.is_empty()).collect();
         Filter { exclude, exact, entries }
     }
 
     /// Whether a port may be used, and where the list says it is: the first entry that names it counts.
-    pub fn admits(&self, device: &str, port: u32) -> Option<Place> {
+    pub fn admits(&self, device: &str, port: u32) -> Option<RailPlane> {
         let names = |entry: &&Entry<'_>| {
             let name_fits = if self.exact { device == entry.name } else { device.starts_with(entry.name) };
             name_fits && entry.port.is_none_or(|wanted| wanted == port)
         };
         let named = self.entries.iter().find(names);
         match named {
-            Some(entry) => (!self.exclude).then_some(entry.place),
-            None => (self.exclude || self.entries.is_empty()).then_some(NOWHERE),
+            Some(entry) => (!self.exclude).then_some(entry.at),
+            None => (self.exclude || self.entries.is_empty()).then_some(UNDEF),
         }
     }
 }
 
-/// What is wrong with a list, though it counts: an entry with more parts than there are, or with a number that is none.
+/// What is wrong with a list, which is used nevertheless: an entry with too many parts, or a part that is no number.
 pub fn complaint(text: &str) -> Option<String> {
     let entries = text.trim_start_matches(['^', '=', ' ']).split(',').map(str::trim);
     entries.clone().find(|entry| !is_entry(entry)).map(|entry| {
@@ -113,13 +113,13 @@ mod tests {
 
     #[test]
     fn a_list_says_where_ports_are() {
-        let place = |rail, plane| Some(Place { rail, plane });
+        let at = |rail, plane| Some(RailPlane { rail, plane });
         let filter = Filter::parse("=mlx5_0:1:3:4,mlx5_0:2:5,mlx5_1::6,mlx5_2:-1::7,mlx5_2:1:8, mlx5_3");
         let ports = [("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 2), ("mlx5_2", 1), ("mlx5_3", 1), ("mlx5_4", 1)];
-        let want = [place(3, 4), place(5, -1), place(6, -1), place(-1, 7), place(-1, -1), None];
+        let want = [at(3, 4), at(5, -1), at(6, -1), at(-1, 7), at(-1, -1), None];
         assert_eq!(ports.map(|(device, port)| filter.admits(device, port)), want);
         // What is left over from exclusions is nowhere in particular.
-        assert_eq!(Filter::parse("^mlx5_0:1:3:4").admits("mlx5_1", 1), place(-1, -1));
+        assert_eq!(Filter::parse("^mlx5_0:1:3:4").admits("mlx5_1", 1), at(-1, -1));
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl fmt::Display for Gid {
 /// An entry of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Place in the table.
+    /// Index in the table.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
@@ -83,7 +83,7 @@ pub struct Wanted {
 /// An index, and what says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forced {
-    /// Place in the table.
+    /// Index in the table.
     pub index: u32,
     /// To be read after "chosen:" or "not taken:".
     pub why: String,

@@ -27,7 +27,7 @@ macro_rules! functions {
 
         impl Library {
             /// Errors: the first required function that is missing, in words.
-            fn look_up(handle: Handle) -> Result<Library, String> {
+            fn look_up(handle: DlHandle) -> Result<Library, String> {
                 Ok(Library {
                     $($name: {
                         let found = handle.find(concat!("ibv_", stringify!($name), "\0"), concat!($version, "\0"));
@@ -88,9 +88,9 @@ functions! {
 
 /// What dlopen returned; not NULL.
 #[derive(Clone, Copy)]
-struct Handle(*mut c_void);
+struct DlHandle(*mut c_void);
 
-impl Handle {
+impl DlHandle {
     /// A symbol of a version. Both strings end with a NUL.
     fn find(self, name: &'static str, version: &'static str) -> Option<*mut c_void> {
         let (name, version) = (CStr::from_bytes_with_nul(name.as_bytes()).ok()?, CStr::from_bytes_with_nul(version.as_bytes()).ok()?);
@@ -119,7 +119,7 @@ fn open(file: &CStr) -> Result<Library, String> {
         };
         return Err(text);
     }
-    let library = Library::look_up(Handle(handle)).map_err(|missing| format!("{} is too old: {missing}", file.to_string_lossy()))?;
+    let library = Library::look_up(DlHandle(handle)).map_err(|missing| format!("{} is too old: {missing}", file.to_string_lossy()))?;
     // Before everything else, or it is refused: a child must not take pages from under a NIC. Newer kernels see to that themselves.
     // SAFETY: takes nothing, and may be called again.
     if let Err(e) = check(unsafe { (library.fork_init)() }) {

@@ -1,12 +1,11 @@
 //! RDMA NICs through libibverbs: RC queue pairs that the device itself moves.
 //!
 //! A device is a port of a NIC. Its domain is a protection domain, one completion channel to sleep on, and a thread (`events`) that waits
-//! for what the device says unasked. Everything else belongs to a completion queue and the thread that polls it; nothing needs a
-//! poll to make progress.
+//! for the device's asynchronous events. Everything else belongs to a completion queue and the thread that polls it. The NIC makes progress
+//! without polls.
 //!
-//! Where the contract asks for more than a NIC tells: a peer that is gone or failed shows only in what is outstanding towards it, so a side
-//! with nothing outstanding does not learn; and work that does not complete within RAILHEAD_FABRIC_TIMEOUT_S is given up, RNR
-//! waits included.
+//! Two limits, as a NIC tells less than the contract wants: a peer that is gone or has failed is noticed only by requests outstanding to it; and
+//! requests that do not complete within RAILHEAD_FABRIC_TIMEOUT_S fail the queue pair, RNR waits included.
 
 pub mod attributes;
 mod channel;
@@ -17,10 +16,10 @@ mod endpoint;
 mod events;
 mod filter;
 pub mod gid;
-mod handle;
 mod library;
 pub mod port;
 mod qp;
+mod raw_qp;
 mod ring;
 mod status;
 
@@ -38,7 +37,7 @@ use crate::fabric::types::*;
 use channel::Channel;
 pub use choices::{Choices, choices};
 pub use cq::CompletionQueue;
-use events::Events;
+use events::{AsyncStatus, Events};
 use library::{Library, made};
 use port::{Listing, Port};
 pub use qp::{MAX_INLINE, QueuePair};
@@ -84,7 +83,7 @@ pub fn listing(config: &Arc<Config>) -> Result<std::result::Result<Listing, Stri
         Ok(library) => library,
         Err(why) => return Ok(Err(why.into())),
     };
-    // Handshakes travel over TCP, on the interface that NCCL would take for them.
+    // Handshakes use TCP, on the interface that NCCL would choose for them.
     let interfaces = iface::list(config)?;
     let Some(addr) = interfaces.interfaces.first().map(|interface| interface.addr) else {
         return Ok(Err(format!("no usable network interface for handshakes: {}", interfaces.excluded_line())));
@@ -163,7 +162,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     fn new(port: Arc<Port>) -> Result<Shared> {
-        // The thread is there before anything that it could be told of.
+        // The thread is started before there is a queue pair that an event could be for.
         port.context.events(port.config.ib_async_errors)?;
         // SAFETY: the device is open.
         let pd = made(unsafe { (port.context.library.alloc_pd)(port.context.raw) });
@@ -175,9 +174,22 @@ impl Shared {
         self.port.context.library
     }
 
-    /// Started by `new`, so there is no error left to meet.
-    fn events(&self) -> Watch<'_> {
-        Watch { events: self.port.context.events(self.port.config.ib_async_errors).ok(), port: &self.port }
+    /// The thread that waits for asynchronous events. `new` has started it, so it is there.
+    fn events(&self) -> Option<&Events> {
+        self.port.context.events(self.port.config.ib_async_errors).ok()
+    }
+
+    /// Counts asynchronous events for a queue pair from now on.
+    fn watch_qp(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<AsyncStatus> {
+        let (port, address) = (&self.port, (self.port.gid_index, self.port.gid));
+        self.events().map_or_else(Arc::default, |events| events.watch(qp, cq, port.number, address))
+    }
+
+    /// Ends that: the queue pair may be destroyed then.
+    fn unwatch_qp(&self, qp: *mut ibv_qp) {
+        if let Some(events) = self.events() {
+            events.forget(qp);
+        }
     }
 
     fn channel(&self) -> Result<&Channel> {
@@ -199,7 +211,7 @@ impl Shared {
             if !raw.is_null() {
                 return Ok(MemoryRegion { raw, memory, shared: self.clone() });
             }
-            // Drivers that do not know the flag may refuse it; it is a wish.
+            // A driver that does not know the flag may refuse it; then without it.
         }
         // SAFETY: as above.
         let raw = made(unsafe { (library.reg_mr)(self.pd, addr, memory.len(), flags as i32) });
@@ -218,7 +230,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// The device's access flags, and whether relaxed ordering is wished on top of them.
+    /// The device's access flags, and whether relaxed ordering is to be tried on top of them.
     ///
     /// Errors: a range that no region can have.
     fn flags(&self, memory: UserMemory, access: Access) -> Result<(u32, bool)> {
@@ -244,9 +256,9 @@ impl Shared {
         };
         let iova = memory.addr() as u64;
         let mut refused = None;
-        // Drivers that do not know the wish may refuse it.
-        let wished = relaxed.then_some(flags | Access::RELAXED_ORDERING.bits());
-        for flags in wished.into_iter().chain([flags]) {
+        // A driver that does not know the flag may refuse it; then without it.
+        let with_relaxed = relaxed.then_some(flags | Access::RELAXED_ORDERING.bits());
+        for flags in with_relaxed.into_iter().chain([flags]) {
             // SAFETY: the domain is live. Whatever the descriptor is, the kernel checks it.
             match made(unsafe { reg_mr(self.pd, offset, memory.len(), iova, fd, flags as i32) }) {
                 Ok(raw) => return Ok(MemoryRegion { raw, memory, shared: self.clone() }),
@@ -276,25 +288,6 @@ impl Drop for Shared {
         drop(self.channel.take());
         // SAFETY: made by alloc_pd, given back once, after everything made in it (each of which holds it).
         unsafe { (self.library().dealloc_pd)(self.pd) };
-    }
-}
-
-/// Whoever waits for asynchronous events, if that could be started.
-struct Watch<'a> {
-    events: Option<&'a Events>,
-    port: &'a Port,
-}
-
-impl Watch<'_> {
-    fn watch(&self, qp: *mut ibv_qp, cq: *mut ibv_cq, port: u8) -> Arc<events::Fate> {
-        let address = (self.port.gid_index, self.port.gid);
-        self.events.map_or_else(Arc::default, |events| events.watch(qp, cq, port, address))
-    }
-
-    fn forget(&self, qp: *mut ibv_qp) {
-        if let Some(events) = self.events {
-            events.forget(qp);
-        }
     }
 }
 

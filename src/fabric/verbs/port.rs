@@ -41,7 +41,7 @@ pub struct Port {
     pub global: bool,
     /// As `enum ibv_mtu` numbers it.
     pub mtu: ibv_mtu,
-    /// Place of the GID in the port's table.
+    /// Index of the GID in the port's table.
     pub gid_index: u8,
     /// The GID.
     pub gid: Gid,
@@ -134,10 +134,10 @@ fn ports(context: &Arc<Context>, attr: &ibv_device_attr, config: &Arc<Config>, a
     for number in 1..=attr.phys_port_cnt {
         let label = format!("{}:{number}", context.name);
         let (mut gids, mut attributes) = (Vec::new(), None);
-        let why = if let Some(place) = filter.admits(&context.name, u32::from(number)) {
+        let why = if let Some(at) = filter.admits(&context.name, u32::from(number)) {
             match judge(context, number, config, &mut attributes, &mut gids) {
                 Ok((port, attributes, chosen)) => {
-                    let info = attributes::describe(context, attr, (number, many), &attributes, place, config, addr);
+                    let info = attributes::describe(context, attr, (number, many), &attributes, at, config, addr);
                     listing.ports.push(Arc::new(Port {
                         context: context.clone(),
                         number,
@@ -221,7 +221,7 @@ fn forced(table: &[Entry], ethernet: bool, config: &Config) -> Option<Forced> {
     Some(Forced { index: 0, why: "an InfiniBand port's own is index 0".into() })
 }
 
-/// An entry of the GID table that holds something. Places that cannot be read (EINVAL of some drivers) hold nothing.
+/// An entry of the GID table that is not empty. One that cannot be read (EINVAL of some drivers) is empty.
 fn entry(context: &Context, number: u8, index: u32) -> Option<Entry> {
     let mut raw = ibv_gid { raw: [0; 16] };
     // SAFETY: the device is open; the place outlives the call.

@@ -1,8 +1,7 @@
 //! A queue pair of a NIC. Driven by the thread that drives its completion queue, which owns it.
 //!
-//! A work request's id on the device is the place of the queue pair in its completion queue, a generation, and the request's running number;
-//! the caller's id, and what a completion may not be trusted to tell (the opcode of a failed one), are kept in a ring beside it. What becomes of
-//! requests is in `outcome`.
+//! A work request's id on the device consists of the queue pair's slot in its completion queue, a generation, and the request's running number.
+//! A ring holds the caller's id, and what a failed completion does not tell (the opcode). `outcome` turns the device's completions into ours.
 
 mod outcome;
 
@@ -14,8 +13,8 @@ use ibverbs_sys::*;
 
 use super::Shared;
 use super::endpoint::{Address, Ece};
-use super::events::Fate;
-use super::handle::{Handle, MAX_READS};
+use super::events::AsyncStatus;
+use super::raw_qp::{MAX_READS, RawQp};
 use super::ring::{NUMBER, Ring};
 use crate::base::clock;
 use crate::base::error::{Error, Result};
@@ -25,35 +24,34 @@ use crate::base::rand;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
 
-/// Bytes that a request may carry inline: a flow-control slot of `net`, exactly. On a device that takes fewer they pass through memory
-/// of ours.
+/// Bytes that a request may carry inline: a CTS slot of `net`, exactly. On a device that takes fewer they are copied to registered memory.
 pub const MAX_INLINE: usize = 64;
 /// Depth of either queue at most, as the contract has it.
 const MAX_DEPTH: u32 = 4096;
 /// Longest request: InfiniBand allows 2^31 (specification 1.4, 9.3.3.1.5), NCCL's largest message is half of that.
 const MAX_LEN: u32 = 1 << 30;
-/// Requests handed to the device at once.
+/// Requests posted to the device at once.
 const CHAIN: usize = 8;
-/// In an id on the device, beside the number: the request is a receive.
+/// In an id on the device: the request is a receive.
 const RECEIVE: u64 = 1 << 31;
 
-/// What is remembered of a send request.
+/// What the ring holds of a send request.
 #[derive(Clone, Copy)]
 struct Sent {
     wr_id: u64,
     len: u32,
     opcode: Opcode,
-    /// Whether the caller wants to hear of success.
+    /// Whether success is reported to the caller.
     signaled: bool,
 }
 
-/// A request as the device takes it.
-struct Link {
+/// A work request of a chain that is posted to the device at once.
+struct ChainedWr {
     wr: ibv_send_wr,
     sge: ibv_sge,
 }
 
-/// Registered memory for what the device will not take inline: one place per send request.
+/// Registered memory for inline payload, if the device takes none inline: a slot per send request.
 struct Bounce {
     bytes: Box<[[u8; MAX_INLINE]]>,
     region: super::MemoryRegion,
@@ -62,37 +60,37 @@ struct Bounce {
 /// A queue pair.
 pub struct QueuePair {
     /// Dropped before the memory that the device uses for it: `bounce`, `chain`.
-    device: Handle,
-    /// The same, for the device's functions.
+    device: RawQp,
+    /// `device`'s pointer, for the device's functions.
     raw: *mut ibv_qp,
     post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
     post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
     state: QpState,
-    fate: Arc<Fate>,
-    /// Events that are counted.
+    async_status: Arc<AsyncStatus>,
+    /// Asynchronous events that were counted.
     events: u32,
     /// High half of the ids on the device.
     name: u64,
     sends: Ring<Sent>,
     recvs: Ring<u64>,
-    /// Requests since the device was last asked to report one.
-    quiet: u32,
-    chain: Box<[Link; CHAIN]>,
+    /// Requests posted to the device since the last signaled one.
+    unsignaled: u32,
+    chain: Box<[ChainedWr; CHAIN]>,
     bounce: Option<Bounce>,
     stats: RailStats,
     caps: QpCaps,
     local: Address,
-    /// Whether somebody was told of it: what it says of its enhancements then stands.
-    told: Cell<bool>,
+    /// Whether the endpoint was asked for: then the ECE options that it names cannot change any more.
+    endpoint_sent: Cell<bool>,
     remote: Option<Address>,
     error: Option<String>,
-    /// Given up on by us, so that the device's word for its requests is only that they were flushed.
+    /// Whether this side has failed it because requests were overdue: the device will report these only as flushed.
     expired: bool,
-    /// `sends.done()` when last looked at, and since when it is that; 0 while the device owes no report.
-    seen: (u64, u64),
-    /// The last look found work that has taken too long.
-    late: bool,
-    ask_at: u64,
+    /// `sends.done()` at the last check, and since when it is that; 0 while no signaled request is outstanding.
+    progress_seen: (u64, u64),
+    /// Whether the last check found requests overdue.
+    overdue: bool,
+    probe_at: u64,
     shared: Arc<Shared>,
 }
 
@@ -117,7 +115,7 @@ impl QueuePair {
             return Err(Error::internal(format!("{}: its driver has no post_send or post_recv", context.name)));
         };
         let wanted = if shared.port.config.ib_use_inline { MAX_INLINE as u32 } else { 0 };
-        let (device, inline) = Handle::create(shared.clone(), cq, caps, wanted)?;
+        let (device, inline) = RawQp::create(shared.clone(), cq, caps, wanted)?;
         let raw = device.raw();
         let local = Address {
             qpn: device.number(),
@@ -129,9 +127,9 @@ impl QueuePair {
             reads: context.reads_answered.clamp(0, MAX_READS) as u8,
             ece: Ece::None,
         };
-        let fate = shared.events().watch(raw, cq, shared.port.number);
+        let async_status = shared.watch_qp(raw, cq);
         let empty = Sent { wr_id: 0, len: 0, opcode: Opcode::Send, signaled: false };
-        let link = |_| Link { wr: ibv_send_wr::default(), sge: ibv_sge::default() };
+        let empty_wr = |_| ChainedWr { wr: ibv_send_wr::default(), sge: ibv_sge::default() };
         // From here on dropping it destroys the queue pair.
         let mut qp = QueuePair {
             device,
@@ -139,37 +137,37 @@ impl QueuePair {
             post_send,
             post_recv,
             state: QpState::Init,
-            fate,
+            async_status,
             events: 0,
             name: u64::from(name) << 32,
             sends: Ring::new(caps.send_depth, empty),
             recvs: Ring::new(caps.recv_depth, 0),
-            quiet: 0,
-            chain: Box::new(std::array::from_fn(link)),
+            unsignaled: 0,
+            chain: Box::new(std::array::from_fn(empty_wr)),
             bounce: None,
             stats,
             caps: *caps,
             local,
-            told: Cell::new(false),
+            endpoint_sent: Cell::new(false),
             remote: None,
             error: None,
             expired: false,
-            seen: (0, 0),
-            late: false,
-            ask_at: 0,
+            progress_seen: (0, 0),
+            overdue: false,
+            probe_at: 0,
             shared,
         };
         if inline < MAX_INLINE {
-            let mut bytes = vec![[0; MAX_INLINE]; qp.sends.places()].into_boxed_slice();
+            let mut bytes = vec![[0; MAX_INLINE]; qp.sends.slot_count()].into_boxed_slice();
             // SAFETY: the box's memory stays where it is until the region, which is dropped with it, after the queue pair is destroyed.
             let memory = unsafe { UserMemory::new(bytes.as_mut_ptr().cast(), size_of_val(&*bytes)) };
             let region = qp.shared.register(memory, Access::LOCAL_WRITE)?;
             qp.bounce = Some(Bounce { bytes, region });
         }
-        qp.device.init().map_err(|refused| refused.at(&qp.path()))?;
+        qp.device.init().map_err(|e| e.into_error(&qp.path()))?;
         if qp.shared.port.config.ib_ece {
-            // A driver without any has none to say.
-            let some = qp.device.enhancements().filter(|ece| ece.options != 0);
+            // A driver without ECE options has none to offer.
+            let some = qp.device.ece().filter(|ece| ece.options != 0);
             qp.local.ece = some.map_or(Ece::None, Ece::Offered);
         }
         Ok(qp)
@@ -177,7 +175,7 @@ impl QueuePair {
 
     /// Where this queue pair can be reached.
     pub fn endpoint(&self) -> Endpoint {
-        self.told.set(true);
+        self.endpoint_sent.set(true);
         self.local.encode()
     }
 
@@ -194,35 +192,35 @@ impl QueuePair {
             return Err(Error::usage(format!("{}: its link is {ours}, the peer's is {theirs}: no path between them", port.label)));
         }
         self.remote = Some(remote);
-        let agreed = self.enhance(&remote)?;
+        let agreed = self.agree_ece(&remote)?;
         // What it reads at once is bounded by what the peer answers.
-        self.device.connect(&self.local, &remote, &self.caps).map_err(|refused| refused.at(&self.path()))?;
+        self.device.connect(&self.local, &remote, &self.caps).map_err(|e| e.into_error(&self.path()))?;
         if agreed {
-            self.local.ece = self.device.enhancements().map_or(Ece::None, Ece::Agreed);
+            self.local.ece = self.device.ece().map_or(Ece::None, Ece::Agreed);
         }
         self.state = QpState::Rts;
         Ok(())
     }
 
-    /// Enhanced connection establishment, as rdma-core's manual has it: who connects first takes of the peer's offer what it can, says so in its
-    /// endpoint, and the peer takes that. Whether this side is the one that has yet to say so.
-    fn enhance(&mut self, remote: &Address) -> Result<bool> {
+    /// Enhanced connection establishment (ECE), as rdma-core's manual describes it: the side that connects first takes from the peer's offer the
+    /// options that it can use, and names them in its endpoint; the peer then uses these. Whether this side is to name them still.
+    fn agree_ece(&mut self, remote: &Address) -> Result<bool> {
         match (self.local.ece, remote.ece) {
-            (Ece::Offered(_), Ece::Offered(offer)) if !self.told.get() => match self.device.enhance(offer) {
+            (Ece::Offered(_), Ece::Offered(offer)) if !self.endpoint_sent.get() => match self.device.set_ece(offer) {
                 Ok(()) => return Ok(true),
                 Err(why) => {
                     log_info!(log::NET, "{}: enhancements {:#x} of the peer's NIC are not used: {why}", self.path(), offer.options);
                     self.local.ece = Ece::None;
                 }
             },
-            (Ece::Offered(_), Ece::Agreed(choice)) => self.device.enhance(choice).map_err(|e| {
+            (Ece::Offered(_), Ece::Agreed(choice)) => self.device.set_ece(choice).map_err(|e| {
                 let (path, options) = (self.path(), choice.options);
                 Error::system(
                     format!("{path}: enhancements {options:#x}, which the peer's NIC chose of ours; NCCL_IB_ECE_ENABLE=0 does without"),
                     e,
                 )
             })?,
-            // Both were told of offers: whose choice would count?
+            // Each side has sent an offer before it had the other's: nothing can be agreed on.
             _ => {}
         }
         Ok(false)
@@ -231,7 +229,7 @@ impl QueuePair {
     /// State.
     #[inline]
     pub fn state(&self) -> QpState {
-        if self.fate.event().is_some() { QpState::Error } else { self.state }
+        if self.async_status.fatal().is_some() { QpState::Error } else { self.state }
     }
 
     /// Number in completions.
@@ -242,17 +240,17 @@ impl QueuePair {
 
     /// Takes all of `requests`, or none.
     pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
-        self.take(requests)
+        self.post(requests)
     }
 
     /// The same, of a number of requests that the compiler knows.
     #[inline(never)]
     pub fn post_some<const N: usize>(&mut self, requests: &[SendRequest<'_>; N]) -> std::result::Result<(), PostError> {
-        self.take(requests)
+        self.post(requests)
     }
 
     #[inline(always)]
-    fn take(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+    fn post(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
         if self.state != QpState::Rts {
             return Err(PostError::State(self.state));
         }
@@ -268,32 +266,32 @@ impl QueuePair {
             }
         }
         for requests in requests.chunks(CHAIN) {
-            self.hand_over(requests)?;
+            self.post_chunk(requests)?;
         }
         Ok(())
     }
 
     /// Hands at most `CHAIN` requests to the device.
     #[inline(always)]
-    fn hand_over(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
-        // At least one report in half a lap, or the places of requests that nobody asks about would never be free again.
-        let quiet_at_most = (self.sends.depth() as u32).div_ceil(2);
+    fn post_chunk(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+        // At least one signaled request in half a lap, or the slots of unsignaled requests would never be free again.
+        let unsignaled_max = (self.sends.depth() as u32).div_ceil(2);
         let first = self.sends.posted();
         let base = self.chain.as_mut_ptr();
         for (i, request) in requests.iter().enumerate() {
             // SAFETY: `i` is below CHAIN, as is the next one's index where it is used; nobody else refers into the chain.
-            let (link, next) =
+            let (entry, next) =
                 unsafe { (&mut *base.add(i), if i + 1 < requests.len() { &raw mut (*base.add(i + 1)).wr } else { ptr::null_mut() }) };
-            self.quiet += 1;
-            let report = request.signaled || self.quiet >= quiet_at_most;
+            self.unsignaled += 1;
+            let signaled = request.signaled || self.unsignaled >= unsignaled_max;
             let mut flags = 0;
-            if report {
-                self.quiet = 0;
+            if signaled {
+                self.unsignaled = 0;
                 flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
             }
             let len = match request.payload {
                 Payload::Sge(sge) => {
-                    link.sge = ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey };
+                    entry.sge = ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey };
                     sge.len
                 }
                 Payload::Inline(bytes) => {
@@ -301,27 +299,27 @@ impl QueuePair {
                     match &mut self.bounce {
                         None => {
                             flags |= ibv_send_flags::IBV_SEND_INLINE.0;
-                            link.sge = ibv_sge { addr: bytes.as_ptr() as u64, length: len, lkey: 0 };
+                            entry.sge = ibv_sge { addr: bytes.as_ptr() as u64, length: len, lkey: 0 };
                         }
                         Some(bounce) => {
-                            // Its place is free: its last request is done, or it would still count against the depth.
-                            let place = &mut bounce.bytes[self.sends.place()];
-                            place[..bytes.len()].copy_from_slice(bytes);
-                            link.sge = ibv_sge { addr: place.as_ptr() as u64, length: len, lkey: bounce.region.lkey() };
+                            // The slot is free: its last request is done, or there would be no room.
+                            let slot = &mut bounce.bytes[self.sends.slot()];
+                            slot[..bytes.len()].copy_from_slice(bytes);
+                            entry.sge = ibv_sge { addr: slot.as_ptr() as u64, length: len, lkey: bounce.region.lkey() };
                         }
                     }
                     len
                 }
             };
-            link.wr.wr_id = self.name | self.sends.posted() & NUMBER;
-            link.wr.next = next;
-            link.wr.sg_list = &raw mut link.sge;
-            link.wr.num_sge = i32::from(len > 0);
-            link.wr.opcode = opcode(request.opcode);
-            link.wr.send_flags = flags;
-            link.wr.__bindgen_anon_1.imm_data = request.imm.to_be();
-            link.wr.wr.rdma.remote_addr = request.remote_addr;
-            link.wr.wr.rdma.rkey = request.rkey;
+            entry.wr.wr_id = self.name | self.sends.posted() & NUMBER;
+            entry.wr.next = next;
+            entry.wr.sg_list = &raw mut entry.sge;
+            entry.wr.num_sge = i32::from(len > 0);
+            entry.wr.opcode = opcode(request.opcode);
+            entry.wr.send_flags = flags;
+            entry.wr.__bindgen_anon_1.imm_data = request.imm.to_be();
+            entry.wr.wr.rdma.remote_addr = request.remote_addr;
+            entry.wr.wr.rdma.rkey = request.rkey;
             self.sends.push(Sent { wr_id: request.wr_id, len, opcode: request.opcode, signaled: request.signaled });
             self.stats.add(RailCounter::Requests, 1);
             if request.opcode != Opcode::Read {
@@ -337,16 +335,16 @@ impl QueuePair {
         if code == 0 { Ok(()) } else { Err(self.not_taken(first, base, bad, code)) }
     }
 
-    /// The device took fewer requests than it promised to have room for.
+    /// The device took fewer requests than its queue has room for.
     #[cold]
-    fn not_taken(&mut self, first: u64, base: *const Link, bad: *mut ibv_send_wr, code: i32) -> PostError {
-        // Which of them: `bad` points into the chain, or is NULL.
-        let offset = (bad as usize).wrapping_sub(base as usize) / size_of::<Link>();
+    fn not_taken(&mut self, first: u64, base: *const ChainedWr, bad: *mut ibv_send_wr, code: i32) -> PostError {
+        // `bad` is the first one that was not taken: it points into the chain, or is NULL.
+        let offset = (bad as usize).wrapping_sub(base as usize) / size_of::<ChainedWr>();
         let taken = if bad.is_null() { 0 } else { (offset as u64).min(self.sends.posted() - first) };
-        self.sends.take_back(first + taken);
+        self.sends.truncate(first + taken);
         let error = std::io::Error::from_raw_os_error(code.saturating_abs());
         self.fail(format!("{}: the device took {taken} requests of a batch and then said: {error}", self.path()));
-        self.device.break_off();
+        self.device.to_error();
         PostError::State(QpState::Error)
     }
 
@@ -354,7 +352,7 @@ impl QueuePair {
     #[inline]
     pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
         if self.state == QpState::Error {
-            // Not every device flushes what comes so late.
+            // Not every device flushes a receive that is posted in ERROR.
             return Err(PostError::State(self.state));
         }
         if self.recvs.room() == 0 {
@@ -384,7 +382,7 @@ impl QueuePair {
     fn recv_not_taken(&mut self, code: i32) -> PostError {
         let error = std::io::Error::from_raw_os_error(code.saturating_abs());
         self.fail(format!("{}: the device did not take a receive request: {error}", self.path()));
-        self.device.break_off();
+        self.device.to_error();
         PostError::State(QpState::Error)
     }
 
@@ -404,8 +402,8 @@ impl Drop for QueuePair {
         if !self.shared.owned() {
             return;
         }
-        // Then the device's queue pair may go.
-        self.shared.events().forget(self.raw);
+        // Before the device's queue pair is destroyed.
+        self.shared.unwatch_qp(self.raw);
     }
 }
 

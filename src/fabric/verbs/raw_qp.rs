@@ -1,5 +1,5 @@
-//! A queue pair as the device has it: made, taken from state to state, asked, destroyed. What the attributes are and which of them go with
-//! which state is known here only. Used by the queue pair that owns it, on that one's thread; nothing here is called while messages flow.
+//! The device's queue pair (`ibv_qp`): creates it, modifies its state, queries it, destroys it. Only this file knows its attributes, and which of
+//! them belong to which state. Owned by a queue pair, used by the thread that drives it; nothing here is called while messages flow.
 
 use std::io;
 use std::sync::Arc;
@@ -14,29 +14,29 @@ use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::fabric::types::QpCaps;
 
-/// READs answered at once at most; more of a device's is of no use to anybody here.
+/// READs answered at once at most; nothing here uses more, even if the device can.
 pub const MAX_READS: i32 = 16;
 /// Hops of a packet, and its time to live.
 const HOP_LIMIT: u8 = 255;
-/// NCCL_IB_MQP_RETRY_CNT and NCCL_IB_MQP_RETRY_SLEEP_MSEC of NCCL 2.28: a neighbour may take a while to be found.
+/// NCCL_IB_MQP_RETRY_CNT and NCCL_IB_MQP_RETRY_SLEEP_MSEC of NCCL 2.28: resolving the peer's address may take a while.
 const MODIFY_TRIES: u32 = 34;
 const MODIFY_PAUSE_MS: u64 = 100;
 
 /// A queue pair of the device, destroyed when dropped.
-pub struct Handle {
+pub struct RawQp {
     raw: *mut ibv_qp,
     shared: Arc<Shared>,
 }
 
-/// A change of state that the device did not make.
-pub struct Refused {
+/// A change of state that failed.
+pub struct ModifyError {
     to: &'static str,
     error: io::Error,
 }
 
-impl Refused {
-    /// As an error of the queue pair between these ends.
-    pub fn at(self, path: &str) -> Error {
+impl ModifyError {
+    /// As an error of the queue pair; `path` names its two ends.
+    pub fn into_error(self, path: &str) -> Error {
         let hint = match self.error.raw_os_error() {
             Some(libc::ETIMEDOUT) => " (the peer's address does not answer: is there a route between the two GIDs?)",
             Some(libc::EINVAL | libc::ENODEV | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
@@ -48,9 +48,9 @@ impl Refused {
     }
 }
 
-impl Handle {
-    /// A queue pair in RESET that completes into `cq`, and how many bytes it takes inline, of the `inline` that are wanted.
-    pub fn create(shared: Arc<Shared>, cq: *mut ibv_cq, caps: &QpCaps, inline: u32) -> Result<(Handle, usize)> {
+impl RawQp {
+    /// A queue pair in RESET that completes into `cq`, and how many bytes it takes inline; `inline` are wanted.
+    pub fn create(shared: Arc<Shared>, cq: *mut ibv_cq, caps: &QpCaps, inline: u32) -> Result<(RawQp, usize)> {
         let mut refused = None;
         for inline in [inline, 0] {
             let mut attr = ibv_qp_init_attr {
@@ -68,7 +68,7 @@ impl Handle {
             };
             // SAFETY: domain and queue are live, the attributes outlive the call.
             match made(unsafe { (shared.library().create_qp)(shared.pd, &mut attr) }) {
-                Ok(raw) => return Ok((Handle { raw, shared }, if inline == 0 { 0 } else { attr.cap.max_inline_data as usize })),
+                Ok(raw) => return Ok((RawQp { raw, shared }, if inline == 0 { 0 } else { attr.cap.max_inline_data as usize })),
                 Err(error) => refused = Some(error),
             }
         }
@@ -92,12 +92,12 @@ impl Handle {
     }
 
     /// To INIT: receives may be posted.
-    pub fn init(&self) -> std::result::Result<(), Refused> {
+    pub fn init(&self) -> std::result::Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: ibv_qp_state::IBV_QPS_INIT,
             pkey_index: self.shared.port.config.ib_pkey as u16,
             port_num: self.shared.port.number,
-            // Only what a region allows can be done to it.
+            // Everything: the access to memory is restricted by its region.
             qp_access_flags: (ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
                 | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
                 | ibv_access_flags::IBV_ACCESS_REMOTE_READ)
@@ -111,8 +111,8 @@ impl Handle {
         self.modify("INIT", &mut attr, mask)
     }
 
-    /// Through RTR to RTS. `local` is what the peer was, or will be, told.
-    pub fn connect(&self, local: &Address, remote: &Address, caps: &QpCaps) -> std::result::Result<(), Refused> {
+    /// Through RTR to RTS. `local` is the address that the peer has or gets.
+    pub fn connect(&self, local: &Address, remote: &Address, caps: &QpCaps) -> std::result::Result<(), ModifyError> {
         let (port, config) = (&self.shared.port, &self.shared.port.config);
         let beyond = u32::from(port.link_layer) != IBV_LINK_LAYER_ETHERNET && remote.gid.subnet() != port.gid.subnet();
         let routed = port.global || beyond || remote.lid == 0;
@@ -179,13 +179,13 @@ impl Handle {
     }
 
     /// To ERROR: what is outstanding is flushed. Refused only by a device that is gone, whose queue pairs are in ERROR anyway.
-    pub fn break_off(&self) {
+    pub fn to_error(&self) {
         let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
         let _ = self.modify("ERROR", &mut attr, ibv_qp_attr_mask::IBV_QP_STATE);
     }
 
     /// Whether the device says that it is in ERROR.
-    pub fn is_broken(&self) -> bool {
+    pub fn is_error(&self) -> bool {
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         let mask = ibv_qp_attr_mask::IBV_QP_STATE.0 as i32;
         // SAFETY: the queue pair is live, both places outlive the call.
@@ -193,10 +193,10 @@ impl Handle {
         answer.is_ok() && attr.qp_state == ibv_qp_state::IBV_QPS_ERR
     }
 
-    /// Its enhancements: before it is connected those that it could have, behind that those that it has.
-    pub fn enhancements(&self) -> Option<Enhancements> {
+    /// Its ECE options: those that it could use, and, once it is connected, those that it uses.
+    pub fn ece(&self) -> Option<Enhancements> {
         let library = self.shared.library();
-        // Both, or nothing can be agreed on.
+        // Both functions are needed to agree on anything.
         let (query, _) = library.query_ece.zip(library.set_ece)?;
         let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
         // SAFETY: the queue pair is live, the place outlives the call.
@@ -204,16 +204,16 @@ impl Handle {
         Some(Enhancements { vendor: ece.vendor_id, options: ece.options, mask: ece.comp_mask })
     }
 
-    /// Enhancements to have, before it is connected.
-    pub fn enhance(&self, ece: Enhancements) -> io::Result<()> {
+    /// Sets the ECE options that it is to use, before it is connected.
+    pub fn set_ece(&self, ece: Enhancements) -> io::Result<()> {
         let set = self.shared.library().set_ece.ok_or(io::ErrorKind::Unsupported)?;
         let mut ece = ibv_ece { vendor_id: ece.vendor, options: ece.options, comp_mask: ece.mask };
         // SAFETY: the queue pair is live, the place outlives the call. Numbers that the driver does not know it refuses.
         check(unsafe { set(self.raw, &mut ece) })
     }
 
-    /// ETIMEDOUT is said of a neighbour that did not answer yet, and is tried again.
-    fn modify(&self, to: &'static str, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> std::result::Result<(), Refused> {
+    /// Modifies its state. ETIMEDOUT means that the peer's address is not resolved yet, and is retried.
+    fn modify(&self, to: &'static str, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> std::result::Result<(), ModifyError> {
         let mut tries = 0;
         loop {
             // SAFETY: the queue pair is live, the attributes outlive the call and are those that the mask names.
@@ -224,12 +224,12 @@ impl Handle {
                 clock::sleep(std::time::Duration::from_millis(MODIFY_PAUSE_MS));
                 continue;
             }
-            return Err(Refused { to, error });
+            return Err(ModifyError { to, error });
         }
     }
 }
 
-impl Drop for Handle {
+impl Drop for RawQp {
     fn drop(&mut self) {
         if !self.shared.owned() {
             return;

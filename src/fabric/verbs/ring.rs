@@ -1,4 +1,4 @@
-//! Which requests of a queue are outstanding, and what is remembered of each. Owned by a queue pair.
+//! The outstanding requests of a send or receive queue. Owned by a queue pair, used by the thread that drives it.
 #![forbid(unsafe_code)]
 
 /// The part of a request's number that travels in its id on the device.
@@ -33,7 +33,7 @@ impl<T: Copy> Ring<T> {
         self.posted += 1;
     }
 
-    /// Takes the request whose number ends in `number`, and with it all before it. `None` if none of that number is outstanding.
+    /// Takes the outstanding request whose number ends in `number`; those before it are done too. `None` if there is none of that number.
     #[inline]
     pub fn take(&mut self, number: u64) -> Option<T> {
         let ahead = number.wrapping_sub(self.done) & NUMBER;
@@ -56,30 +56,30 @@ impl<T: Copy> Ring<T> {
         self.depth
     }
 
-    /// Places of requests, of which each outstanding one has its own.
-    pub fn places(&self) -> usize {
+    /// Slots. Each outstanding request has one to itself.
+    pub fn slot_count(&self) -> usize {
         self.slots.len()
     }
 
-    /// The place of the next request.
+    /// The slot of the next request.
     #[inline]
-    pub fn place(&self) -> usize {
+    pub fn slot(&self) -> usize {
         (self.posted & self.mask) as usize
     }
 
-    /// Requests of all time.
+    /// Requests posted so far.
     #[inline]
     pub fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Of these, those that are done.
+    /// Requests done so far.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// Takes back what was added after the first `posted` of all time.
-    pub fn take_back(&mut self, posted: u64) {
+    /// Removes the newest requests, so that only the first `posted` so far are left.
+    pub fn truncate(&mut self, posted: u64) {
         self.posted = posted.clamp(self.done, self.posted);
     }
 }
@@ -96,7 +96,7 @@ mod tests {
             ring.push(100 + i);
         }
         assert_eq!(ring.room(), 0);
-        // The third one's report stands for the two before it.
+        // The completion of the third one completes the two before it.
         assert_eq!(ring.take((NUMBER + 1) & NUMBER), Some(102));
         assert_eq!(ring.room(), 3);
         assert_eq!(ring.take(NUMBER), None, "it was reported before");

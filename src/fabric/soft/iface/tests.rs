@@ -4,16 +4,16 @@ use super::*;
 
 const UP: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-fn link(name: &str, addrs: &[&str]) -> Link {
-    Link {
+fn link(name: &str, addrs: &[&str]) -> FoundInterface {
+    FoundInterface {
         name: name.to_string(),
         flags: UP | if name == "lo" { libc::IFF_LOOPBACK as u32 } else { 0 },
         addrs: addrs.iter().map(|a| SocketAddr::new(a.parse().unwrap(), 0)).collect(),
-        ..Link::default()
+        ..FoundInterface::default()
     }
 }
 
-fn machine() -> Vec<Link> {
+fn machine() -> Vec<FoundInterface> {
     vec![
         link("lo", &["127.0.0.1", "::1"]),
         link("docker0", &["172.17.0.1"]),
@@ -29,12 +29,12 @@ fn names(listing: &Listing) -> Vec<&str> {
     listing.interfaces.iter().map(|i| i.name.as_str()).collect()
 }
 
-fn select(links: Vec<Link>, ifname: &str, family: Family) -> Result<Listing> {
-    super::select(links, &Config { socket_ifname: ifname.into(), socket_family: family, ..Config::default() })
+fn select(found: Vec<FoundInterface>, ifname: &str, family: Family) -> Result<Listing> {
+    super::select(found, &Config { socket_ifname: ifname.into(), socket_family: family, ..Config::default() })
 }
 
-fn chosen(links: Vec<Link>, ifname: &str, family: Family) -> Vec<String> {
-    names(&select(links, ifname, family).unwrap()).into_iter().map(str::to_string).collect()
+fn chosen(found: Vec<FoundInterface>, ifname: &str, family: Family) -> Vec<String> {
+    names(&select(found, ifname, family).unwrap()).into_iter().map(str::to_string).collect()
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn second_choices_are_used_when_alone_in_nccls_order() {
 
 #[test]
 fn ib_interfaces_are_used_alone() {
-    let mut links = machine();
-    links.push(link("ib0", &["10.1.0.1"]));
-    assert_eq!(chosen(links, "", Family::Any), ["ib0"]);
+    let mut found = machine();
+    found.push(link("ib0", &["10.1.0.1"]));
+    assert_eq!(chosen(found, "", Family::Any), ["ib0"]);
 }
 
 #[test]
@@ -106,10 +106,10 @@ fn the_variable_that_was_set_is_named() {
 
 #[test]
 fn an_asked_for_interface_must_still_run() {
-    let mut links = machine();
-    links[5].flags = libc::IFF_UP as u32;
-    links[4].flags = 0;
-    let listing = select(links, "eth", Family::Any).unwrap();
+    let mut found = machine();
+    found[5].flags = libc::IFF_UP as u32;
+    found[4].flags = 0;
+    let listing = select(found, "eth", Family::Any).unwrap();
     assert!(listing.interfaces.is_empty());
     assert!(listing.excluded_line().contains("eth0 is up but has no carrier"));
     assert!(listing.excluded_line().contains("eth1 is down"));
@@ -128,10 +128,10 @@ fn the_family_decides_the_address() {
 
 #[test]
 fn the_order_is_by_pci_path_then_name_and_sixteen_are_used() {
-    let mut links: Vec<Link> = (0..20).map(|i| link(&format!("eth{i:02}"), &["10.0.0.1"])).collect();
-    links[19].pci_path = Some("/sys/devices/pci0000:00/0000:00:03.0".into());
-    links[18].pci_path = Some("/sys/devices/pci0000:00/0000:00:02.0".into());
-    let listing = select(links, "", Family::Any).unwrap();
+    let mut found: Vec<FoundInterface> = (0..20).map(|i| link(&format!("eth{i:02}"), &["10.0.0.1"])).collect();
+    found[19].pci_path = Some("/sys/devices/pci0000:00/0000:00:03.0".into());
+    found[18].pci_path = Some("/sys/devices/pci0000:00/0000:00:02.0".into());
+    let listing = select(found, "", Family::Any).unwrap();
     assert_eq!(listing.interfaces.len(), MAX_INTERFACES);
     assert_eq!(names(&listing)[..3], ["eth18", "eth19", "eth00"]);
     assert_eq!(listing.excluded.len(), 4);
@@ -139,15 +139,15 @@ fn the_order_is_by_pci_path_then_name_and_sixteen_are_used() {
 
 #[test]
 fn guid_and_port_together_are_unique() {
-    let mut links: Vec<Link> = ["a", "b", "c", "d"].iter().map(|n| link(n, &["10.0.0.1"])).collect();
-    for (i, link) in links.iter_mut().take(2).enumerate() {
+    let mut found: Vec<FoundInterface> = ["a", "b", "c", "d"].iter().map(|n| link(n, &["10.0.0.1"])).collect();
+    for (i, link) in found.iter_mut().take(2).enumerate() {
         link.pci_path = Some("/sys/devices/pci0000:00/0000:00:02.0".into());
         link.hardware = Some(100 + i as u64);
         link.dev_port = i as u16;
     }
     // A VLAN on the first NIC: same hardware address, no device of its own.
-    links[2].hardware = Some(100);
-    let got: Vec<(u64, u16)> = select(links, "", Family::Any).unwrap().interfaces.iter().map(|i| (i.guid, i.port)).collect();
+    found[2].hardware = Some(100);
+    let got: Vec<(u64, u16)> = select(found, "", Family::Any).unwrap().interfaces.iter().map(|i| (i.guid, i.port)).collect();
     assert_eq!(got, [(100, 1), (100, 2), (100, 3), (name_hash("d"), 1)]);
 }
 
@@ -156,8 +156,8 @@ fn unknown_speeds_become_the_default() {
     for (speed, expected) in
         [(None, 10_000), (Some(-1), 10_000), (Some(0), 10_000), (Some(25_000), 25_000), (Some(i64::from(u32::MAX)), 10_000)]
     {
-        let links = vec![Link { speed, ..link("eth0", &["10.0.0.1"]) }];
-        assert_eq!(select(links, "", Family::Any).unwrap().interfaces[0].speed_mbps, expected);
+        let found = vec![FoundInterface { speed, ..link("eth0", &["10.0.0.1"]) }];
+        assert_eq!(select(found, "", Family::Any).unwrap().interfaces[0].speed_mbps, expected);
     }
 }
 
@@ -190,8 +190,8 @@ fn hardware_addresses_are_read_in_full_or_not_at_all() {
 
 #[test]
 fn this_machine_can_be_read() {
-    let links = links().unwrap();
-    assert!(links.iter().any(|link| link.flags & libc::IFF_LOOPBACK as u32 != 0), "no loopback interface among {links:?}");
-    let names: std::collections::HashSet<&str> = links.iter().map(|link| link.name.as_str()).collect();
-    assert_eq!(names.len(), links.len(), "an interface is listed twice");
+    let found = find().unwrap();
+    assert!(found.iter().any(|link| link.flags & libc::IFF_LOOPBACK as u32 != 0), "no loopback interface among {found:?}");
+    let names: std::collections::HashSet<&str> = found.iter().map(|link| link.name.as_str()).collect();
+    assert_eq!(names.len(), found.len(), "an interface is listed twice");
 }

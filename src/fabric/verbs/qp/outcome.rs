@@ -1,5 +1,5 @@
-//! What becomes of a queue pair's requests: its completions in the fabric's words, the first failure in a user's, and what no completion tells.
-//! Called by the completion queue, on the thread that drives it.
+//! How a queue pair's requests end: turns the device's completions into the fabric's, words the first failure for a user, and checks now and then
+//! for failures that no completion reports. Called by the completion queue, on the thread that drives it.
 
 use ibverbs_sys::*;
 
@@ -9,11 +9,11 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 use crate::fabric::verbs::{events, status};
 
-/// Nanoseconds between questions to the device whether a queue pair with nothing outstanding is still well.
-const ASK_NS: u64 = 250_000_000;
+/// Nanoseconds between two probes of the device's state of a queue pair that has nothing outstanding.
+const PROBE_NS: u64 = 250_000_000;
 
 impl QueuePair {
-    /// The completion behind the device's; `None` if the caller did not ask for it.
+    /// The completion of the device's `wc`; `None` if the request was not signaled by the caller.
     #[inline]
     pub(in crate::fabric::verbs) fn complete(&mut self, wc: &ibv_wc) -> Option<Completion> {
         let number = wc.wr_id() & NUMBER;
@@ -25,7 +25,13 @@ impl QueuePair {
                 self.stats.add(RailCounter::RxNic, u64::from(byte_len));
                 completion
             } else {
-                Completion { status: self.failed("a receive", 0, wc, false), opcode: WcOpcode::Recv, byte_len: 0, imm: None, ..completion }
+                Completion {
+                    status: self.on_error("a receive", 0, wc, false),
+                    opcode: WcOpcode::Recv,
+                    byte_len: 0,
+                    imm: None,
+                    ..completion
+                }
             });
         }
         let sent = self.sends.take(number)?;
@@ -41,20 +47,20 @@ impl QueuePair {
             };
             return sent.signaled.then_some(completion);
         }
-        let status = self.failed(verb(sent.opcode), sent.len, wc, true);
+        let status = self.on_error(verb(sent.opcode), sent.len, wc, true);
         Some(Completion { wr_id: sent.wr_id, status, opcode: status::sent(sent.opcode), byte_len: 0, imm: None, qp_num: self.local.qpn })
     }
 
-    /// A completion that is none of success: what it reports. The first that is more than a flush is told.
+    /// The status of a failed completion. The first one that is more than a flush goes to the log.
     #[cold]
-    fn failed(&mut self, what: &str, len: u32, wc: &ibv_wc, is_send: bool) -> WcStatus {
+    fn on_error(&mut self, what: &str, len: u32, wc: &ibv_wc, is_send: bool) -> WcStatus {
         let (raw, vendor) = wc.error().unwrap_or((ibv_wc_status::IBV_WC_GENERAL_ERR, 0));
         let status = status::status(raw);
         if status == WcStatus::WrFlushErr {
             if self.state != QpState::Error {
                 self.fail(format!("{}: the device took the queue pair to ERROR", self.path()));
             }
-            // What we gave up on is reported once as what it is.
+            // Requests that this side failed as overdue complete as flushed; the first one gets the real status.
             if is_send && std::mem::take(&mut self.expired) {
                 return WcStatus::RetryExcErr;
             }
@@ -62,13 +68,13 @@ impl QueuePair {
         }
         let (name, hint) = (status::name(raw), status::hint(status));
         let text = format!("{}: {what} of {len} bytes failed: {name} ({raw}), vendor_err {vendor:#x}: {hint}", self.path());
-        // Whose work it is says who the peer is, and warns.
+        // The caller warns, as it knows the peer.
         log_info!(log::NET, "{text}");
         self.fail(text);
         status
     }
 
-    /// To ERROR in our books; the first reason stays.
+    /// To ERROR on this side; the first reason stays.
     #[cold]
     pub(super) fn fail(&mut self, why: String) {
         if self.state == QpState::Error && self.error.is_some() {
@@ -86,52 +92,52 @@ impl QueuePair {
             return;
         }
         self.fail(format!("{}: given up by this side", self.path()));
-        self.device.break_off();
+        self.device.to_error();
     }
 
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
-        self.error.as_deref().or_else(|| self.fate.event().map(events::epitaph))
+        self.error.as_deref().or_else(|| self.async_status.fatal().map(events::describe))
     }
 
-    /// A look now and then: work whose report takes longer than RAILHEAD_FABRIC_TIMEOUT_S is given up, as some devices never do; and a device that
-    /// took the queue pair to ERROR while nothing was outstanding is asked. And what the device reported meanwhile is counted.
+    /// Called now and then. Counts asynchronous events. With nothing outstanding, probes whether the device took the queue pair to ERROR. Fails it
+    /// if a signaled request has not completed for RAILHEAD_FABRIC_TIMEOUT_S, as some devices retry for ever.
     #[cold]
-    pub(in crate::fabric::verbs) fn look(&mut self, now: u64) {
-        let events = self.fate.count();
+    pub(in crate::fabric::verbs) fn check(&mut self, now: u64) {
+        let events = self.async_status.count();
         self.stats.add(RailCounter::NicEvents, u64::from(events.wrapping_sub(std::mem::replace(&mut self.events, events))));
         if self.state() != QpState::Rts {
             return;
         }
-        if self.sends.idle() && self.recvs.idle() && now >= self.ask_at {
-            self.ask_at = now + ASK_NS;
-            self.ask();
+        if self.sends.idle() && self.recvs.idle() && now >= self.probe_at {
+            self.probe_at = now + PROBE_NS;
+            self.probe();
         }
-        // What was posted since the device was last asked for a report may be done, and nobody knows.
+        // Requests posted since the last signaled one may be done without a completion.
         let done = self.sends.done();
-        if done >= self.sends.posted() - u64::from(self.quiet) {
-            (self.seen, self.late) = ((done, 0), false);
+        if done >= self.sends.posted() - u64::from(self.unsignaled) {
+            (self.progress_seen, self.overdue) = ((done, 0), false);
             return;
         }
-        if self.seen.1 == 0 || self.seen.0 != done {
-            (self.seen, self.late) = ((done, now.max(1)), false);
+        if self.progress_seen.1 == 0 || self.progress_seen.0 != done {
+            (self.progress_seen, self.overdue) = ((done, now.max(1)), false);
             return;
         }
-        let patience = u64::from(self.shared.port.config.fabric_timeout_s);
-        // Twice: after a pause of this process, the report may lie in the queue that is polled after the first look.
-        if now.saturating_sub(self.seen.1) >= patience * 1_000_000_000 && std::mem::replace(&mut self.late, true) {
+        let timeout_s = u64::from(self.shared.port.config.fabric_timeout_s);
+        // Found twice: after a pause of this process, the completion may be in the queue, which is polled between two checks.
+        if now.saturating_sub(self.progress_seen.1) >= timeout_s * 1_000_000_000 && std::mem::replace(&mut self.overdue, true) {
             let n = self.sends.posted() - self.sends.done();
             let hint = status::hint(WcStatus::RetryExcErr);
-            let text = format!("{}: {n} requests without completion for {patience} s (RAILHEAD_FABRIC_TIMEOUT_S): {hint}", self.path());
+            let text = format!("{}: {n} requests without completion for {timeout_s} s (RAILHEAD_FABRIC_TIMEOUT_S): {hint}", self.path());
             log_info!(log::NET, "{text}");
             self.expired = true;
             self.fail(text);
-            self.device.break_off();
+            self.device.to_error();
         }
     }
 
-    fn ask(&mut self) {
-        if self.device.is_broken() {
+    fn probe(&mut self) {
+        if self.device.is_error() {
             self.fail(format!(
                 "{}: the device took the queue pair to ERROR: the peer did what it may not, or the device failed",
                 self.path()
