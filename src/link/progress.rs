@@ -300,8 +300,11 @@ impl<T: Member + 'static> Guarded<T> {
         Guarded { shared, epoch: fork::epoch(), thread }
     }
 
+    /// Runs `f` on it, after the thread's present step on it.
+    ///
+    /// Errors: of `f`; a step on it panicked.
     #[inline(never)]
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         let result = match self.shared.lock() {
             Ok(mut attended) => {
                 attended.called = true;

@@ -10,7 +10,7 @@ use crate::engine::Progress;
 use crate::fabric::{Opcode, Payload, PostError};
 use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
 use crate::link::memory::{MemoryKind, MrHandle, MrTable, Registration};
-use crate::link::progress::{Driven, Member, WaitSet};
+use crate::link::progress::{Driven, Guarded, Member, WaitSet};
 use crate::link::queue_pairs::{CTS_QP, QueuePairs, Side, Wr};
 use crate::link::request::{Request, Sizes};
 use crate::link::slots::{Incoming, Records};
@@ -90,8 +90,10 @@ impl RecvComm {
     /// is outstanding: then it is `None`, until `test` of one has said so or all are done.
     #[inline(always)]
     pub fn irecv(&mut self, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
-        let RecvComm { receiver, context } = self;
-        receiver.with(|receiver| receiver.irecv(&context.mrs, buffers))
+        match &mut self.receiver {
+            Driven::Own(receiver) => receiver.irecv(&self.context.mrs, buffers),
+            Driven::Shared(shared) => shared.with(|receiver| receiver.irecv(&self.context.mrs, buffers)),
+        }
     }
 
     /// Whether a request is done, and then the sizes of what came; that frees it. Any outstanding request, in any order.
@@ -99,7 +101,10 @@ impl RecvComm {
     /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
     #[inline(always)]
     pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        self.receiver.with(|receiver| receiver.test(id))
+        match &mut self.receiver {
+            Driven::Own(receiver) => receiver.test(id),
+            Driven::Shared(shared) => test_shared(shared, id),
+        }
     }
 
     /// Makes what was received visible to the device that owns the memory. `None`: nothing to do, which is so for all host memory.
@@ -109,6 +114,11 @@ impl RecvComm {
         let RecvComm { receiver, context } = self;
         receiver.with(|receiver| receiver.iflush(context, buffers))
     }
+}
+
+#[inline(never)]
+fn test_shared(shared: &Guarded<Receiver>, id: RequestId) -> Result<Option<Sizes>> {
+    shared.with(|receiver| receiver.test(id))
 }
 
 impl Drop for RecvComm {

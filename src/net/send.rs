@@ -60,11 +60,10 @@ impl SendComm {
     /// `None`, until `test` of one has said so or all are done.
     #[inline(always)]
     pub fn isend(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        let SendComm { state, context } = self;
-        state.with(|state| match state {
-            State::Up(sender) => sender.isend(&context.mrs, addr, len, tag, mr),
-            state => state.isend(context, addr, len, tag, mr),
-        })
+        match &mut self.state {
+            Driven::Own(State::Up(sender)) => sender.isend(&self.context.mrs, addr, len, tag, mr),
+            _ => self.isend_in_any_state(addr, len, tag, mr),
+        }
     }
 
     /// Whether a request is done, and then its size; that frees it. Any outstanding request, in any order.
@@ -72,10 +71,16 @@ impl SendComm {
     /// Errors: a request that is not outstanding; a peer that is gone or misbehaves.
     #[inline(always)]
     pub fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
-        self.state.with(|state| match state {
-            State::Up(sender) => sender.test(request),
-            state => state.test(request),
-        })
+        match &mut self.state {
+            Driven::Own(State::Up(sender)) => sender.test(request),
+            state => test_in_any_state(state, request),
+        }
+    }
+
+    #[inline(never)]
+    fn isend_in_any_state(&mut self, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
+        let SendComm { state, context } = self;
+        state.with(|state| state.isend(context, addr, len, tag, mr))
     }
 
     /// Drops the registration of the CTS FIFO, so that the receiver's announcements fail: for tests that there is no other way for them.
@@ -91,6 +96,11 @@ impl SendComm {
     }
 }
 
+#[inline(never)]
+fn test_in_any_state(state: &mut Driven<State>, request: RequestId) -> Result<Option<Sizes>> {
+    state.with(|state| state.test(request))
+}
+
 impl Drop for SendComm {
     fn drop(&mut self) {
         stage::reach(Stage::Closing);
@@ -98,9 +108,7 @@ impl Drop for SendComm {
 }
 
 impl State {
-    /// [`SendComm::isend`] of a comm that is not up yet.
-    #[cold]
-    #[inline(never)]
+    /// [`SendComm::isend`] in every state.
     fn isend(&mut self, context: &Context, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         if len > 0 {
             context.mrs.lookup("isend", context.device.index(), mr, addr, len)?;
@@ -123,9 +131,7 @@ impl State {
         }
     }
 
-    /// [`SendComm::test`] of a comm that is not up yet.
-    #[cold]
-    #[inline(never)]
+    /// [`SendComm::test`] in every state.
     fn test(&mut self, request: RequestId) -> Result<Option<Sizes>> {
         match self {
             State::Up(sender) => sender.test(request),
