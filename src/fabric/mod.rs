@@ -90,12 +90,11 @@ impl Device {
         }
     }
 
-    /// Whether a region costs so much to make that users of the same range had better share one: a NIC's pins each page and takes up room
-    /// on the device. Elsewhere each has its own, whose keys die with it.
-    pub fn shares_regions(&self) -> bool {
+    /// What it can do.
+    pub fn capabilities(&self) -> Capabilities {
         match self {
-            Device::Soft(_) => false,
-            Device::Verbs(_) => true,
+            Device::Soft(_) => soft::CAPABILITIES,
+            Device::Verbs(device) => device.capabilities(),
         }
     }
 
@@ -144,22 +143,6 @@ impl Domain {
         match self {
             Domain::Soft(domain) => Ok(CompletionQueue::Soft(domain.create_cq(notify)?)),
             Domain::Verbs(domain) => Ok(CompletionQueue::Verbs(domain.create_cq(notify)?)),
-        }
-    }
-
-    /// Longest WRITE_WITH_IMM that moves as fast as a WRITE does. For more bytes, a WRITE and an empty WRITE_WITH_IMM behind it are better.
-    pub fn max_with_imm(&self) -> u32 {
-        match self {
-            Domain::Soft(_) => u32::MAX,
-            Domain::Verbs(domain) => domain.max_with_imm(),
-        }
-    }
-
-    /// Whether a message is to be striped over all queue pairs between two devices, rather than to take one of them.
-    pub fn splits_data(&self) -> bool {
-        match self {
-            Domain::Soft(_) => true,
-            Domain::Verbs(domain) => domain.splits_data(),
         }
     }
 
@@ -269,18 +252,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Nobody will look at this queue again: what arrives raises no notification.
+    /// Ends notification: the queue is not polled any more, and what arrives wakes nobody.
     #[cold]
-    pub fn mute(&mut self) {
+    pub fn disarm(&mut self) {
         match self {
-            // Its peers ring a bell that each sleeper silences.
+            // Its doorbells wake a sleeper once; each sleeper clears them.
             CompletionQueue::Soft(_) => {}
             CompletionQueue::Verbs(cq) => cq.disarm(),
         }
     }
 
-    /// Whether the last poll of an armed queue gave up before the queue was drained: no notification may come for the rest.
-    pub fn is_restless(&mut self) -> bool {
+    /// Whether the last poll of an armed queue returned before the queue was drained: no notification may come for the rest.
+    pub fn needs_repoll(&mut self) -> bool {
         match self {
             CompletionQueue::Soft(cq) => cq.needs_repoll(),
             CompletionQueue::Verbs(_) => false,
@@ -324,9 +307,9 @@ impl QueuePair<'_> {
         }
     }
 
-    /// Whether the peer's end has answered: from then on what is posted goes out at once. Always true where the hardware answers.
+    /// Whether the peer has connected too: from then on requests are sent as they are posted. A NIC does not tell, and is always connected.
     #[inline]
-    pub fn met(&self) -> bool {
+    pub fn connected(&self) -> bool {
         match self {
             QueuePair::Soft(qp) => qp.connected(),
             QueuePair::Verbs(_) => true,
@@ -337,23 +320,6 @@ impl QueuePair<'_> {
     pub fn lacks_descriptor(&self) -> bool {
         match self {
             QueuePair::Soft(qp) => qp.lacks_descriptor(),
-            QueuePair::Verbs(_) => false,
-        }
-    }
-
-    /// Whether work that is posted before the peer has connected waits for that. A NIC sends it in vain, again after its timeout, and gives up
-    /// after some retries.
-    pub fn keeps_early_work(&self) -> bool {
-        match self {
-            QueuePair::Soft(_) => true,
-            QueuePair::Verbs(_) => false,
-        }
-    }
-
-    /// Whether bytes of the peer's plain WRITEs are counted when they arrive. A NIC does not tell of them.
-    pub fn counts_silent_writes(&self) -> bool {
-        match self {
-            QueuePair::Soft(_) => true,
             QueuePair::Verbs(_) => false,
         }
     }

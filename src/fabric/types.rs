@@ -207,6 +207,23 @@ impl Default for QpCaps {
     }
 }
 
+/// What a device can do, and what suits it. Constant: its users read it once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Requests that are posted before the peer has connected wait for that. A NIC sends them in vain, retries after its timeout, and fails
+    /// after some retries.
+    pub keeps_early_requests: bool,
+    /// Bytes of the peer's plain WRITEs are counted as received. A NIC does not report them.
+    pub counts_plain_writes: bool,
+    /// A message is to be striped over all queue pairs between two devices, rather than to take one of them.
+    pub splits_data: bool,
+    /// Longest WRITE_WITH_IMM that moves as fast as a WRITE does. For more bytes, a WRITE and an empty WRITE_WITH_IMM behind it are better.
+    pub max_with_imm: u32,
+    /// Making a region is so expensive that users of the same range had better share one: a NIC pins each page, and the region takes up room on
+    /// it. Elsewhere each user has its own, whose keys die with it.
+    pub shares_regions: bool,
+}
+
 /// Bytes of an opaque endpoint (DESIGN: at most 128).
 pub const ENDPOINT_SIZE: usize = 128;
 

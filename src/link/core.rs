@@ -332,7 +332,7 @@ impl Link {
             return;
         }
         // A device that gives up on a peer which is not connected would take a late peer for a lost one.
-        if !self.confirmed() && !self.qps.keep_early_work() {
+        if !self.confirmed() && !self.qps.keeps_early_requests {
             return;
         }
         let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(CTS_QP, 0), imm: 0 };
@@ -456,7 +456,7 @@ impl Link {
 
     /// Counts a record that was received, if its bytes were counted too: the peer wrote them without telling.
     pub fn record_received(&self) {
-        if self.qps.counts_silent_writes() {
+        if self.qps.counts_plain_writes {
             self.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
         }
     }

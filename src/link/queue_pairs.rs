@@ -11,8 +11,8 @@ use crate::base::error::{Error, Result};
 use crate::base::process::Process;
 use crate::base::stats::RailStats;
 use crate::fabric::{
-    Access, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, Opcode, Payload, PostError, QpCaps, QpId, QpState, RecvRequest,
-    SendRequest, Sge, UserMemory, WcOpcode, WcStatus,
+    Access, Capabilities, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, Opcode, Payload, PostError, QpCaps, QpId, QpState,
+    RecvRequest, SendRequest, Sge, UserMemory, WcOpcode, WcStatus,
 };
 
 use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE};
@@ -97,6 +97,8 @@ impl<'a> Wr<'a> {
 pub struct RailDevice {
     /// Its domain.
     pub domain: Domain,
+    /// What it can do.
+    pub capabilities: Capabilities,
     /// Where its queue pairs count.
     pub stats: RailStats,
 }
@@ -120,7 +122,9 @@ pub struct QueuePairs {
     /// Whether a message takes all queue pairs, rather than one per rail.
     splits_data: bool,
     /// Whether the fabric counts what the peer writes without telling.
-    counts_silent_writes: bool,
+    pub counts_plain_writes: bool,
+    /// Whether requests may be posted long before the peer has connected.
+    pub keeps_early_requests: bool,
 }
 
 /// Which end of a comm, which is one way.
@@ -149,7 +153,6 @@ impl QueuePairs {
             ..QpCaps::default()
         };
         let mut all = QueuePairs {
-            counts_silent_writes: true,
             queues: Vec::new(),
             sleep_fds: Vec::new(),
             qps: Vec::new(),
@@ -158,7 +161,9 @@ impl QueuePairs {
             remote_keys: [0; MAX_RAILS],
             remote_memory: 0,
             next: 0,
-            splits_data: devices.iter().all(|device| device.domain.splits_data()),
+            splits_data: devices.iter().all(|device| device.capabilities.splits_data),
+            counts_plain_writes: devices.iter().all(|device| device.capabilities.counts_plain_writes),
+            keeps_early_requests: devices.iter().all(|device| device.capabilities.keeps_early_requests),
         };
         for device in devices {
             all.queues.push(device.domain.create_cq(notify)?);
@@ -169,7 +174,7 @@ impl QueuePairs {
         }
         for _ in 0..qps_per_rail {
             for (rail, (device, cq)) in devices.iter().zip(&mut all.queues).enumerate() {
-                let max_with_imm = device.domain.max_with_imm();
+                let max_with_imm = device.capabilities.max_with_imm;
                 // A clear-to-send takes one.
                 let caps = QpCaps { send_depth: message_entries(max_with_imm) * MAX_REQUESTS as u32, ..caps };
                 let qp = cq.create_qp(&caps, device.stats.clone())?;
@@ -179,23 +184,10 @@ impl QueuePairs {
                         cq.qp(qp).max_inline()
                     )));
                 }
-                all.counts_silent_writes &= cq.qp(qp).counts_silent_writes();
                 all.qps.push(Qp { rail: rail as u8, id: qp, room: caps.send_depth, unsignaled: 0, max_with_imm });
             }
         }
         Ok(all)
-    }
-
-    /// Whether the fabric counts what the peer writes without telling.
-    #[inline]
-    pub fn counts_silent_writes(&self) -> bool {
-        self.counts_silent_writes
-    }
-
-    /// Whether work may be posted long before the peer has connected.
-    pub fn keep_early_work(&mut self) -> bool {
-        let queues = &mut self.queues;
-        self.qps.iter().all(|qp| queues.get_mut(usize::from(qp.rail)).is_none_or(|cq| cq.qp(qp.id).keeps_early_work()))
     }
 
     /// Rails in use.
@@ -449,7 +441,7 @@ impl QueuePairs {
                 cq.qp(qp).set_error();
             }
         }
-        queues.iter_mut().for_each(CompletionQueue::mute);
+        queues.iter_mut().for_each(CompletionQueue::disarm);
     }
 
     /// Whether requests are out on a queue pair of which nobody will be told, unless another follows.
@@ -477,7 +469,7 @@ impl QueuePairs {
                     Error::remote(why)
                 });
             }
-            all &= qp.met();
+            all &= qp.connected();
         }
         Ok(all)
     }
@@ -492,7 +484,7 @@ impl QueuePairs {
 
     /// Whether there is more to do than the last polls did, after [`QueuePairs::arm`].
     pub fn needs_repoll(&mut self) -> bool {
-        self.queues.iter_mut().fold(false, |any, cq| any | cq.is_restless())
+        self.queues.iter_mut().fold(false, |any, cq| any | cq.needs_repoll())
     }
 
     /// The peer's process, where a fabric has proven it.

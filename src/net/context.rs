@@ -88,7 +88,9 @@ impl Context {
     /// The first `most` rails of the comm's device.
     pub fn rails(&self, stats: &CommStats, most: usize) -> Result<Vec<RailDevice>> {
         let physical = self.device.rails().iter().take(most).enumerate();
-        physical.map(|(i, device)| Ok(RailDevice { domain: device.domain()?.clone(), stats: stats.rail(i) })).collect()
+        physical
+            .map(|(i, device)| Ok(RailDevice { domain: device.domain()?.clone(), capabilities: device.capabilities, stats: stats.rail(i) }))
+            .collect()
     }
 
     /// Whether both sides can talk; if not, why, in words that make sense on both.

@@ -62,6 +62,8 @@ pub struct Properties {
 /// A device of the fabric and its domain, opened at first use.
 pub struct Physical {
     device: fabric::Device,
+    /// What it can do.
+    pub capabilities: fabric::Capabilities,
     domain: OnceCell<fabric::Domain>,
     /// As long as somebody has something for it to do.
     thread: Mutex<Weak<ProgressThread>>,
@@ -70,17 +72,12 @@ pub struct Physical {
 impl Physical {
     /// Not opened yet.
     pub fn new(device: fabric::Device) -> Physical {
-        Physical { device, domain: OnceCell::new(), thread: Mutex::default() }
+        Physical { capabilities: device.capabilities(), device, domain: OnceCell::new(), thread: Mutex::default() }
     }
 
     /// What the fabric says of it.
     pub fn info(&self) -> &fabric::DeviceInfo {
         self.device.info()
-    }
-
-    /// Whether registrations of the same range are to share a region.
-    pub fn shares_regions(&self) -> bool {
-        self.device.shares_regions()
     }
 
     /// Its domain.

@@ -98,7 +98,7 @@ impl Net {
         Ok(Arc::new(Net {
             config,
             local: Arc::new(Local::new()),
-            mrs: Arc::new(MrTable::new(physical.iter().map(|physical| physical.shares_regions()))),
+            mrs: Arc::new(MrTable::new(physical.iter().map(|physical| physical.capabilities.shares_regions))),
             physical,
             devices: RwLock::new(devices),
             pending: Arc::default(),

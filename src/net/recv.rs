@@ -70,7 +70,7 @@ impl RecvComm {
                 link.qps.post_recv(qp).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
             }
         }
-        let early = (!link.confirmed() && !link.qps.keep_early_work()).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
+        let early = (!link.confirmed() && !link.qps.keeps_early_requests).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
         let mrs = context.mrs.clone();
         let state = RecvState { records, slots: Box::new([FREE; SLOTS]), kept: mrs.kept(), mrs };
         let group = [[0; SLOT_SIZE]; MAX_RECVS];

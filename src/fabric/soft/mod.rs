@@ -40,6 +40,14 @@ pub use region::MemoryRegion;
 
 /// Bytes that a request may carry inline: a flow-control slot of `net`, exactly.
 pub const MAX_INLINE: usize = 64;
+/// What the software fabric can do.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    keeps_early_requests: true,
+    counts_plain_writes: true,
+    splits_data: true,
+    max_with_imm: u32::MAX,
+    shares_regions: false,
+};
 /// Microseconds, for NCCL's topology: what NCCL says of its socket transport (2.27, src/transport/net_socket.cc) would hide that most of
 /// our peers are near.
 const LATENCY_US: f32 = 1.0;

@@ -97,6 +97,23 @@ impl Device {
         &self.port.info
     }
 
+    /// What it can do.
+    pub fn capabilities(&self) -> Capabilities {
+        let config = &self.port.config;
+        let adaptive = match config.ib_adaptive_routing {
+            -1 => u32::from(self.port.link_layer) == IBV_LINK_LAYER_INFINIBAND,
+            set => set != 0,
+        };
+        Capabilities {
+            keeps_early_requests: false,
+            counts_plain_writes: false,
+            splits_data: config.ib_split_data,
+            // A WRITE is routed adaptively, its immediate is not (NCCL 2.28, NCCL_IB_AR_THRESHOLD and NCCL_IB_ADAPTIVE_ROUTING).
+            max_with_imm: if adaptive { config.ib_ar_threshold } else { u32::MAX },
+            shares_regions: true,
+        }
+    }
+
     /// Opens the device's domain.
     pub fn open(&self) -> Result<Domain> {
         let shared = self.domain.get_or_try_init(|| Shared::new(self.port.clone()).map(Arc::new))?;
@@ -124,21 +141,6 @@ impl Domain {
     /// Makes a completion queue.
     pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
         CompletionQueue::new(self.shared.clone(), notify)
-    }
-
-    /// Longest WRITE_WITH_IMM that the network routes as freely as a WRITE (NCCL 2.28, NCCL_IB_AR_THRESHOLD and NCCL_IB_ADAPTIVE_ROUTING).
-    pub fn max_with_imm(&self) -> u32 {
-        let (port, config) = (&self.shared.port, &self.shared.port.config);
-        let adaptive = match config.ib_adaptive_routing {
-            -1 => u32::from(port.link_layer) == IBV_LINK_LAYER_INFINIBAND,
-            set => set != 0,
-        };
-        if adaptive { config.ib_ar_threshold } else { u32::MAX }
-    }
-
-    /// Whether a message is to be striped over all queue pairs of a rail.
-    pub fn splits_data(&self) -> bool {
-        self.shared.port.config.ib_split_data
     }
 
     /// The descriptor to sleep on.
