@@ -188,7 +188,7 @@ fn no_send(ctx: &Ctx) {
         if ctx.rank == 0 {
             let request = rank.post_recv(8);
             rank.tell("posted");
-            let detail = if polls { "it knows of the receive" } else { "nor taken the announcement" };
+            let detail = if polls { "it knows of the receive" } else { "nor taken the receive's clear-to-send" };
             let what = format!("receive {round}");
             rank.stall(&what, &format!("the peer has not sent ({detail}"), || rank.test_in_vain(request));
             rank.tell("send");

@@ -295,7 +295,7 @@ table! {
     ib_query_speed: bool, "RAILHEAD_IB_QUERY_SPEED" or "NCCL_IB_QUERY_PORT_SPEED", true, (),
         "Whether a port's speed is asked for by ibv_query_port_speed, where libibverbs and the driver have it, rather than computed from its width and its lanes' speed.";
     ib_fifo_tc: i32, "RAILHEAD_IB_FIFO_TC" or "NCCL_IB_FIFO_TC", -1, -1..=255,
-        "Traffic class of a receiver's announcements. -1: as the data.";
+        "Traffic class of a receiver's clear-to-sends. -1: as the data.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,
         "Unfinished handshakes that one listener keeps, of those that have said nothing and of those that have begun, but at most a sixteenth of RLIMIT_NOFILE; the oldest is dropped for a newer one of its kind.";
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,

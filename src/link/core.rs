@@ -20,11 +20,11 @@ use super::request::{RequestTable, Sizes};
 use super::stall::{StallWatch, Step, Subject, Waiting};
 use super::wr_id::{RequestId, WrId, WrKind};
 
-/// Batches of completions taken from one rail per call: enough to empty it under any load that calls often, and an end to every call.
+/// Batches of completions that one call takes from a rail at most, so that every call ends. A caller that polls often empties its queues all the same.
 const BATCHES: usize = 4;
-/// Idle polls per look at the clock.
+/// Empty polls per look at the clock.
 const LOOK_EVERY: u32 = 64;
-/// Nanoseconds that a lost comm may take to learn why: a dying process does not close everything at once.
+/// Nanoseconds that a link whose peer is lost waits for the reason: the system closes the connections of a dying process one after the other.
 const EXPLAIN_NS: u64 = 50_000_000;
 
 /// One connected peer. Fields drop in order: queue pairs, regions, then the control connection.
@@ -41,29 +41,29 @@ pub struct Link {
     /// Since when unsignaled requests are out on [`CTS_QP`] with no signaled one behind them; 0: there are none, as far as looked. And how long that may be.
     unsignaled_since: u64,
     unsignaled_max_ns: u64,
-    /// Polls that found nothing, of all time; only the remainder matters.
+    /// Polls that found nothing. It wraps: only the remainder by [`LOOK_EVERY`] is used.
     idle_polls: u32,
-    /// Since a poll found something last, it was looked what there is to wait for.
+    /// The wait's cause is on the stats page; the next completion clears it.
     looked: bool,
-    /// For messages: "send comm 3 on eth0 to host pid 5 (eth1 at 10.0.0.2)".
+    /// For log lines: "send comm 3 on eth0 to host pid 5 (eth1 at 10.0.0.2)".
     name: String,
     batch: [Completion; BATCH],
-    /// Evidence that the comm is lost. What had arrived before it is still completed: the comm fails once the queues are empty.
+    /// Evidence that the peer is lost. What had arrived before is still completed: the link fails once its queues are empty.
     fault: Option<PendingFault>,
     failed: Option<Failure>,
-    /// A call has said so.
+    /// A call has returned the failure.
     reported: bool,
 }
 
 struct PendingFault {
     status: WcStatus,
     text: String,
-    /// When it was first asked why; 0 before.
+    /// When the reason was first looked for; 0 before.
     since: u64,
 }
 
 impl PendingFault {
-    /// Whether the status says no more than that the other end is not there.
+    /// Whether the status says only that the other end is not there.
     fn is_silent(&self) -> bool {
         matches!(self.status, WcStatus::RetryExcErr | WcStatus::WrFlushErr)
     }
@@ -83,7 +83,7 @@ impl Link {
             unsignaled_since: 0,
             unsignaled_max_ns: u64::from(config.fabric_timeout_s) * 1_000_000_000 / 4,
             idle_polls: 0,
-            // The handshake may have left a wait.
+            // The handshake may have left a wait on the stats page.
             looked: true,
             name: format!("{what} {}", peer.label),
             batch: [NO_COMPLETION; BATCH],
@@ -94,7 +94,7 @@ impl Link {
         (link, memory)
     }
 
-    /// Errors: the comm has failed.
+    /// Errors: the link has failed.
     #[inline]
     pub fn check(&mut self) -> Result<()> {
         match &self.failed {
@@ -106,10 +106,10 @@ impl Link {
         }
     }
 
-    /// What a post returns that was not possible. A caller with requests outstanding hears of the comm's failure from their `test` first, as what
-    /// they moved may be done: whether a poll on this thread or on the device's found the failure must make no difference.
+    /// What a call returns that could not post. A caller with requests outstanding gets the link's failure from their `test` first, since they may be
+    /// done. It makes no difference whether this thread or the device's found the failure.
     ///
-    /// Errors: the comm has failed, which was reported already, or no request is outstanding that could.
+    /// Errors: the link has failed, and a call has returned that already or no request is outstanding whose `test` could.
     pub fn null_post(&mut self) -> Result<Option<RequestId>> {
         if self.failed.is_none() {
             self.stats.add(CommCounter::NullPosts, 1);
@@ -119,7 +119,7 @@ impl Link {
         Ok(None)
     }
 
-    /// The same for a post that has failed the comm: nobody is given its request.
+    /// The same for a post that the fabric refused, which fails the link: nobody is given its request.
     #[cold]
     #[inline(never)]
     pub fn not_posted(&mut self, id: RequestId, kind: WrKind, qp: usize, error: PostError) -> Result<Option<RequestId>> {
@@ -128,8 +128,8 @@ impl Link {
         self.null_post()
     }
 
-    /// Moves things along and hands each good completion to `on`. A call that finds nothing is a wait for `waits_for`. True, rarely: the
-    /// caller is to call [`Link::report_stall`].
+    /// Polls, and hands each successful completion to `on`. A poll that finds nothing is a wait for `waits_for`. True, rarely: the caller is to call
+    /// [`Link::report_stall`].
     #[inline(always)]
     pub fn progress(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
         if self.poll_completions(on) {
@@ -142,8 +142,8 @@ impl Link {
         self.idle(waits_for)
     }
 
-    /// The same for the device's thread, on whose calls nobody waits: without a request outstanding, that nothing comes means nothing. Whether
-    /// something was found; and, rarely, whether the caller is to call [`Link::report_stall`].
+    /// The same for the device's thread. Nobody waits for its polls, so an empty one is a wait only if a request is outstanding. Whether there was a
+    /// completion; and, rarely, whether the caller is to call [`Link::report_stall`].
     pub fn progress_in_background(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Link, &WrId, &Completion)) -> (bool, bool) {
         if self.poll_completions(on) {
             return (true, false);
@@ -153,8 +153,7 @@ impl Link {
         (false, look && self.requests.unfinished().0 > 0 && self.idle(waits_for))
     }
 
-    /// Before the device's thread sleeps: asks for a notification of whatever comes, and hands on what has come. As for
-    /// [`Link::progress_in_background`].
+    /// Before the device's thread sleeps: arms the queues, then drains them. The rest as for [`Link::progress_in_background`].
     pub fn arm_and_drain(
         &mut self,
         wait: &mut WaitSet,
@@ -170,7 +169,7 @@ impl Link {
         if self.requests.unfinished().0 == 0 {
             return (engine::Progress::Idle, false);
         }
-        // Sleep is long, and the polls of the thread are too few to look now and then.
+        // The thread polls too rarely for one look in many polls.
         let watch = self.idle(waits_for);
         match self.fault {
             Some(_) => wait.poll_soon(),
@@ -184,7 +183,7 @@ impl Link {
         self.failed.is_some()
     }
 
-    /// Hands each good completion to `on`; whether there was any.
+    /// Takes completions and hands each successful one to `on`; whether there was any.
     #[inline(always)]
     fn poll_completions(&mut self, mut on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
         let (mut found, mut rail, mut batches) = (0, 0, 0);
@@ -245,8 +244,8 @@ impl Link {
         self.failed.is_none() && self.stall.due(now)
     }
 
-    /// A fabric that gives up on work knows only of work that it has to report, and announcements are reported rarely: one that never arrives
-    /// would be waited for without end.
+    /// A fabric reports that it gave up on a request only by the completion of a signaled one, and clear-to-sends are signaled rarely: so one that
+    /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted behind them.
     fn probe_unsignaled(&mut self, now: u64) {
         if !self.qps.has_unsignaled(CTS_QP) {
             self.unsignaled_since = 0;
@@ -259,8 +258,8 @@ impl Link {
         }
     }
 
-    /// Looks whether something has been outstanding for too long, and says so, once. `next` is the send that `isend` gave no request for,
-    /// and `why` what is known of the wait beyond its cause.
+    /// Warns, once, of a request that has been outstanding for too long. `next` is the number of the send that `isend` gave no request for, and `why`
+    /// what is known of the wait beyond its cause.
     #[cold]
     pub fn report_stall(&mut self, next: Option<u64>, why: &'static str) {
         let oldest = self.requests.oldest();
@@ -274,10 +273,10 @@ impl Link {
                 self.probe(id);
             }
             Step::Stalled { age_ns, moved } => {
-                // Looked at now, as the last look may have been long ago.
+                // The last look at the process may have been long ago.
                 let gone = self.liveness.condition(now);
                 let part = oldest.is_some_and(|(_, request)| request.left < request.n);
-                // What moved is of the oldest request if there is no other, or if all come on one queue pair, in order.
+                // Bytes that moved belong to the oldest request if it is the only one, or if all come on one queue pair, in order.
                 let alone = self.requests.unfinished().0 == 1 || (self.side == Side::Recv && self.qps.len() == 1);
                 let (cause, detail) = self.stall_cause(request.is_some(), gone, part || (alone && moved > 0), why);
                 let Some(waiting) = waiting else { return };
@@ -295,7 +294,7 @@ impl Link {
         }
     }
 
-    /// Why a wait goes on: what is known of the peer's process explains any wait; then what the wait is for.
+    /// Why a wait goes on: the state of the peer's process explains any wait; if it says nothing, what the wait is for does.
     fn stall_cause(&self, posted: bool, gone: Option<String>, part: bool, why: &'static str) -> (WaitCause, String) {
         let detail = |text: &str| if text.is_empty() { String::new() } else { format!(" ({text})") };
         if let Some(gone) = gone {
@@ -310,10 +309,9 @@ impl Link {
             Side::Send => (WaitCause::PeerNoReceive, detail(why)),
             Side::Recv if part => (WaitCause::Fabric, detail("part of it has arrived")),
             Side::Recv if self.stall.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
-            Side::Recv => (
-                WaitCause::PeerNoSend,
-                detail("nor taken the announcement of the receive: it does not poll, or the network does not deliver"),
-            ),
+            Side::Recv => {
+                (WaitCause::PeerNoSend, detail("nor taken the receive's clear-to-send: it does not poll, or the network does not deliver"))
+            }
         }
     }
 
@@ -326,12 +324,12 @@ impl Link {
         }
     }
 
-    /// Asks the peer's fabric for a sign that it has taken what was announced: a WRITE of nothing, which completes behind all that.
+    /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     fn probe(&mut self, id: RequestId) {
         if self.side != Side::Recv || self.qps.room(CTS_QP) == 0 {
             return;
         }
-        // A device that gives up on a peer which is not connected would take a late peer for a lost one.
+        // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.
         if !self.confirmed() && !self.qps.keeps_early_requests {
             return;
         }
@@ -340,7 +338,7 @@ impl Link {
         let _ = self.qps.post_send(CTS_QP, [nothing], WrKind::Cts, id, true);
     }
 
-    /// An announcement was accepted, or a question.
+    /// A clear-to-send was acked, or a probe.
     #[inline]
     pub fn acked(&mut self, id: RequestId) {
         self.stall.answer(id);
@@ -359,7 +357,7 @@ impl Link {
         if self.failed.is_some() {
             return;
         }
-        // "Flushed" only says that something else went wrong first.
+        // A flush error only says that another request failed first.
         if self.fault.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
             return;
         }
@@ -386,7 +384,7 @@ impl Link {
         self.fail(Failure::remote(text));
     }
 
-    /// Fails the comm: the requests that are not done never will be. The peer learns through its queue pairs.
+    /// Fails the link: requests that are not done never will be. The peer learns of it by its queue pairs.
     #[cold]
     pub fn fail(&mut self, failure: Failure) {
         if self.failed.is_some() {
@@ -417,7 +415,7 @@ impl Link {
         self.fail(Failure::remote(format!("the peer sent {what}")));
     }
 
-    /// A post that must have been possible was not.
+    /// The fabric refused a post for which there was room.
     #[cold]
     pub fn post_failed(&mut self, kind: WrKind, qp: usize, error: PostError) {
         let what = kind.what();
@@ -454,14 +452,14 @@ impl Link {
         self.stats.add(CommCounter::Ops, 1);
     }
 
-    /// Counts a record that was received, if its bytes were counted too: the peer wrote them without telling.
+    /// Counts the bytes of a record that was received, if the fabric counts those of plain WRITEs too.
     pub fn record_received(&self) {
         if self.qps.counts_plain_writes {
             self.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
         }
     }
 
-    /// Tells the peer that the comm closes.
+    /// Tells the peer that this end closes.
     pub fn close(&mut self) {
         if self.failed.is_none() {
             self.liveness.say_bye();

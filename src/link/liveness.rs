@@ -1,6 +1,6 @@
-//! Whether the peer still lives. Asked by the thread that drives a comm, only on polls that found nothing, and then rarely.
+//! Whether the peer still lives. Asked by the thread that drives the link, only on polls that found nothing, and then rarely.
 //!
-//! A comm fails on evidence alone: a completion that failed, or the end of the control connection (the handshake's, kept for this),
+//! A link fails on evidence alone: a completion that failed, or the end of the control connection (the handshake's, kept for this),
 //! or of the peer's process, with something outstanding. A peer that is slow or stopped is only reported, unless RAILHEAD_PEER_TIMEOUT_S
 //! says otherwise.
 
@@ -77,7 +77,7 @@ pub struct Liveness {
     idle_since: u64,
     /// When the end of the connection or of the process was seen, and which.
     ended: Option<(u64, &'static str)>,
-    /// Since when it is asked why the queue pairs have failed; 0 before.
+    /// When the queue pairs were first seen to have failed; 0 before.
     failed_since: u64,
     /// The peer said that it closes.
     bye: bool,
@@ -177,7 +177,7 @@ impl Liveness {
         Verdict::LookedAt
     }
 
-    /// Queue pairs have failed. Whether the control connection, on which a peer says that it closes before it does, may still tell why.
+    /// Queue pairs have failed. Whether the control connection may still tell why: a peer says there that it closes before it does.
     #[cold]
     pub fn may_explain(&mut self, now: u64) -> bool {
         if self.failed_since == 0 {

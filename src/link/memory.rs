@@ -45,7 +45,7 @@ pub struct Registration {
     len: AtomicUsize,
     device_memory: AtomicU32,
     lkeys: [AtomicU32; MAX_RAILS],
-    /// Two to a word, as they are announced.
+    /// Two to a word, as a slot of the CTS FIFO has them.
     rkeys: [AtomicU64; MAX_RAILS / 2],
 }
 

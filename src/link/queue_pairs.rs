@@ -19,7 +19,7 @@ use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE};
 use super::plan::{Plan, wrapped};
 use super::wr_id::{RequestId, WrId, WrKind};
 
-/// Unsignaled requests in a row at most. Without a signaled one now and then, a send queue never drains.
+/// Unsignaled requests in a row at most: only the completion of a signaled one frees their entries of the send queue.
 const SIGNAL_EVERY: u16 = 64;
 
 /// The queue pair of what has to stay in order across messages, such as a receiver's clear-to-send: the first of the first rail.
@@ -28,7 +28,7 @@ pub const CTS_QP: usize = 0;
 /// Completions taken from a queue at once.
 pub const BATCH: usize = 16;
 
-/// Entries of a queue pair's send queue that a message takes at most: a record, data, and an immediate if that may go alone.
+/// Entries of a send queue that a message takes at most: a record, data, and an immediate where that may go in a request of its own.
 #[inline]
 fn message_entries(max_with_imm: u32) -> u32 {
     if max_with_imm == u32::MAX { 2 } else { 3 }
@@ -42,7 +42,7 @@ struct Qp {
     room: u32,
     /// Requests posted since the last signaled one.
     unsignaled: u16,
-    /// Longest data that goes with its immediate.
+    /// Longest data that goes in one request with its immediate.
     max_with_imm: u32,
 }
 
@@ -444,7 +444,7 @@ impl QueuePairs {
         queues.iter_mut().for_each(CompletionQueue::disarm);
     }
 
-    /// Whether requests are out on a queue pair of which nobody will be told, unless another follows.
+    /// Whether unsignaled requests are out on a queue pair with no signaled one behind them.
     pub fn has_unsignaled(&self, qp: usize) -> bool {
         self.qps.get(qp).is_some_and(|qp| qp.unsignaled > 0)
     }
@@ -482,7 +482,7 @@ impl QueuePairs {
         self.queues.iter_mut().try_for_each(CompletionQueue::arm)
     }
 
-    /// Whether there is more to do than the last polls did, after [`QueuePairs::arm`].
+    /// Whether the queues have to be polled again before anybody sleeps, after [`QueuePairs::arm`].
     pub fn needs_repoll(&mut self) -> bool {
         self.queues.iter_mut().fold(false, |any, cq| any | cq.needs_repoll())
     }

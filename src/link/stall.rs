@@ -1,4 +1,4 @@
-//! Notices what stays outstanding too long. Asked by the thread that drives a comm, on polls that found nothing, and then rarely.
+//! Notices what stays outstanding too long. Asked by the thread that drives the link, on polls that found nothing, and then rarely.
 //!
 //! Nothing is noted when a request is posted or completes, so a message pays nothing: a look finds the oldest thing that the caller waits
 //! for and remembers since when it has been the same. Ages are therefore lower bounds, and what is reported did wait that long.

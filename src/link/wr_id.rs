@@ -23,7 +23,7 @@ impl WrKind {
     pub fn what(self) -> &'static str {
         match self {
             WrKind::Data => "the WRITE of a message",
-            WrKind::Cts => "the WRITE that announces a receive",
+            WrKind::Cts => "the WRITE of a clear-to-send",
             WrKind::Recv => "a receive",
             WrKind::Flush => "the READ of a flush",
         }

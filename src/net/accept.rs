@@ -355,7 +355,7 @@ impl Acceptor {
         let devices = self.context.rails(&stats, usize::from(theirs.rails))?;
         let qps_per_rail = (self.context.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
         let traffic_class = if self.context.config.traffic_class < 0 { theirs.traffic_class } else { self.context.config.traffic_class };
-        // What this side sends is announcements.
+        // All that this side sends is clear-to-sends.
         let own_class = if self.context.config.ib_fifo_tc < 0 { traffic_class } else { self.context.config.ib_fifo_tc };
         let mut qps = QueuePairs::new(&devices, qps_per_rail, Side::Recv, records.pages().as_memory(), own_class, self.context.notify())?;
         let used: Vec<Endpoint> = theirs

@@ -53,7 +53,7 @@ impl SendComm {
     }
 
     /// Sends `len` bytes at `addr` into the receive that has this tag, of the group at the head of the FIFO. Size 0 is legal and needs
-    /// no memory handle. `None`: the receiver has not announced it yet, or all requests are in use; call again. The memory must stay as it
+    /// no memory handle. `None`: there is no clear-to-send for it yet, or all requests are in use; call again. The memory must stay as it
     /// is until `test` says that the request is done. A send longer than its receive is cut to it.
     ///
     /// Errors: memory that `mr` does not cover; more than 1 GiB; a peer that is gone or misbehaves, unless a request is outstanding: then it is
@@ -83,7 +83,7 @@ impl SendComm {
         state.with(|state| state.isend(context, addr, len, tag, mr))
     }
 
-    /// Drops the registration of the CTS FIFO, so that the receiver's announcements fail: for tests that there is no other way for them.
+    /// Drops the registration of the CTS FIFO, so that the receiver's clear-to-sends fail: for tests that there is no other way for them.
     #[doc(hidden)]
     pub fn invalidate_cts_fifo(&mut self) {
         // A comm that broke has none to drop.

@@ -146,7 +146,7 @@ impl Sender {
         (i < self.group_len).then_some(i)
     }
 
-    /// The same after a poll: announcements arrive only while somebody polls.
+    /// The same after a poll: clear-to-sends arrive only while somebody polls.
     #[inline(never)]
     fn find_later(&mut self, tag: i32) -> Option<usize> {
         self.progress(WaitCause::PeerNoReceive);

@@ -124,7 +124,7 @@ fn comms_and_registrations_may_go_with_requests_in_flight() {
 }
 
 #[test]
-fn an_announcement_into_an_invalidated_fifo_is_a_remote_access_error() {
+fn a_clear_to_send_into_an_invalidated_fifo_is_a_remote_access_error() {
     let mut pair = Pair::new(&net(config()), 0);
     let buffer = pair.buffer(64);
     pair.send.invalidate_cts_fifo();
