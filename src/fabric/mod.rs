@@ -1,4 +1,4 @@
-//! RC queue pairs, memory regions and completion queues behind one interface, whoever provides them.
+//! RC queue pairs, memory regions and completion queues behind one interface for all providers.
 //!
 //! `net` (and every other layer above) sees only the types of this file and of [`types`]; which provider stands behind a
 //! [`Device`] is decided when the devices are listed. Dispatch is a `match` on an enum, so that the hot path has no indirect call.

@@ -1,5 +1,5 @@
 //! The RDMA vocabulary: requests, completions, states and keys as every provider understands them.
-//! Plain data, used by whoever posts and polls; no thread of its own.
+//! Plain data, used by those who post and poll; no thread of its own.
 
 use std::fmt;
 
@@ -89,7 +89,7 @@ pub struct RecvRequest {
 pub enum WcStatus {
     /// Done.
     Success,
-    /// A SEND was longer than the receive request that it met.
+    /// A SEND was longer than its receive request.
     LocLenErr,
     /// A request that the queue pair cannot perform.
     LocQpOpErr,
@@ -138,9 +138,9 @@ pub enum WcOpcode {
     Write,
     /// A READ.
     Read,
-    /// A receive request met by a SEND.
+    /// A receive request, by a SEND.
     Recv,
-    /// A receive request met by a WRITE_WITH_IMM.
+    /// A receive request, by a WRITE_WITH_IMM.
     RecvRdmaWithImm,
 }
 
@@ -193,7 +193,7 @@ pub struct QpCaps {
     pub send_depth: u32,
     /// Receive requests outstanding, 1..=4096.
     pub recv_depth: u32,
-    /// How often a request that met no receive is retried, 0..=7; 7 means for ever (InfiniBand specification 1.4, 9.7.5.2.8).
+    /// How often a request that finds no receive is retried, 0..=7; 7 means for ever (InfiniBand specification 1.4, 9.7.5.2.8).
     pub rnr_retry: u8,
     /// Microseconds between such retries. 640 is IB's timer code 12, NCCL's choice.
     pub min_rnr_timer_us: u32,

@@ -29,7 +29,7 @@ struct Entry {
     access: AtomicU32,
     addr: AtomicU64,
     len: AtomicU64,
-    /// Copies under way.
+    /// Copies in progress.
     users: AtomicU32,
     /// Id of the library's own allocation that holds the range; 0 for none.
     segment: AtomicU32,
@@ -40,7 +40,7 @@ struct Entry {
 struct Table {
     /// By the lower bits of the key; null where there is no region. Of its 8 MiB those pages exist that were written.
     places: [AtomicPtr<Entry>; PLACES],
-    /// Entries that were given back. A forked child never reuses its parent's: a copy may have been under way when it forked.
+    /// Entries that were given back. A forked child never reuses its parent's: a copy may have been in progress when it forked.
     free: PerProcess<Vec<&'static Entry>>,
     /// Regions, those of the processes included that this one was forked from.
     regions: AtomicUsize,
@@ -133,7 +133,7 @@ impl Region {
 
     /// Refuses new pins from now on.
     pub fn refuse(&self) {
-        // Store and load are SeqCst, as are the increment and the re-check in `pin`: of a pin and a deregistration that meet, at
+        // Store and load are SeqCst, as are the increment and the re-check in `pin`: of a pin and a deregistration at the same time, at
         // least one sees the other.
         self.entry.key.store(0, Ordering::SeqCst);
     }

@@ -39,7 +39,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Whoever waits for its asynchronous events, started at first use.
+    /// The thread that waits for its asynchronous events, started at first use.
     pub fn events(&self, fatal: bool) -> Result<&Events> {
         self.events.get_or_try_init(|| Events::start(self.library, self.raw, &self.name, fatal))
     }

@@ -151,7 +151,7 @@ impl Domain {
 
 /// What the users of a domain share. Dropped in this order, after all of them.
 struct Shared {
-    /// Made when somebody first wants to sleep.
+    /// Made when the first queue with notification is.
     channel: OnceCell<Channel>,
     pd: *mut ibv_pd,
     port: Arc<Port>,

@@ -174,7 +174,7 @@ pub fn settle(a: &mut Side, b: &mut Side) {
     }
 }
 
-/// Steps both ends until each has met its fault.
+/// Steps both ends until each has failed.
 pub fn faults(a: &mut Side, b: &mut Side) -> (Fault, Fault) {
     let (mut of_a, mut of_b) = (None, None);
     for _ in 0..100_000 {
