@@ -74,7 +74,7 @@ const FIRST_SEGMENT: usize = 1024;
 /// look-up lock-free.
 const SEGMENTS: usize = 16;
 
-/// All registrations of a [`super::Net`].
+/// All registrations of a process.
 pub struct MrTable {
     segments: [OnceLock<Box<[Registration]>>; SEGMENTS],
     owners: Mutex<Owners>,

@@ -1,4 +1,4 @@
-//! How a message is cut over the queue pairs of a comm: plain numbers, nothing of queue pairs. [`QueuePairs`](super::rails::Rails) makes a plan for
+//! How a message is cut over the queue pairs of a comm: plain numbers, nothing of queue pairs. [`QueuePairs`](super::queue_pairs::QueuePairs) makes a plan for
 //! each message, on the thread that drives the comm, and the sender posts it stripe by stripe.
 
 /// Stripes begin at multiples of it, as NCCL's do: no two queue pairs write to one cache line, or to a pair that is fetched together.
