@@ -159,31 +159,26 @@ impl Handle {
     }
 }
 
-/// Where a handle says that its comm is.
+/// The comm that a handle names.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// Entry of the slab.
+pub struct CommKey {
+    /// Index of its entry in the slab.
     pub index: u32,
-    /// How many comms used it before, of which a handle holds the low bits.
-    pub count: u32,
+    /// The low bits of how many comms had the entry before.
+    count: u32,
     mask: u32,
 }
 
-impl Place {
-    /// Whether the comm after `count` others is the one.
+impl CommKey {
+    /// Whether it is the comm of this generation of the entry, which is odd while there is one.
     #[inline]
-    pub fn is(self, count: u32) -> bool {
-        count & self.mask == self.count
-    }
-
-    /// The count of the comm that uses the entry next.
-    pub fn next(self) -> u32 {
-        (self.count + 1) & mask(COUNT_BITS) as u32
+    pub fn is(self, generation: u32) -> bool {
+        generation & 1 == 1 && generation >> 1 & self.mask == self.count
     }
 
     /// The handle of the comm.
     pub fn comm(kind: Kind, process: u8, index: u32, count: u32) -> Handle {
-        Handle(tagged(kind, process) | u64::from(count) << INDEX_BITS | u64::from(index))
+        Handle(tagged(kind, process) | (u64::from(count) & mask(COUNT_BITS)) << INDEX_BITS | u64::from(index))
     }
 
     /// The handle of one of its requests.
@@ -195,19 +190,19 @@ impl Place {
 }
 
 impl Handle {
-    /// Where the comm of this handle of a comm is.
+    /// The comm of a handle of a comm.
     #[inline]
-    pub fn comm(self) -> Place {
+    pub fn comm(self) -> CommKey {
         let count = (self.0 >> INDEX_BITS & mask(COUNT_BITS)) as u32;
-        Place { index: (self.0 & mask(INDEX_BITS)) as u32, count, mask: mask(COUNT_BITS) as u32 }
+        CommKey { index: (self.0 & mask(INDEX_BITS)) as u32, count, mask: mask(COUNT_BITS) as u32 }
     }
 
-    /// Where the comm of this handle of a request is, and the comm's number of the request.
+    /// The comm of a handle of a request, and the comm's number of the request.
     #[inline]
-    pub fn request(self) -> (Place, RequestId) {
+    pub fn request(self) -> (CommKey, RequestId) {
         let count = (self.0 >> 50 & mask(REQUEST_COUNT_BITS)) as u32;
-        let place = Place { index: (self.0 >> 32 & mask(INDEX_BITS)) as u32, count, mask: mask(REQUEST_COUNT_BITS) as u32 };
-        (place, RequestId(self.0 as u32))
+        let key = CommKey { index: (self.0 >> 32 & mask(INDEX_BITS)) as u32, count, mask: mask(REQUEST_COUNT_BITS) as u32 };
+        (key, RequestId(self.0 as u32))
     }
 }
 
@@ -239,10 +234,10 @@ mod tests {
     #[test]
     fn parts_come_back() {
         let (index, count) = (MAX_COMMS as u32 - 2, mask(COUNT_BITS) as u32);
-        let comm = Place::comm(Kind::Recv, 9, index, count).comm();
-        assert!(comm.index == index && comm.is(count) && !comm.is(count - 1) && comm.next() == 0);
-        let (place, id) = Place::request(Kind::RecvRequest, index, count, RequestId(0xdead_beef)).request();
-        assert!(place.index == index && place.is(count) && !place.is(count - 1) && id.0 == 0xdead_beef);
+        let comm = CommKey::comm(Kind::Recv, 9, index, count).comm();
+        assert!(comm.index == index && comm.is(count << 1 | 1) && !comm.is(count << 1) && !comm.is((count - 1) << 1 | 1));
+        let (key, id) = CommKey::request(Kind::RecvRequest, index, count, RequestId(0xdead_beef)).request();
+        assert!(key.index == index && key.is(count << 1 | 1) && !key.is((count - 1) << 1 | 1) && id.0 == 0xdead_beef);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::handle::{Handle, Kind};
-use crate::abi::handles::{Driven, Driving, Shared, Slab};
+use crate::abi::handles::{Comms, Driven, Driving, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::{fork, log};
 use crate::fabric::UserMemory;
@@ -27,7 +27,7 @@ struct Process {
     epoch: u64,
     // How many forks lie between the first initialisation and this process, modulo 256.
     number: u8,
-    comms: Slab,
+    comms: Comms,
     life: Mutex<Life>,
     // The parent's, kept reachable and otherwise left alone.
     _parent: Option<&'static Process>,
@@ -88,7 +88,7 @@ fn renewed() -> &'static Process {
             return process;
         }
         let number = parent.map_or(0, |parent| parent.number.wrapping_add(1));
-        let process = Process { epoch, number, comms: Slab::new(number), life: Mutex::default(), _parent: parent };
+        let process = Process { epoch, number, comms: Comms::new(number), life: Mutex::default(), _parent: parent };
         let process = Box::into_raw(Box::new(process));
         let expected = parent.map_or(std::ptr::null_mut(), |parent| std::ptr::from_ref(parent).cast_mut());
         if PROCESS.compare_exchange(expected, process, Ordering::Release, Ordering::Relaxed).is_err() {

@@ -49,7 +49,7 @@ choice! {
 choice! {
     /// Whether bulk data on one host is copied straight between two processes' memory.
     CrossMemory {
-        /// Where that is faster than two copies through a ring.
+        /// Where that is faster than two copies through a bounce ring.
         Auto = "auto",
         /// Wherever the kernel lets us.
         Always = "1",
@@ -59,9 +59,9 @@ choice! {
 }
 
 choice! {
-    /// Who moves data along.
+    /// Which threads make progress.
     Progress {
-        /// Whoever calls into a comm, for this comm.
+        /// A thread that calls into a comm, for this comm.
         Poll = "poll",
         /// And a thread of each device, for all of its comms.
         Thread = "thread",
@@ -69,7 +69,7 @@ choice! {
 }
 
 choice! {
-    /// A signal that an application may have to spare.
+    /// A signal that an application may leave unused.
     DumpSignal {
         /// No signal.
         None = "none",
@@ -174,7 +174,7 @@ struct Row {
 enum Found<T> {
     Nothing,
     Value(&'static str, T),
-    /// This variable, whose text may be shown so.
+    /// This variable is not accepted; the text is how to show it.
     Bad(&'static str, String),
 }
 
@@ -195,9 +195,9 @@ macro_rules! table {
         }
 
         impl Config {
-            fn read(env: &impl Fn(&str) -> Option<OsString>, tell: &mut impl FnMut(Level, String)) -> Config {
+            fn read(env: &impl Fn(&str) -> Option<OsString>, log: &mut impl FnMut(Level, String)) -> Config {
                 Config {
-                    $($field: setting($env, [$($alias)?].first().copied(), $default, &$limits, env, tell),)*
+                    $($field: setting($env, [$($alias)?].first().copied(), $default, &$limits, env, log),)*
                     aliases: effective::aliases(env),
                 }
             }
@@ -233,7 +233,7 @@ table! {
     shm_bounce_kib: u32, "RAILHEAD_SHM_BOUNCE_KIB", 256, 64..=65536,
         "Size of the bounce ring per connection and direction, in KiB, rounded up to a power of two.";
     tcp_streams: u32, "RAILHEAD_TCP_STREAMS" or "NCCL_NSOCKS_PERTHREAD", 0, 0..=16,
-        "TCP data streams per queue pair beside its control stream. 0: data travels on the control stream.";
+        "TCP data streams per queue pair in addition to its control stream. 0: data travels on the control stream.";
     tcp_congestion: String, "RAILHEAD_TCP_CONGESTION", String::from("auto"), CONGESTION,
         "TCP congestion control. `auto`: reno towards the same host, the system's default elsewhere; `system`: always the default.";
     tcp_buffer_kib: u32, "RAILHEAD_TCP_BUFFER_KIB", 0, 0..=65536,
@@ -253,7 +253,7 @@ table! {
     force_merge: String, "RAILHEAD_FORCE_MERGE" or "NCCL_NET_FORCE_MERGE", String::new(), ANY_TEXT,
         "Devices that may be merged into one although they are not ports of one NIC, in NCCL's syntax: `a,b;c,d`.";
     ib_disable: bool, "RAILHEAD_IB_DISABLE" or "NCCL_IB_DISABLE", false, (),
-        "Whether RDMA NICs are left alone.";
+        "Whether RDMA NICs are not used.";
     ib_hca: String, "RAILHEAD_IB_HCA" or "NCCL_IB_HCA", String::new(), HCAS,
         "RDMA ports to use: a list of device name prefixes, with a port or without, and where in the network they are; `=` asks for whole names, `^` excludes. Empty: all.";
     ib_gid_index: i32, "RAILHEAD_IB_GID_INDEX" or "NCCL_IB_GID_INDEX", -1, -1..=255,
@@ -283,7 +283,7 @@ table! {
     ib_adaptive_routing: i32, "RAILHEAD_IB_ADAPTIVE_ROUTING" or "NCCL_IB_ADAPTIVE_ROUTING", -1, -1..=1,
         "Whether the network takes several paths for one connection. -1: on InfiniBand.";
     ib_ar_threshold: u32, "RAILHEAD_IB_AR_THRESHOLD" or "NCCL_IB_AR_THRESHOLD", 8192, 0..=1 << 30,
-        "With adaptive routing: bytes above which a message's data is one WRITE and the word that it has come another, as only plain WRITEs are routed freely.";
+        "With adaptive routing: bytes above which a message's data is one WRITE and its notification another, as only plain WRITEs are routed freely.";
     ib_split_data: bool, "RAILHEAD_IB_SPLIT_DATA" or "NCCL_IB_SPLIT_DATA_ON_QPS", false, (),
         "Whether a message is striped over all queue pairs of a NIC's connection. Else it takes one per rail, the next message the next one.";
     ib_merge_vfs: bool, "RAILHEAD_IB_MERGE_VFS" or "NCCL_IB_MERGE_VFS", true, (),
@@ -297,7 +297,7 @@ table! {
     ib_fifo_tc: i32, "RAILHEAD_IB_FIFO_TC" or "NCCL_IB_FIFO_TC", -1, -1..=255,
         "Traffic class of a receiver's clear-to-sends. -1: as the data.";
     max_half_open: u32, "RAILHEAD_MAX_HALF_OPEN", 64, 1..=4096,
-        "Unfinished handshakes that one listener keeps, of those that have said nothing and of those that have begun, but at most a sixteenth of RLIMIT_NOFILE; the oldest is dropped for a newer one of its kind.";
+        "Unfinished handshakes that one listener keeps, of those that have sent nothing and of those that have begun, but at most a sixteenth of RLIMIT_NOFILE; the oldest is dropped for a newer one of its kind.";
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,
         "Seconds that an incoming handshake may take after its first byte.";
     peer_timeout_s: u32, "RAILHEAD_PEER_TIMEOUT_S", 0, 0..=86400,
@@ -311,13 +311,13 @@ table! {
     store_bind: String, "RAILHEAD_STORE_BIND", String::new(), ADDRESS,
         "Address that a store's server listens on. Empty: all addresses, as torch does. Anything else is an error where a server is to start.";
     store_secret: Secret, "RAILHEAD_STORE_SECRET", Secret::default(), (),
-        "A secret that a store's server and clients share; who does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none. What is not accepted is an error where a store is opened. Never shown.";
+        "A secret that a store's server and clients share; a client that does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none. What is not accepted is an error where a store is opened. Never shown.";
     progress: Progress, "RAILHEAD_PROGRESS", Progress::Poll, (),
-        "Who moves data along. `poll`: whoever calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
+        "Which threads make progress. `poll`: the one that calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
-        "Processors that the threads which move data run on. Empty: where the thread that starts them may. Those that wait for events only run anywhere.";
+        "Processors that the threads which move data run on. Empty: where the thread that starts them may. Threads that only wait for events run anywhere.";
     dump_signal: DumpSignal, "RAILHEAD_DUMP_SIGNAL", DumpSignal::None, (),
-        "A signal at which each proxy, and each device's thread under RAILHEAD_PROGRESS=thread, logs what it has to do and what that waits for, as warnings. Read when a proxy is made, too. A handler that the application has for the signal is called as well, each time; the system's own action for it, such as SIGQUIT's end of the process, no longer happens.";
+        "A signal at which each proxy, and each device's thread under RAILHEAD_PROGRESS=thread, logs its operations and what they wait for, as warnings. Read when a proxy is made, too. A handler that the application has for the signal is called as well, each time; the system's own action for it, such as SIGQUIT's end of the process, no longer happens.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),
@@ -331,12 +331,12 @@ impl Config {
         u64::from(self.max_half_open).min(of_limit) as usize
     }
 
-    /// Reads the environment, says in the log what is wrong or unusual in it, and applies RAILHEAD_DEBUG. Once per init.
+    /// Reads the environment, logs what is wrong or unusual in it, and applies RAILHEAD_DEBUG. Once per init.
     pub fn from_env() -> Config {
         Config::from_env_or(Debug::None)
     }
 
-    /// The same; where RAILHEAD_DEBUG does not say which messages go to stderr, `otherwise` does.
+    /// The same; `otherwise` decides which messages go to stderr if RAILHEAD_DEBUG is not set.
     pub fn from_env_or(otherwise: Debug) -> Config {
         let env = |name: &str| std::env::var_os(name);
         // First, so that it governs the messages about the rest.
@@ -355,23 +355,22 @@ impl Config {
         log::set_stderr(debug.unwrap_or(otherwise).level());
     }
 
-    /// Reads from `env`, and says nothing: what is wrong, an init says.
+    /// Reads from `env`, and logs nothing: init logs what is wrong.
     pub fn quietly(env: &impl Fn(&str) -> Option<OsString>) -> Config {
         Config::read(env, &mut |_, _| ())
     }
 
-    /// The variable that a setting was taken from, for whoever finds fault with its value: NCCL's name if it was that, else `own`,
-    /// Railhead's.
+    /// The variable that a setting was taken from, for messages about its value: NCCL's name if it was that, else `own`, Railhead's.
     pub fn variable(&self, own: &'static str) -> &'static str {
         let alias = rows().into_iter().find(|row| row.env == own).and_then(|row| row.alias);
         alias.filter(|alias| self.aliases.contains(alias)).unwrap_or(own)
     }
 
-    fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, tell: &mut impl FnMut(Level, String)) -> Config {
-        let config = Config::read(env, tell);
+    fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, log: &mut impl FnMut(Level, String)) -> Config {
+        let config = Config::read(env, log);
         for Unknown { name, nearest } in effective::unknown(names) {
             let hint = nearest.map_or(String::new(), |nearest| format!(": {nearest} is meant?"));
-            tell(Level::Warn, format!("{name} is not a setting of Railhead{hint}; see docs/env.md"));
+            log(Level::Warn, format!("{name} is not a setting of Railhead{hint}; see docs/env.md"));
         }
         config
     }
@@ -392,27 +391,27 @@ fn find<T: Value>(
     }
 }
 
-/// The value of one row. A bad value is reported, and the default stands.
+/// The value of one row. A bad value is reported, and the default used.
 fn setting<T: Value>(
     name: &'static str,
     alias: Option<&'static str>,
     default: T,
     limits: &T::Limits,
     env: &impl Fn(&str) -> Option<OsString>,
-    tell: &mut impl FnMut(Level, String),
+    log: &mut impl FnMut(Level, String),
 ) -> T {
     match find::<T>(name, alias, limits, env) {
         Found::Nothing => default,
         Found::Value(source, value) => {
             if value != default {
                 let meaning = if source == name { String::new() } else { format!(" (as {name})") };
-                tell(Level::Info, format!("{source}={}{meaning}", value.show()));
+                log(Level::Info, format!("{source}={}{meaning}", value.show()));
             }
             value
         }
         Found::Bad(source, text) => {
             let (complaint, default_text) = (complaint(source, &text, &T::accepted(limits)), default.show());
-            tell(Level::Warn, format!("{complaint}; using the default, {}", Shown(&default_text)));
+            log(Level::Warn, format!("{complaint}; using the default, {}", Shown(&default_text)));
             default
         }
     }
@@ -422,7 +421,7 @@ fn complaint(source: &str, text: &str, accepted: &str) -> String {
     format!("{source}={text} is not accepted ({accepted})")
 }
 
-/// A value in prose: nothing to see is said so.
+/// A value in a sentence: an empty one is shown as a word.
 struct Shown<'a>(&'a str);
 
 impl fmt::Display for Shown<'_> {

@@ -1,12 +1,12 @@
 //! The library's one error type. Made by every module, on any thread, always off the hot path;
 //! turned into an `ncclResult_t` by `abi` alone.
 //!
-//! The kind says whose fault it is, because that is what a caller can act on and what the C status codes distinguish; the message
-//! names the operation, the value and the accepted range.
+//! The kinds are those that a caller can act on and that the C status codes distinguish: who has to mend it. The message names the operation, the
+//! value and the accepted range.
 
 use std::io;
 
-/// What every fallible function of the library returns.
+/// Result of the library's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A failed operation.
@@ -17,22 +17,22 @@ pub enum Error {
     System {
         /// The operation that failed.
         what: String,
-        /// The system's own word. No source of this error, whose text has it.
+        /// The system's error. Not the `source` of this error: its text includes it.
         word: io::Error,
     },
-    /// The caller broke the contract of the interface, or Railhead its own (`ncclInternalError`).
+    /// The caller broke the contract of the interface, or the library has a fault (`ncclInternalError`).
     #[error("{0}")]
     Internal(String),
     /// A size, an argument or a setting that the user can mend (`ncclInvalidUsage`).
     #[error("{0}")]
     Usage(String),
-    /// The peer is gone, or sent what no correct peer sends (`ncclRemoteError`).
+    /// The peer is gone, or broke the protocol (`ncclRemoteError`).
     #[error("{0}")]
     Remote(String),
 }
 
 impl Error {
-    /// A system error with the operation that met it.
+    /// A system error of an operation.
     pub fn system(what: impl Into<String>, word: io::Error) -> Self {
         let mut what = what.into();
         if word.raw_os_error() == Some(libc::EMFILE) {
@@ -46,7 +46,7 @@ impl Error {
         Self::system(what, io::Error::last_os_error())
     }
 
-    /// The same error with the operation around it.
+    /// The same error, with another operation named before it.
     pub fn within(self, operation: &str) -> Self {
         let said = |text| format!("{operation}: {text}");
         match self {

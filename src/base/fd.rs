@@ -1,10 +1,10 @@
-//! The library's own descriptors, which a forked child does not keep: [`Owned`] enters each in a table while it is open, and a handler of
-//! `pthread_atfork` closes in the child what stands there. Opened and closed on any thread; the handler runs on the thread that forks.
+//! The library's own descriptors, which are closed in a forked child: [`Owned`] enters each in a table while it is open, and a handler of
+//! `pthread_atfork` closes those in the table in the child. Opened and closed on any thread; the handler runs on the thread that forks.
 //!
-//! A child that kept them would keep the parent's connections alive after the parent's death, its ports taken and its files locked. What the child
-//! inherits of the parent's objects is not to be used there, and dropping it closes nothing: the number may be the child's own by then.
+//! A child that kept them would keep the parent's connections alive after the parent's death, its ports taken and its files locked. The child
+//! must not use the parent's objects that it inherits, and dropping them closes nothing: the number may belong to the child by then.
 //!
-//! Not covered: a fork in the very moment in which another thread opens or closes a descriptor may leave the child that one; and neither clone(2) nor
+//! Not covered: a fork in the very moment in which another thread opens or closes a descriptor may leave that one open in the child; and neither clone(2) nor
 //! glibc's `_Fork` calls handlers. What executes another program needs none: all are closed on exec.
 
 use std::fmt;
@@ -36,7 +36,7 @@ pub fn limit() -> Option<libc::rlimit> {
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0).then_some(limit)
 }
 
-/// A descriptor of the library's own, as a `T` has it.
+/// A descriptor of the library, held by a `T`.
 pub struct Owned<T: AsRawFd> {
     inner: ManuallyDrop<T>,
     /// The process that opened it.
@@ -44,14 +44,14 @@ pub struct Owned<T: AsRawFd> {
 }
 
 impl<T: AsRawFd> Owned<T> {
-    /// Of what was just opened.
+    /// Takes a descriptor that was just opened.
     pub fn new(inner: impl Into<T>) -> Owned<T> {
         let inner = ManuallyDrop::new(inner.into());
         enter(inner.as_raw_fd());
         Owned { inner, epoch: fork::epoch() }
     }
 
-    /// The same descriptor as something else.
+    /// The same descriptor in another type.
     pub fn convert<U: AsRawFd + From<T>>(self) -> Owned<U> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped nor used again, so the descriptor has one owner.
@@ -59,17 +59,17 @@ impl<T: AsRawFd> Owned<T> {
         Owned { inner: ManuallyDrop::new(inner.into()), epoch: this.epoch }
     }
 
-    /// Leaves it to forked children, because the application is told of it and may want to use it there.
+    /// Keeps it open in forked children, because the application gets its number and may use it there.
     pub fn share_with_children(&self) {
-        leave(self.as_raw_fd());
+        remove(self.as_raw_fd());
     }
 }
 
 impl<T: AsRawFd> Drop for Owned<T> {
     fn drop(&mut self) {
         if self.epoch == fork::epoch() {
-            // First: once it is closed, the number may be another thread's.
-            leave(self.inner.as_raw_fd());
+            // Before the close: afterwards the number may belong to another thread.
+            remove(self.inner.as_raw_fd());
             // SAFETY: neither dropped before, nor used after.
             unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
@@ -161,7 +161,7 @@ pub(super) fn enter(fd: RawFd) {
     }
 }
 
-fn leave(fd: RawFd) {
+fn remove(fd: RawFd) {
     if let Some((word, bit)) = place(fd) {
         word.fetch_and(!bit, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Knows whether the process is a forked child. Asked at the C boundary and before process-wide state is touched, on any thread.
+//! Detects that the process is a forked child. Called at the C boundary and before process-wide state is used, on any thread.
 //!
-//! A child shares its parent's connections and half-held locks, so what was made before the fork is dead in the child, and
-//! process-wide state starts anew there. [`epoch`] tells, without a system call; [`PerProcess`] applies it to a global.
+//! A child inherits its parent's connections and locks that other threads held, so what was made before the fork cannot be used in the child, and
+//! process-wide state starts anew there. [`epoch`] detects it, without a system call; [`PerProcess`] applies it to a global.
 
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
@@ -12,11 +12,11 @@ use memmap2::{MmapMut, MmapRaw};
 use once_cell::race::OnceNonZeroUsize;
 
 /// Address of a word that the kernel zeroes in a forked child (MADV_WIPEONFORK, Linux 4.14), or `NO_WORD`. Never unmapped while the
-/// library is loaded, which is until the process ends. Initialised without a lock: another thread's fork may freeze any moment.
+/// library is loaded, which is until the process ends. Initialised without a lock, which a fork on another thread could leave taken.
 static WORD: OnceNonZeroUsize = OnceNonZeroUsize::new();
 /// Not the address of any mapping.
 const NO_WORD: NonZeroUsize = NonZeroUsize::MIN;
-/// The last epoch given out. A child inherits its parent's and goes on from there.
+/// The last epoch given out. A child inherits it and continues from there.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// A number that is the same for the life of a process and differs from that of all its ancestors. Never 0.

@@ -1,5 +1,5 @@
-//! Log messages, through NCCL's logger and, under RAILHEAD_DEBUG, to stderr. Called on any thread, never on the hot path (TRACE
-//! aside, which nobody gets without asking).
+//! Log messages, through NCCL's logger and, under RAILHEAD_DEBUG, to stderr. Called on any thread, never on the hot path (except TRACE, which is off by
+//! default).
 //!
 //! WARN: the user must act. INFO: once per init, comm or fault. TRACE: only under RAILHEAD_DEBUG=trace. Without a logger and without
 //! RAILHEAD_DEBUG nothing is written. Messages are bounded and built on the stack, so that logging works when memory does not.
@@ -42,8 +42,7 @@ static LOGGER: AtomicUsize = AtomicUsize::new(0);
 /// Messages up to this level go to stderr.
 static STDERR: AtomicU8 = AtomicU8::new(Level::None as u8);
 
-/// Sets NCCL's logger, or forgets it: at each init, and when the last comm is gone, since the logger belongs to a library that may
-/// be unloaded then.
+/// Sets or removes NCCL's logger: at each init, and when the last comm is closed, because the logger is in a library that may be unloaded then.
 pub fn set_nccl_logger(logger: Option<NcclLogger>) {
     LOGGER.store(logger.map_or(0, |f| f as usize), Ordering::Release);
 }
@@ -53,7 +52,7 @@ pub fn set_stderr(level: Level) {
     STDERR.store(level as u8, Ordering::Relaxed);
 }
 
-/// Whether a message would get anywhere. TRACE goes to NCCL's logger only if it also goes to stderr: it is not worth formatting otherwise.
+/// Whether a message of this level goes to any output. TRACE goes to NCCL's logger only if it also goes to stderr: it is not worth formatting otherwise.
 #[inline]
 pub fn enabled(level: Level) -> bool {
     level as u8 <= STDERR.load(Ordering::Relaxed) || (level <= Level::Info && LOGGER.load(Ordering::Relaxed) != 0)
@@ -63,7 +62,7 @@ pub fn enabled(level: Level) -> bool {
 #[cold]
 pub fn emit(level: Level, subsys: u64, file: &'static CStr, line: u32, args: fmt::Arguments<'_>) {
     let mut message = Message::<MESSAGE_SIZE>::new();
-    // Cannot fail but by an argument's own Display; what came so far is still worth showing.
+    // Fails only if an argument's Display does; the message up to there is still logged.
     let _ = message.write_fmt(args);
     let text = message.finish();
     if level as u8 <= STDERR.load(Ordering::Relaxed) {
@@ -165,7 +164,7 @@ macro_rules! log_info {
     ($subsys:expr, $($arg:tt)*) => { $crate::base::log::log_at!($crate::base::log::Level::Info, $subsys, $($arg)*) };
 }
 
-/// `log_trace!(log::NET, "format", ...)`: for whoever asks.
+/// `log_trace!(log::NET, "format", ...)`: only under RAILHEAD_DEBUG=trace.
 #[allow(unused_macros)]
 macro_rules! log_trace {
     ($subsys:expr, $($arg:tt)*) => { $crate::base::log::log_at!($crate::base::log::Level::Trace, $subsys, $($arg)*) };
@@ -182,15 +181,15 @@ mod tests {
     use super::*;
     use crate::base::fork::tests::in_child;
 
-    type Heard = (c_int, c_ulong, String, c_int, String, String);
+    type Logged = (c_int, c_ulong, String, c_int, String, String);
 
-    static HEARD: Mutex<Vec<Heard>> = Mutex::new(Vec::new());
+    static LOGGED: Mutex<Vec<Logged>> = Mutex::new(Vec::new());
 
     /// A logger as C would write it, for calls with one argument behind the format.
     unsafe extern "C" fn logger(level: c_int, flags: c_ulong, file: *const c_char, line: c_int, fmt: *const c_char, arg: *const c_char) {
         // SAFETY: the caller under test promises terminated strings.
         let text = |p: *const c_char| unsafe { CStr::from_ptr(p) }.to_str().unwrap().to_string();
-        HEARD.lock().unwrap().push((level, flags, text(file), line, text(fmt), text(arg)));
+        LOGGED.lock().unwrap().push((level, flags, text(file), line, text(fmt), text(arg)));
     }
 
     /// One that keeps nothing, for a child, which must not wait for another thread's lock.
@@ -203,9 +202,9 @@ mod tests {
         unsafe { std::mem::transmute::<Fixed, NcclLogger>(logger) }
     }
 
-    /// What the logger heard with `marker` in it: other tests of the process may log as well.
-    fn heard(marker: &str) -> Vec<Heard> {
-        HEARD.lock().unwrap().iter().filter(|h| h.5.contains(marker)).cloned().collect()
+    /// The messages with `marker` in them: other tests of the process may log as well.
+    fn logged(marker: &str) -> Vec<Logged> {
+        LOGGED.lock().unwrap().iter().filter(|h| h.5.contains(marker)).cloned().collect()
     }
 
     #[test]
@@ -220,14 +219,14 @@ mod tests {
         set_nccl_logger(None);
         log_warn!(NET, "m6 nobody listens");
 
-        assert_eq!(heard("m1"), [(2, 0x10, file!().into(), line as c_int, "%s".into(), "m1 %s%n 100%d nul?.".into())]);
-        let m2 = heard("m2");
+        assert_eq!(logged("m1"), [(2, 0x10, file!().into(), line as c_int, "%s".into(), "m1 %s%n 100%d nul?.".into())]);
+        let m2 = logged("m2");
         assert_eq!((m2.len(), m2[0].0, m2[0].1), (1, 3, 1));
-        assert_eq!(heard("m3").len() + heard("m6").len(), 0);
-        let m4 = &heard("m4")[0].5;
+        assert_eq!(logged("m3").len() + logged("m6").len(), 0);
+        let m4 = &logged("m4")[0].5;
         assert_eq!(m4.len(), 4 + 339 * 3, "cut at a character, not inside");
         assert!(m4[4..].chars().all(|c| c == '\u{20ac}'), "nothing follows what was cut");
-        let m5 = &heard("m5")[0].5;
+        let m5 = &logged("m5")[0].5;
         assert_eq!(m5.len(), 1023);
         assert!(m5[3..].bytes().all(|b| b == b'x'));
     }

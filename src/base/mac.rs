@@ -1,4 +1,4 @@
-//! HMAC-SHA-256, which keeps strangers out of handshakes. Called at connection set-up, on any thread.
+//! HMAC-SHA-256, which authenticates handshakes. Called at connection set-up, on any thread.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -16,6 +16,7 @@ pub mod mem;
 pub mod process;
 pub mod rand;
 pub mod signal;
+pub mod slab;
 pub mod stage;
 pub mod stats;
 pub mod sync;

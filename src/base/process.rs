@@ -1,9 +1,9 @@
-//! Other processes of this host: known by more than their number, which the kernel gives to another once they have ended. Found at set-up;
-//! looked at by whoever watches a peer, rarely. Any thread.
+//! Other processes of this host, identified by more than their number, which the kernel reuses after they have ended. Found at set-up; polled rarely, by
+//! the code that watches a peer. Any thread.
 //!
-//! A pidfd stands for one process for ever. Where there is none to be had (before Linux 5.3, forbidden, or no descriptor left) the time of its
-//! start tells a process from a later one: in clock ticks of 10 ms, so two of one number are told apart unless all numbers were used within one.
-//! Where not even that can be found out, the number alone is left.
+//! A pidfd always means the same process. Where there is none (before Linux 5.3, forbidden, or no descriptor left), the start time tells a process from a
+//! later one of its number: it is in clock ticks of 10 ms, so it fails only if all numbers were used within one tick. Where the start time cannot be
+//! read either, the number alone is used.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -23,23 +23,23 @@ pub struct Process {
     started: Option<u64>,
 }
 
-/// How it is.
+/// The state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
-    /// It lives.
+pub enum ProcessState {
+    /// It runs, or sleeps.
     Running,
-    /// By a signal or a debugger.
+    /// Stopped by a signal or a debugger.
     Stopped,
     /// It has ended, whether or not its parent has noticed.
     Dead,
 }
 
-/// Those found, so that all who look at a process share one descriptor.
+/// The processes in use, so that all users of one share its descriptor.
 static KNOWN: PerProcess<Vec<Weak<Process>>> = PerProcess::new();
 
 impl Process {
-    /// The process that has this number now. `None` if there is none: if it should be there, it died. One that cannot be looked at counts as
-    /// there. That it is the one meant is for the caller to prove, and then to see that it has not ended: before that, the number was its own.
+    /// The process that has this number now; `None` if there is none. One that cannot be examined counts as existing. The caller must prove that it is
+    /// the intended process, and afterwards check that it has not ended: then the number was its own during the proof.
     pub fn find(pid: i32) -> Option<Arc<Process>> {
         if pid <= 0 {
             return None;
@@ -56,7 +56,7 @@ impl Process {
             return None;
         }
         KNOWN.with(|known| {
-            // The one that had the number before is dead.
+            // The earlier process of this number is dead.
             known.retain(|process| process.upgrade().is_some_and(|process| process.pid != pid));
             known.push(Arc::downgrade(&process));
         });
@@ -68,15 +68,16 @@ impl Process {
         self.pid
     }
 
-    /// Whether it can be told from a later one of its number.
+    /// Whether it can be told from a later process of its number.
     fn is_certain(&self) -> bool {
         self.pidfd.is_some() || self.started.is_some()
     }
 
-    /// Whether it has ended, all of its threads included. What cannot be found out counts as alive.
+    /// Whether it has ended, with all its threads. If that cannot be found out, it counts as alive.
     pub fn is_gone(&self) -> bool {
         let Some(pidfd) = &self.pidfd else {
-            return !is_taken(self.pid) || Stat::read(self.pid).is_ok_and(|stat| stat.life() == Life::Dead || self.is_another(&stat));
+            return !is_taken(self.pid)
+                || Stat::read(self.pid).is_ok_and(|stat| stat.state() == ProcessState::Dead || self.is_another(&stat));
         };
         let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd that outlives the call. Readable once the last thread of the process has ended.
@@ -84,18 +85,18 @@ impl Process {
     }
 
     /// Whether it has ended and another process has its number.
-    pub fn is_succeeded(&self) -> bool {
+    pub fn is_replaced(&self) -> bool {
         self.is_gone() && Stat::read(self.pid).is_ok_and(|stat| self.is_another(&stat))
     }
 
-    /// How it is now; what cannot be found out counts as running.
-    pub fn look(&self) -> Life {
+    /// Its state now; if that cannot be found out, it counts as running.
+    pub fn state(&self) -> ProcessState {
         if self.is_gone() {
-            return Life::Dead;
+            return ProcessState::Dead;
         }
         match Stat::read(self.pid) {
-            Ok(stat) if stat.life() == Life::Stopped && !self.is_another(&stat) => Life::Stopped,
-            _ => Life::Running,
+            Ok(stat) if stat.state() == ProcessState::Stopped && !self.is_another(&stat) => ProcessState::Stopped,
+            _ => ProcessState::Running,
         }
     }
 
@@ -113,7 +114,7 @@ fn open(pid: i32) -> Option<OwnedFd> {
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Whether a process has this number, be it one that ended and nobody has waited for.
+/// Whether a process has this number, including a zombie.
 fn is_taken(pid: i32) -> bool {
     // SAFETY: signal 0 is sent to nobody.
     unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
@@ -151,13 +152,13 @@ impl Stat {
         Some(Stat { state, threads, started })
     }
 
-    fn life(&self) -> Life {
+    fn state(&self) -> ProcessState {
         match self.state {
-            b'T' | b't' => Life::Stopped,
+            b'T' | b't' => ProcessState::Stopped,
             // With other threads left, only the main thread has ended.
-            b'Z' if self.threads > 1 => Life::Running,
-            b'Z' | b'X' | b'x' => Life::Dead,
-            _ => Life::Running,
+            b'Z' if self.threads > 1 => ProcessState::Running,
+            b'Z' | b'X' | b'x' => ProcessState::Dead,
+            _ => ProcessState::Running,
         }
     }
 }
@@ -181,11 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn states_mean_what_ps_says() {
-        let life = |state, threads| Stat { state, threads, started: 0 }.life();
-        assert_eq!([life(b'R', 1), life(b'S', 1), life(b'D', 1), life(b'Z', 2)], [Life::Running; 4]);
-        assert_eq!([life(b'T', 1), life(b't', 1)], [Life::Stopped; 2]);
-        assert_eq!([life(b'Z', 1), life(b'X', 1)], [Life::Dead; 2]);
+    fn states_are_those_that_ps_shows() {
+        let of = |state, threads| Stat { state, threads, started: 0 }.state();
+        assert_eq!([of(b'R', 1), of(b'S', 1), of(b'D', 1), of(b'Z', 2)], [ProcessState::Running; 4]);
+        assert_eq!([of(b'T', 1), of(b't', 1)], [ProcessState::Stopped; 2]);
+        assert_eq!([of(b'Z', 1), of(b'X', 1)], [ProcessState::Dead; 2]);
     }
 
     /// As it is known where there are no pidfds.
@@ -200,7 +201,7 @@ mod tests {
     /// Kills a child, and returns once it is a zombie.
     fn end(child: &mut std::process::Child) {
         child.kill().unwrap();
-        while Stat::read(child.id() as i32).unwrap().life() != Life::Dead {
+        while Stat::read(child.id() as i32).unwrap().state() != ProcessState::Dead {
             std::thread::yield_now();
         }
     }
@@ -212,13 +213,13 @@ mod tests {
         let (held, by_start) = (Process::find(pid).unwrap(), by_start(pid));
         assert!(held.pidfd.is_some() && by_start.started.is_some());
         for process in [&*held, &by_start] {
-            assert!(!process.is_gone() && process.look() != Life::Dead);
+            assert!(!process.is_gone() && process.state() != ProcessState::Dead);
         }
         end(&mut child);
         assert!(Process::find(pid).is_none());
         for _ in 0..2 {
             for process in [&*held, &by_start] {
-                assert!(process.is_gone() && process.look() == Life::Dead && !process.is_succeeded());
+                assert!(process.is_gone() && process.state() == ProcessState::Dead && !process.is_replaced());
             }
             child.wait().unwrap();
         }
@@ -242,7 +243,7 @@ mod tests {
         child.wait().unwrap();
         let Some(_squatter) = Squatter::of(pid) else { return };
         for process in [&*held, &by_start] {
-            assert!(process.is_gone() && process.look() == Life::Dead && process.is_succeeded(), "{process:?}");
+            assert!(process.is_gone() && process.state() == ProcessState::Dead && process.is_replaced(), "{process:?}");
         }
         let squatter = Process::find(pid).unwrap();
         assert!(!Arc::ptr_eq(&squatter, &held) && !squatter.is_gone());
@@ -255,7 +256,7 @@ mod tests {
         assert!(crate::base::fork::tests::without_descriptors(|| {
             let parent = std::os::unix::process::parent_id() as i32;
             let found = Process::find(parent);
-            found.is_some_and(|process| process.look() == Life::Running && process.pid() == parent)
+            found.is_some_and(|process| process.state() == ProcessState::Running && process.pid() == parent)
         }));
     }
 }

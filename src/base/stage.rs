@@ -159,7 +159,7 @@ mod tests {
 
     #[cfg(feature = "stages")]
     #[test]
-    fn every_stage_can_be_named_and_nonsense_cannot() {
+    fn every_stage_can_be_named_and_nothing_else() {
         use super::armed::{Action, parse};
         for stage in Stage::ALL {
             assert_eq!(parse(&format!("{}=stop", stage.name())), Some((*stage, 1, Action::Stop)));

@@ -1,4 +1,4 @@
-//! How the library starts a thread: named, deaf to signals, and on given processors where the user wants that. Any thread.
+//! Starts the library's threads: named, with all signals blocked, and on given processors where the user wants that. Any thread.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -32,7 +32,7 @@ impl Cpus {
         Some(Cpus(cpus))
     }
 
-    /// Moves the calling thread there.
+    /// Moves the calling thread to these processors.
     fn apply(&self) -> io::Result<()> {
         if self.0.is_empty() {
             return Ok(());
@@ -51,12 +51,12 @@ impl Cpus {
     }
 }
 
-/// Starts a thread. It never handles a signal: these are for the application's own threads. If it may not run on `cpus`, it says so in the
-/// log and runs where it can.
+/// Starts a thread with all signals blocked: they are for the application's own threads. If it cannot run on `cpus`, it logs a warning and runs on any
+/// processor.
 ///
 /// * `name` - at most 15 bytes are seen by `top -H` and debuggers (linux/sched.h: TASK_COMM_LEN).
 ///
-/// Errors: no thread to be had.
+/// Errors: the system gives no thread.
 pub fn spawn(name: &str, cpus: &Cpus, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let (cpus, shown) = (cpus.clone(), name.to_owned());
     let body = move || {
@@ -65,7 +65,7 @@ pub fn spawn(name: &str, cpus: &Cpus, body: impl FnOnce() + Send + 'static) -> i
         }
         body();
     };
-    // A thread is born with its parent's mask, so that no signal finds it before it could have set one.
+    // A thread inherits its creator's mask, so no signal reaches it before it could have blocked them itself.
     let _blocked = Blocked::new();
     std::thread::Builder::new().name(name.into()).spawn(body)
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::base::slab::Slab;
+
 /// Names a connector: one direction of one peer, whose operations are done one after the other. Valid for the engine that made it, until removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectorId {
@@ -25,7 +27,7 @@ impl ConnectorId {
 
 impl fmt::Display for ConnectorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.generation {
+        match self.generation >> 1 {
             0 => write!(f, "connector {}", self.index),
             reused => write!(f, "connector {}.{reused}", self.index),
         }
@@ -35,39 +37,24 @@ impl fmt::Display for ConnectorId {
 /// The most connectors of one engine.
 pub const MAX_CONNECTORS: usize = 1 << 20;
 
-#[derive(Debug, Default)]
-pub struct Connectors {
-    /// By index: the generation, and whether the connector exists.
-    all: Vec<(u32, bool)>,
-    free: Vec<u32>,
-}
+/// Those that exist.
+#[derive(Default)]
+pub struct Connectors(Slab<(), 1024, { MAX_CONNECTORS / 1024 }>);
 
 impl Connectors {
     /// `None` if there are [`MAX_CONNECTORS`].
     pub fn add(&mut self) -> Option<ConnectorId> {
-        if let Some(index) = self.free.pop() {
-            let (generation, exists) = &mut self.all[index as usize];
-            *exists = true;
-            return Some(ConnectorId { index, generation: *generation });
-        }
-        if self.all.len() == MAX_CONNECTORS {
-            return None;
-        }
-        self.all.push((0, true));
-        Some(ConnectorId { index: self.all.len() as u32 - 1, generation: 0 })
+        self.0.insert(|()| ()).map(|(index, generation)| ConnectorId { index, generation })
     }
 
     #[inline]
     pub fn has(&self, id: ConnectorId) -> bool {
-        self.all.get(id.index()) == Some(&(id.generation, true))
+        self.0.find(id.index, id.generation).is_some()
     }
 
-    /// Of one that exists.
+    /// Removes a connector, if it exists.
     pub fn remove(&mut self, id: ConnectorId) {
-        if self.has(id) {
-            self.all[id.index()] = (id.generation.wrapping_add(1), false);
-            self.free.push(id.index);
-        }
+        self.0.remove(id.index, id.generation, |()| ());
     }
 }
 

@@ -11,7 +11,7 @@ use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::fd::TcpStream;
 use crate::base::fork;
-use crate::base::process::{Life, Process};
+use crate::base::process::{Process, ProcessState};
 use crate::base::stats::WaitCause;
 
 /// What a side writes on the control connection before it closes its comm on purpose: all that is ever said there.
@@ -207,9 +207,9 @@ impl Liveness {
 
     fn look_at_process(&mut self, now: u64) {
         let Some(process) = &self.process else { return };
-        let life = process.look();
-        self.stopped = life == Life::Stopped;
-        if life == Life::Dead {
+        let state = process.state();
+        self.stopped = state == ProcessState::Stopped;
+        if state == ProcessState::Dead {
             self.ended = self.ended.or(Some((now, "its process died")));
         }
     }

@@ -15,9 +15,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::{Error, Result};
+use crate::base::slab::Slab;
 use crate::fabric::{MemoryRegion, UserMemory};
 
 use super::limits::MAX_RAILS;
@@ -38,8 +39,6 @@ pub enum MemoryKind {
 /// A look-up's result: one registration as the posting thread sees it. Its fields change only while nobody has its handle.
 #[derive(Default)]
 pub struct Registration {
-    /// Generation of the handle; even while free.
-    generation: AtomicU32,
     dev: AtomicUsize,
     addr: AtomicUsize,
     len: AtomicUsize,
@@ -47,6 +46,8 @@ pub struct Registration {
     lkeys: [AtomicU32; MAX_RAILS],
     /// Two to a word, as a slot of the CTS FIFO has them.
     rkeys: [AtomicU64; MAX_RAILS / 2],
+    /// What is behind it, rail by rail.
+    regions: Mutex<Vec<Behind>>,
 }
 
 impl Registration {
@@ -69,26 +70,14 @@ impl Registration {
     }
 }
 
-const FIRST_SEGMENT: usize = 1024;
-/// Segment `i` holds `FIRST_SEGMENT << i` registrations, so 16 of them some 67 million: entries never move, which is what makes the
-/// look-up lock-free.
-const SEGMENTS: usize = 16;
-
 /// All registrations of a process.
 pub struct MrTable {
-    segments: [OnceLock<Box<[Registration]>>; SEGMENTS],
-    owners: Mutex<Owners>,
+    /// Some four million at most.
+    registrations: Slab<Registration, 1024, 4096>,
     /// The shared regions of each physical device that shares any.
     caches: Vec<Option<Mutex<Cache<MemoryRegion>>>>,
     /// Deregistrations that left a region to others.
     kept: AtomicU64,
-}
-
-#[derive(Default)]
-struct Owners {
-    /// By index: the regions behind each registration.
-    regions: Vec<Vec<Behind>>,
-    free: Vec<u32>,
 }
 
 /// What is behind a registration on one physical device.
@@ -106,16 +95,10 @@ impl MrTable {
     /// An empty table. For each physical device, whether registrations of the same range share a region.
     pub fn new(shares: impl IntoIterator<Item = bool>) -> Self {
         MrTable {
-            segments: [const { OnceLock::new() }; SEGMENTS],
-            owners: Mutex::new(Owners::default()),
+            registrations: Slab::default(),
             caches: shares.into_iter().map(|shares| shares.then(Mutex::default)).collect(),
             kept: AtomicU64::new(0),
         }
-    }
-
-    fn entry(&self, index: usize) -> Option<&Registration> {
-        let (segment, offset) = locate(index)?;
-        self.segments.get(segment)?.get()?.get(offset)
     }
 
     /// Registers `memory` on every rail of `dev`, or finds it registered where regions are shared. `make` registers on one physical device.
@@ -141,39 +124,26 @@ impl MrTable {
                 }
             }
         }
-        let mut owners = lock(&self.owners);
-        let index = match owners.free.pop() {
-            Some(index) => index as usize,
-            None => owners.regions.len(),
-        };
-        let entry = locate(index).and_then(|(segment, offset)| {
-            let made = || (0..FIRST_SEGMENT << segment).map(|_| Registration::default()).collect();
-            self.segments.get(segment)?.get_or_init(made).get(offset)
+        let mut regions = Some(regions);
+        let inserted = self.registrations.insert(|entry| {
+            entry.dev.store(dev, Ordering::Relaxed);
+            entry.addr.store(memory.addr(), Ordering::Relaxed);
+            entry.len.store(memory.len(), Ordering::Relaxed);
+            entry.device_memory.store(u32::from(kind == MemoryKind::Device), Ordering::Relaxed);
+            for (place, (lkey, _)) in entry.lkeys.iter().zip(&keys) {
+                place.store(*lkey, Ordering::Relaxed);
+            }
+            for (place, pair) in entry.rkeys.iter().zip(keys.chunks(2)) {
+                let word = pair.iter().rev().fold(0, |word, (_, rkey)| word << 32 | u64::from(*rkey));
+                place.store(word, Ordering::Relaxed);
+            }
+            *lock(&entry.regions) = regions.take().unwrap_or_default();
         });
-        let Some(entry) = entry else {
-            drop(owners);
-            self.release(regions);
+        let Some((index, generation)) = inserted else {
+            self.release(regions.unwrap_or_default());
             return Err(Error::usage("register: too much memory is registered at once"));
         };
-        entry.dev.store(dev, Ordering::Relaxed);
-        entry.addr.store(memory.addr(), Ordering::Relaxed);
-        entry.len.store(memory.len(), Ordering::Relaxed);
-        entry.device_memory.store(u32::from(kind == MemoryKind::Device), Ordering::Relaxed);
-        for (place, (lkey, _)) in entry.lkeys.iter().zip(&keys) {
-            place.store(*lkey, Ordering::Relaxed);
-        }
-        for (place, pair) in entry.rkeys.iter().zip(keys.chunks(2)) {
-            let word = pair.iter().rev().fold(0, |word, (_, rkey)| word << 32 | u64::from(*rkey));
-            place.store(word, Ordering::Relaxed);
-        }
-        match owners.regions.get_mut(index) {
-            Some(place) => *place = regions,
-            None => owners.regions.push(regions),
-        }
-        let generation = entry.generation.load(Ordering::Relaxed).wrapping_add(1);
-        // Pairs with the load in `find`: who finds the registration sees its fields.
-        entry.generation.store(generation, Ordering::Release);
-        Ok(MrHandle(u64::from(generation) << 32 | index as u64))
+        Ok(MrHandle(u64::from(generation) << 32 | u64::from(index)))
     }
 
     /// What is behind a registration on one device, and the keys.
@@ -200,16 +170,12 @@ impl MrTable {
     ///
     /// Errors: a handle that is not, or no longer, known, or belongs to another device.
     pub fn deregister(&self, dev: usize, mr: MrHandle) -> Result<()> {
-        let mut owners = lock(&self.owners);
         let entry = self.find(mr).ok_or_else(|| unknown("deregMr", mr))?;
         if entry.dev.load(Ordering::Relaxed) != dev {
             return Err(foreign("deregMr", mr, entry, dev));
         }
-        entry.generation.fetch_add(1, Ordering::Release);
-        let index = mr.0 as u32;
-        let regions = owners.regions.get_mut(index as usize).map(std::mem::take).unwrap_or_default();
-        owners.free.push(index);
-        drop(owners);
+        let regions = self.registrations.remove(mr.0 as u32, (mr.0 >> 32) as u32, |entry| std::mem::take(&mut *lock(&entry.regions)));
+        let regions = regions.ok_or_else(|| unknown("deregMr", mr))?;
         if self.release(regions) {
             // Pairs with the Acquire in `kept`: who sees this sees that the handle is stale.
             self.kept.fetch_add(1, Ordering::Release);
@@ -247,10 +213,7 @@ impl MrTable {
 
     #[inline]
     fn find(&self, mr: MrHandle) -> Option<&Registration> {
-        let generation = (mr.0 >> 32) as u32;
-        let entry = self.entry((mr.0 & u64::from(u32::MAX)) as usize)?;
-        // Pairs with the store in `register`. Odd: live.
-        (generation & 1 == 1 && entry.generation.load(Ordering::Acquire) == generation).then_some(entry)
+        self.registrations.find(mr.0 as u32, (mr.0 >> 32) as u32)
     }
 
     /// The registration that `mr` names, for `len` bytes at `addr` on device `dev`. No lock, no wait.
@@ -272,10 +235,11 @@ impl MrTable {
     /// Registrations and regions alive, for tests.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
-        let owners = lock(&self.owners);
-        let own = owners.regions.iter().flatten().filter(|behind| matches!(behind, Behind::Own { .. })).count();
+        let all = (0..).map_while(|index| self.registrations.entry(index));
+        let live: Vec<_> = all.filter(|(generation, _)| generation % 2 == 1).collect();
+        let own = |entry: &Registration| lock(&entry.regions).iter().filter(|behind| matches!(behind, Behind::Own { .. })).count();
         let shared: usize = self.caches.iter().flatten().map(|cache| lock(cache).regions.len()).sum();
-        (owners.regions.len() - owners.free.len(), own + shared)
+        (live.len(), live.iter().map(|(_, entry)| own(entry)).sum::<usize>() + shared)
     }
 }
 
@@ -293,15 +257,6 @@ fn foreign(what: &str, mr: MrHandle, entry: &Registration, dev: usize) -> Error 
 #[cold]
 fn outside(what: &str, addr: usize, len: usize, start: usize, size: usize) -> Error {
     Error::internal(format!("{what}: {len} bytes at {addr:#x} are not inside the registered {size} bytes at {start:#x}"))
-}
-
-/// Segment and offset of an index.
-#[inline]
-fn locate(index: usize) -> Option<(usize, usize)> {
-    // Segment i begins at FIRST_SEGMENT * (2^i - 1).
-    let segment = (index / FIRST_SEGMENT + 1).ilog2() as usize;
-    let begin = FIRST_SEGMENT * ((1 << segment) - 1);
-    (segment < SEGMENTS).then(|| (segment, index - begin))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -348,19 +303,6 @@ impl<R> Cache<R> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn indices_fill_the_segments_without_a_gap() {
-        let mut expected = (0, 0);
-        for index in 0..10_000 {
-            assert_eq!(locate(index), Some(expected), "{index}");
-            expected.1 += 1;
-            if expected.1 == FIRST_SEGMENT << expected.0 {
-                expected = (expected.0 + 1, 0);
-            }
-        }
-        assert_eq!(locate(usize::MAX / 2), None);
-    }
 
     #[derive(Debug, Clone)]
     enum Op {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::base::error::{Error, Result};
 use crate::base::fd::TcpStream;
 use crate::base::log::{self, log_info, log_warn};
-use crate::base::process::{Life, Process};
+use crate::base::process::{Process, ProcessState};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
@@ -336,7 +336,10 @@ impl Acceptor {
     /// The name of one that has died.
     fn look_at_suspects(&mut self, now: u64) -> Option<String> {
         self.suspects.retain(|suspect| now < suspect.until);
-        let dead = self.suspects.iter().position(|suspect| suspect.process.as_ref().is_none_or(|process| process.look() == Life::Dead))?;
+        let dead = self
+            .suspects
+            .iter()
+            .position(|suspect| suspect.process.as_ref().is_none_or(|process| process.state() == ProcessState::Dead))?;
         Some(self.suspects.swap_remove(dead).label)
     }
 

@@ -66,7 +66,7 @@ pub struct Net {
     devices: RwLock<Vec<Arc<NetDevice>>>,
     mrs: Arc<MrTable>,
     pending: Arc<Mutex<PendingTable>>,
-    _stats: stats::Hold,
+    _stats: stats::PageGuard,
 }
 
 impl Net {
@@ -102,7 +102,7 @@ impl Net {
             physical,
             devices: RwLock::new(devices),
             pending: Arc::default(),
-            _stats: stats::hold(),
+            _stats: stats::keep_page(),
         }))
     }
 

@@ -1,4 +1,4 @@
-//! The settings as they are in force, and where each came from: for whoever shows them. Any thread, at any time.
+//! The values of the settings and where each comes from, to be shown to the user. Any thread, at any time.
 
 use std::ffi::OsString;
 
@@ -7,11 +7,11 @@ use super::{Config, Found, NAMES, Value, complaint, origins, rows};
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody set it.
+    /// It is not set.
     Default,
     /// This variable.
     Variable(&'static str),
-    /// This variable holds that text, which is not accepted and hidden if it was to be a secret; the default is in force.
+    /// This variable has that text, which is not accepted (and not shown if it is a secret); the default is used.
     Rejected(&'static str, String),
 }
 
@@ -22,24 +22,24 @@ pub struct Setting {
     pub name: &'static str,
     /// NCCL's, if it has one.
     pub alias: Option<&'static str>,
-    /// What is in force.
+    /// The value in use.
     pub value: String,
-    /// Where that comes from.
+    /// Where it comes from.
     pub source: Source,
-    /// What would be in force otherwise.
+    /// The default.
     pub default: String,
-    /// What is accepted.
+    /// The accepted values.
     pub accepted: String,
-    /// What it does.
+    /// Its meaning.
     pub doc: &'static str,
 }
 
-/// A variable that is called as if it were ours.
+/// A variable with our prefix that is no setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unknown {
     /// Its name.
     pub name: String,
-    /// The setting that is called most alike, if one is.
+    /// The setting with the most similar name, if one is similar.
     pub nearest: Option<&'static str>,
 }
 
@@ -50,23 +50,23 @@ pub struct Effective {
     pub config: Config,
     /// The same in words, in the table's order.
     pub settings: Vec<Setting>,
-    /// What is nobody's.
+    /// Unknown variables with our prefix.
     pub unknown: Vec<Unknown>,
 }
 
 impl Effective {
-    /// Reads the environment, and says nothing.
+    /// Reads the environment, and logs nothing.
     pub fn read() -> Effective {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         Effective::from(&|name| std::env::var_os(name), names)
     }
 
-    /// Reads these variables alone, and says nothing.
+    /// Reads only these variables, and logs nothing.
     pub fn of(env: &impl Fn(&str) -> Option<OsString>) -> Effective {
         Effective::from(env, std::iter::empty())
     }
 
-    /// What is wrong with a setting's variable, in words, if anything is: for whoever cannot do with the default.
+    /// What is wrong with a setting's variable, if anything is, for a caller that cannot use the default.
     pub fn complaint(&self, name: &str) -> Option<String> {
         self.settings.iter().find(|setting| setting.name == name).and_then(|setting| match &setting.source {
             Source::Rejected(variable, text) => Some(complaint(variable, text, &setting.accepted)),
@@ -98,16 +98,16 @@ pub(super) fn origin<T: Value>(found: Found<T>, default: &T) -> (Source, String)
     }
 }
 
-/// The aliases that have a value other than the default, which is in force.
+/// The aliases whose value is used and is not the default.
 pub(super) fn aliases(env: &impl Fn(&str) -> Option<OsString>) -> Vec<&'static str> {
-    let taken = |(row, (source, value)): (super::Row, (Source, String))| match source {
+    let used = |(row, (source, value)): (super::Row, (Source, String))| match source {
         Source::Variable(name) if row.alias == Some(name) && value != row.default => Some(name),
         _ => None,
     };
-    rows().into_iter().zip(origins(env)).filter_map(taken).collect()
+    rows().into_iter().zip(origins(env)).filter_map(used).collect()
 }
 
-/// Those of `names` that begin like ours and are not, in order.
+/// Those of `names` that have our prefix and are no settings, in order.
 pub(super) fn unknown(names: impl Iterator<Item = String>) -> Vec<Unknown> {
     let ours = |name: &String| name.starts_with("RAILHEAD_") && !NAMES.contains(&name.as_str());
     let mut found: Vec<Unknown> = names.filter(ours).map(|name| Unknown { nearest: nearest(&name), name }).collect();
@@ -115,7 +115,7 @@ pub(super) fn unknown(names: impl Iterator<Item = String>) -> Vec<Unknown> {
     found
 }
 
-/// The setting that is called most like that, unless half of its name would have to change.
+/// The setting with the most similar name, unless half of the name would have to change.
 fn nearest(name: &str) -> Option<&'static str> {
     const PREFIX: usize = "RAILHEAD_".len();
     // Bounds the work for a name of any length.

@@ -1,11 +1,11 @@
-//! A setting that is shown to nobody.
+//! A setting that is never shown.
 
 use std::ffi::OsStr;
 use std::fmt;
 
 use super::value::Value;
 
-/// A secret that processes share; none if it is empty. Its text leaves only as a key.
+/// A secret that processes share; none if it is empty. Its text is only ever used as a key.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -37,7 +37,7 @@ impl Value for Secret {
         Some(Secret::new(text))
     }
 
-    /// Blanks are no secret, and not the lack of one either: whoever set them meant something.
+    /// A blank secret is an error: it is neither a secret nor the absence of one.
     fn read(text: &OsStr, (): &()) -> Option<Self> {
         let text = text.to_str()?;
         (text.is_empty() || !text.trim().is_empty()).then(|| Secret::new(text.trim()))

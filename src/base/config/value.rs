@@ -1,11 +1,11 @@
-//! What the values of settings can be, and how they are written. Used by the table when the environment is read.
+//! The types of settings, and how their values are written. Used by the table when the environment is read.
 
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
 /// A type that a setting can have.
 pub(super) trait Value: Sized + PartialEq {
-    /// What narrows the type down.
+    /// The limits of the value.
     type Limits;
     /// `None` for text that is not such a value within the limits.
     fn parse(text: &str, limits: &Self::Limits) -> Option<Self>;
@@ -13,7 +13,7 @@ pub(super) trait Value: Sized + PartialEq {
     fn read(text: &OsStr, limits: &Self::Limits) -> Option<Self> {
         Self::parse(text.to_str()?.trim(), limits)
     }
-    /// A variable that holds no such value, for whoever complains of it.
+    /// A value that is not accepted, as messages show it.
     fn show_rejected(text: &OsStr) -> String {
         text.to_string_lossy().into_owned()
     }

@@ -1,9 +1,8 @@
-//! Memory that somebody else writes too: pages that a peer may reach, and segments shared with another process. Made and
-//! dropped at set-up, used on the thread that drives the comm.
+//! Memory that others write too: pages that a peer's NIC may write, and segments shared with another process. Made and dropped at set-up, used on the
+//! thread that drives the comm.
 //!
-//! Rust allows no reference to memory that changes underneath, so none is handed out: code that needs single words uses the atomic
-//! accessors, which check bounds, and is safe; the fabric takes a raw pointer, checked for the whole range, for bulk copies.
-//! What is read is a copy: check it, then use it.
+//! Rust allows no reference to memory that others change, so none is returned: single words are accessed by the atomic accessors, which check bounds
+//! and are safe; for bulk copies the fabric takes a raw pointer, checked for the whole range. What is read is a copy: check it, then use it.
 
 mod pages;
 mod racing;
@@ -16,7 +15,7 @@ pub use shm::{FILE_PREFIX, Shm, sweep};
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// A range of the caller's memory: the token that crosses from the C boundary to registration.
+/// A range of the caller's memory, from the C boundary to its registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UserMemory {
     addr: usize,
@@ -24,7 +23,7 @@ pub struct UserMemory {
 }
 
 impl UserMemory {
-    /// Vouches for `len` bytes at `addr`.
+    /// `len` bytes at `addr`.
     ///
     /// # Safety
     /// The range must be readable and writable memory of this process, and stay so until every region registered over it was
@@ -63,14 +62,14 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// A mapping as the accessors see it.
+/// A mapping, for the accessors.
 #[derive(Clone, Copy)]
 struct View {
     base: *mut u8,
     len: usize,
 }
 
-// Apart, so that an access that is in order does not prepare their messages.
+// Separate functions, so that a valid access does not prepare their messages.
 
 #[cold]
 #[inline(never)]
@@ -86,7 +85,7 @@ fn misaligned(offset: usize) -> ! {
 
 impl View {
     /// # Panics
-    /// A range that is not inside: a mistake of our own, since an offset that a peer named must be checked before.
+    /// A range that is not inside: an error of ours, because an offset from a peer must be checked before.
     #[inline]
     fn ptr(self, offset: usize, len: usize) -> *mut u8 {
         if len > self.len || offset > self.len - len {
@@ -108,7 +107,7 @@ impl View {
     #[inline]
     fn u32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: inside the mapping and aligned, by `word`; the mapping lives as long as the owner that `self` was borrowed from;
-        // whoever else writes there is covered by the type.
+        // the type allows writes by others.
         unsafe { AtomicU32::from_ptr(self.word(offset)) }
     }
 
@@ -183,8 +182,8 @@ macro_rules! accessors {
                 self.view().u64(offset).load(order)
             }
 
-            /// Loads the 8 words from `offset` on, each by itself: the last one first, in the given order, and the others only if it is as
-            /// wanted. Otherwise the last one.
+            /// Loads the 8 words from `offset` on, one by one: the last one first, with the given memory order, and the others only if it is as wanted.
+            /// Otherwise returns the last one.
             #[inline]
             pub fn load_line(&self, offset: usize, last: u64, order: Ordering) -> Result<[u64; 8], u64> {
                 let view = self.view();
@@ -225,12 +224,12 @@ macro_rules! accessors {
                 self.view().u64(offset).fetch_add(value, order)
             }
 
-            /// Copies bytes out, each aligned word whole, in no order to anybody who writes meanwhile.
+            /// Copies bytes out, each aligned word by one load, unordered with concurrent writes.
             pub fn read(&self, offset: usize, out: &mut [u8]) {
                 self.view().read(offset, out);
             }
 
-            /// Copies bytes in, each aligned word whole, in no order to anybody who reads meanwhile.
+            /// Copies bytes in, each aligned word by one store, unordered with concurrent reads.
             pub fn write(&self, offset: usize, from: &[u8]) {
                 self.view().write(offset, from);
             }

@@ -1,14 +1,13 @@
-//! Copies out of and into memory that somebody else, a peer or the user's other threads, may write or read meanwhile. Used wherever bytes cross
-//! such memory in bulk, on whatever thread moves them; single words go through atomics.
+//! Copies from and to memory that others, a peer or the user's threads, may write or read at the same time. Used for all bulk copies of such memory, on
+//! the thread that makes the copy; single words go through atomics.
 
 use std::arch::asm;
 
-/// Copies `len` bytes from `from` to `to`; the two may overlap. Where another writes the source or the destination meanwhile, those bytes hold
-/// anything afterwards, and nothing else is spoilt.
+/// Copies `len` bytes from `from` to `to`; the two may overlap. Bytes that others write meanwhile have any value afterwards; nothing else is affected.
 ///
-/// The language leaves racing plain copies undefined, as the compiler may believe that what it loaded once is still there. So no Rust code makes
-/// these: the C library's `memmove`, as fast as what `copy_nonoverlapping` becomes, is called through a pointer of which the compiler knows no
-/// more than its type, so it can neither see the loads, nor make others in their place, nor assume anything of what they yield.
+/// In Rust a data race of plain copies is undefined: the compiler may assume that memory does not change between two loads. So the copy is not made by
+/// Rust code: the C library's `memmove`, as fast as `copy_nonoverlapping`, is called through a pointer of which the compiler knows only the type, so
+/// it can neither see nor replace the loads, nor assume anything about their values.
 ///
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `len` bytes by this process, except that others may access them too.
@@ -22,7 +21,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { function(to.cast(), from.cast(), len) };
 }
 
-/// Reads a word, of any alignment, in the same circumstances: once, and its bytes may be of different writes.
+/// Reads a word of any alignment from such memory, once. Its bytes may come from different writes.
 ///
 /// # Safety
 /// `from` must be valid for reads of 8 bytes by this process, except that others may write them too.

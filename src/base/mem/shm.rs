@@ -3,7 +3,7 @@
 //!
 //! A memfd is preferred: it is sealed, so that nobody can shrink it under us (a load past the end would be SIGBUS), and it has no name
 //! to leave behind. A file in /dev/shm is for peers that share /dev/shm but no socket namespace; its name is removed as soon as
-//! both have it open. The owner holds a lock on its file, so whoever comes later can tell a left-over from a segment in use,
+//! both have it open. The owner holds a lock on its file, so a later process can tell a left-over from a segment in use,
 //! even where process ids mean nothing (another pid namespace).
 
 use std::ffi::{CStr, CString};
@@ -164,7 +164,7 @@ impl Shm {
         self.file.as_fd()
     }
 
-    /// Leaves the descriptor to forked children: the application is told of it.
+    /// Keeps the descriptor open in forked children: the application gets its number.
     pub fn share_with_children(&self) {
         self.file.share_with_children();
     }
@@ -196,7 +196,7 @@ impl Name {
     fn unlink(&self) {
         // A forked child drops its copy of the parent's segment, not the parent's file.
         if self.epoch == fork::epoch() && self.linked.swap(false, Ordering::Relaxed) {
-            // Somebody else may have swept it: then there is nothing to do.
+            // Another process may have removed it: then there is nothing to do.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -208,7 +208,7 @@ impl Drop for Name {
     }
 }
 
-/// Removes from /dev/shm what this user's dead processes left behind; returns how many files. Called once per init.
+/// Removes the files of this user's dead processes from /dev/shm; returns how many. Called once per init.
 pub fn sweep() -> usize {
     sweep_in(Path::new(DIRECTORY))
 }
@@ -281,7 +281,7 @@ fn map(file: &File, len: usize) -> Result<MmapRaw> {
     Ok(map)
 }
 
-/// Takes the lock that says "in use"; false if somebody has it.
+/// Takes the lock that marks the file as in use; false if another process has it.
 fn lock(file: &File) -> bool {
     // SAFETY: the descriptor is open; the call takes integers.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }

@@ -1,12 +1,12 @@
-//! Counters and wait causes: written by the thread that drives a comm, read by anyone through the page of [`page`].
+//! Counters and wait causes: written by the thread that drives a comm, read by any process through the page of [`page`].
 //!
-//! A counter costs a load, an addition and a store, all relaxed; nothing here takes a lock, allocates or reads the clock while
-//! messages move. Records are taken when a comm is made and given back when its last handle is dropped. A full page, no page
-//! (RAILHEAD_STATS=0) and a failed one look alike to the caller: the counters then stand in private memory.
+//! A counter costs a load, an addition and a store, all relaxed; nothing here takes a lock, allocates or reads the clock while messages move. A record is
+//! taken when a comm is made and freed when its last handle is dropped. Where the page is full, disabled (RAILHEAD_STATS=0) or could not be made, the
+//! counters are in private memory, which makes no difference to the caller.
 
 mod names;
 pub mod page;
-mod place;
+mod records;
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock;
 use page::{COUNTERS, CommRecord, RailRecord};
-use place::{CommPlace, RailPlace};
+use records::{OwnedCommRecord, OwnedRailRecord};
 
-pub use place::{Hold, hold, set_enabled};
+pub use records::{PageGuard, keep_page, set_enabled};
 
 /// What is counted per rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +43,10 @@ pub enum RailCounter {
     RxBounce,
     /// Bytes received over TCP.
     RxTcp,
-    /// Send requests posted. Each completes, or its queue pair fails; and each receive request is met by one of the peer's: so neither
+    /// Send requests posted. Each completes, or its queue pair fails; and each receive request is matched by one of the peer's: so neither
     /// completions nor receive requests are counted.
     Requests,
-    /// Requests that met no receive request and waited.
+    /// Requests that waited for a receive request.
     RnrWaits,
     /// Requests that failed.
     Errors,
@@ -113,10 +113,10 @@ pub enum CommCounter {
     Ops,
     /// Requests completed.
     Completions,
-    /// Bytes of messages, sent or received. Nobody counts them, as the rails count every byte: what the owner counts here is what a rail
-    /// moved in the comm's direction and is no message's, and the reader of the page puts the rails' sum less that in its place.
+    /// Bytes of messages, sent or received. The writer counts here only the bytes that the rails have moved in the comm's direction and that belong to
+    /// no message; the reader shows the sum over the rails minus that.
     Bytes,
-    /// Calls that could not take a request now.
+    /// Calls that returned no request, to be tried again.
     NullPosts,
     /// Requests that failed.
     Errors,
@@ -175,7 +175,7 @@ pub enum CommKind {
     Recv = 3,
 }
 
-/// Idle polls per look at the clock.
+/// Idle polls per read of the clock.
 const SAMPLE_EVERY: u32 = 64;
 
 /// One rail's counters. Clones count into the same record; one thread at a time, or counts get lost.
@@ -183,10 +183,10 @@ const SAMPLE_EVERY: u32 = 64;
 pub struct RailStats {
     record: NonNull<RailRecord>,
     /// Keeps `record` where it is.
-    _place: Arc<RailPlace>,
+    _owned: Arc<OwnedRailRecord>,
 }
 
-// SAFETY: the record is atomics alone, and the place that keeps it alive may be shared and dropped by any thread.
+// SAFETY: the record is atomics alone, and what keeps it alive may be shared and dropped by any thread.
 unsafe impl Send for RailStats {}
 // SAFETY: as above; `add` from two threads may lose counts, which is no memory error.
 unsafe impl Sync for RailStats {}
@@ -194,17 +194,17 @@ unsafe impl Sync for RailStats {}
 impl RailStats {
     /// Counters that are in no page.
     pub fn detached() -> Self {
-        Self::at(RailPlace::detached())
+        Self::at(OwnedRailRecord::detached())
     }
 
-    fn at(place: RailPlace) -> Self {
-        let place = Arc::new(place);
-        RailStats { record: place.record(), _place: place }
+    fn at(owned: OwnedRailRecord) -> Self {
+        let owned = Arc::new(owned);
+        RailStats { record: owned.record(), _owned: owned }
     }
 
     #[inline]
     fn counter(&self, counter: RailCounter) -> &AtomicU64 {
-        // SAFETY: `_place` keeps the record in place and mapped; a record is atomics, which others may read meanwhile.
+        // SAFETY: `_owned` keeps the record mapped; a record is atomics, which others may read meanwhile.
         let record = unsafe { self.record.as_ref() };
         &record.counters[counter as usize]
     }
@@ -215,7 +215,7 @@ impl RailStats {
         bump(self.counter(counter), n);
     }
 
-    /// Takes back what was counted too early.
+    /// Subtracts what was counted too early.
     #[cold]
     pub fn take(&self, counter: RailCounter, n: u64) {
         bump(self.counter(counter), n.wrapping_neg());
@@ -228,7 +228,7 @@ impl RailStats {
     }
 }
 
-/// One comm's counters and wait state; `Send`, not `Sync`: whoever drives the comm has it.
+/// One comm's counters and wait state; `Send`, not `Sync`: owned by the thread that drives the comm.
 pub struct CommStats {
     record: NonNull<CommRecord>,
     rails: std::cell::RefCell<Vec<RailStats>>,
@@ -238,36 +238,36 @@ pub struct CommStats {
     sampled_at: Cell<u64>,
     waiting: Cell<WaitCause>,
     kind: CommKind,
-    place: CommPlace,
+    owned: OwnedCommRecord,
 }
 
-// SAFETY: the record is atomics alone, and the place that keeps it alive may be dropped by any thread.
+// SAFETY: the record is atomics alone, and what keeps it alive may be dropped by any thread.
 unsafe impl Send for CommStats {}
 
 /// Takes a record for a comm on the device of that name.
 pub fn comm(kind: CommKind, dev_name: &str) -> CommStats {
-    let place = CommPlace::take(kind, dev_name);
+    let owned = OwnedCommRecord::take(kind, dev_name);
     CommStats {
-        record: place.record(),
+        record: owned.record(),
         rails: std::cell::RefCell::new(Vec::new()),
         idle_polls: Cell::new(0),
         sampled_at: Cell::new(0),
         waiting: Cell::new(WaitCause::None),
         kind,
-        place,
+        owned,
     }
 }
 
 impl CommStats {
     #[inline]
     fn record(&self) -> &CommRecord {
-        // SAFETY: `place` keeps the record in place and mapped; a record is atomics, which others may read meanwhile.
+        // SAFETY: `owned` keeps the record mapped; a record is atomics, which others may read meanwhile.
         unsafe { self.record.as_ref() }
     }
 
     /// Its number in the page; no other comm of the process has it.
     pub fn id(&self) -> u64 {
-        self.place.id()
+        self.owned.id()
     }
 
     /// The counters of the comm's rail number `index`, the same for the same number. At set-up: it allocates.
@@ -275,7 +275,7 @@ impl CommStats {
         let mut rails = self.rails.borrow_mut();
         while rails.len() <= index {
             let next = rails.len();
-            rails.push(RailStats::at(self.place.rail(next as u32)));
+            rails.push(RailStats::at(self.owned.rail(next as u32)));
         }
         rails[index].clone()
     }
@@ -308,8 +308,8 @@ impl CommStats {
         self.record().wait_ns[cause as usize].load(Ordering::Relaxed)
     }
 
-    /// Says why a poll found nothing. Every 64th time reads the clock, accounts what passed since the last such look to the cause, and
-    /// publishes cause and since-when. A wait shorter than that leaves no trace.
+    /// Records why a poll found nothing. Every 64th time it reads the clock, adds the time since the last read to the cause, and publishes the cause and
+    /// since when it holds. A shorter wait is not recorded.
     #[inline]
     pub fn wait(&self, cause: WaitCause) {
         let polls = self.idle_polls.get().wrapping_add(1);
@@ -344,7 +344,7 @@ impl CommStats {
     }
 }
 
-/// One writer at a time, so no read-modify-write instruction is needed.
+/// A load and a store, not one atomic instruction: there is one writer at a time.
 #[inline]
 fn bump(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);

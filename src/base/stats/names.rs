@@ -1,4 +1,4 @@
-//! What the page's numbers are called: short names for programs, words for people. Used by whoever shows a page.
+//! Names of the page's counters and causes: in snake case for programs, in words for people. Used to show a page.
 
 use super::{CommCounter, CommKind, RailCounter, WaitCause};
 

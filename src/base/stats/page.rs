@@ -1,5 +1,5 @@
-//! The stats page: its layout, and the reader. The owner writes through `stats`; any process that the kernel lets open it reads,
-//! without stopping anyone.
+//! The stats page: its layout, and the reader. The owner writes through `stats`; any process that the kernel lets open it reads it, without stopping
+//! the owner.
 //!
 //! A memfd named "railhead-stats", found through /proc/PID/fd. Everything is in host order. A comm or rail record is in use while its `kind` or
 //! `owner` is not 0. `seq` of a record is odd while what identifies it changes; counters may be read at any time. The reader trusts
@@ -49,7 +49,7 @@ pub struct Header {
     pub comms: AtomicU32,
     /// [`RAILS`].
     pub rails: AtomicU32,
-    /// Records that found no room.
+    /// Comms and rails for which there was no free record.
     pub overflowed: AtomicU64,
     spare: [AtomicU64; 506],
 }
@@ -263,7 +263,7 @@ pub struct Snapshot {
     pub pid: i32,
     /// Nanoseconds since the page was made.
     pub age_ns: u64,
-    /// Records that found no room.
+    /// Comms and rails for which there was no free record.
     pub overflowed: u64,
     /// Comms, each with its rails.
     pub comms: Vec<CommSnapshot>,

@@ -100,7 +100,7 @@ fn time_goes_to_the_cause_that_is_seen_and_a_new_cause_starts_a_new_age() {
     }
 }
 
-/// A record is counted when it is posted, which may be long before a rail sends it; and of a comm whose rails found no place in a full page
+/// A record is counted when it is posted, which may be long before a rail sends it; and of a comm whose rails found no free record in a full page
 /// nothing is known. Neither makes billions of bytes.
 #[test]
 fn bytes_are_not_fewer_than_none() {
@@ -117,7 +117,7 @@ fn bytes_are_not_fewer_than_none() {
 #[test]
 fn a_record_is_reused_clean_and_not_before_its_last_handle_is_gone() {
     assert!(in_child(|| {
-        let _hold = hold();
+        let _hold = keep_page();
         let first = comm(CommKind::Send, "eth0");
         first.set_peer("first", 1);
         first.add(CommCounter::Ops, 9);
@@ -161,7 +161,7 @@ fn a_full_page_leaves_the_counters_working_in_private() {
             && rails[RAILS].get(RailCounter::Requests) == 8
             && shown("last").is_none()
             && seen.comms.len() == COMMS
-            && seen.comms.iter().find(|c| c.id == all[0].place.id()).map(|c| c.rails.len()) == Some(RAILS)
+            && seen.comms.iter().find(|c| c.id == all[0].owned.id()).map(|c| c.rails.len()) == Some(RAILS)
             && seen.overflowed == 3
     }));
 }
@@ -170,7 +170,7 @@ fn a_full_page_leaves_the_counters_working_in_private() {
 fn the_page_exists_while_somebody_holds_it_and_not_when_it_is_switched_off() {
     assert!(in_child(|| {
         let none = find(me()).is_empty();
-        let held = hold();
+        let held = keep_page();
         let comm1 = comm(CommKind::Send, "eth0");
         let rail = comm1.rail(0);
         drop(held);
@@ -227,7 +227,7 @@ fn a_reader_never_sees_half_a_name() {
     let comm = comm(CommKind::Send, "eth0");
     let names = ["a".repeat(60), "b".repeat(60)];
     comm.set_peer(&names[0], 1);
-    let id = comm.place.id();
+    let id = comm.owned.id();
     let page = &find(me())[0];
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -290,7 +290,7 @@ fn only_a_page_of_this_version_that_cannot_shrink_is_read() {
 #[test]
 fn nonsense_in_a_page_is_read_without_harm() {
     let start = [&MAGIC.to_ne_bytes()[..], &VERSION.to_ne_bytes()[..]].concat();
-    // 0xff..: every seq is odd; 0x02..: every kind is unknown, every owner a stranger; 1s make rails of one comm number.
+    // 0xff..: every seq is odd; 0x02..: every kind is unknown, every owner an unknown comm; 1s make rails of one comm number.
     for fill in [0xff, 0x02, 0x80] {
         let (_file, path) = forged(size_of::<Layout>(), libc::F_SEAL_SHRINK, &start, fill);
         assert_eq!(attach(&path).unwrap().snapshot().comms.len(), 0, "{fill:#x}");

@@ -260,7 +260,7 @@ impl Segment {
         if self.peer_lives() {
             return n == len as isize;
         }
-        if n > 0 && peer.is_succeeded() {
+        if n > 0 && peer.is_replaced() {
             let pid = peer.pid();
             log_warn!(
                 log::NET,

@@ -1,4 +1,4 @@
-//! Where records come from: the process's page, made for the first comm and gone with the last handle. At set-up, on any thread.
+//! The process's stats page and the records in it: made for the first comm, unmapped with the last handle. At set-up, on any thread.
 
 use std::io::Error as IoError;
 use std::os::fd::AsRawFd;
@@ -19,13 +19,13 @@ use crate::base::mem;
 
 /// RAILHEAD_STATS, as the last init read it.
 static ENABLED: AtomicBool = AtomicBool::new(true);
-/// The page, while anybody holds it.
-static CURRENT: PerProcess<Weak<Owned>> = PerProcess::new();
+/// The page, while there is a reference to it.
+static CURRENT: PerProcess<Weak<OwnPage>> = PerProcess::new();
 /// The last comm number given out.
 static LAST_ID: AtomicU64 = AtomicU64::new(0);
 
-/// The page as its owner has it.
-struct Owned {
+/// The page in the process that writes it.
+struct OwnPage {
     /// Stays mapped in a forked child, where handles of the parent may still be dropped.
     map: MmapRaw,
     _file: File,
@@ -34,12 +34,12 @@ struct Owned {
 }
 
 // SAFETY: the mapping is atomics alone; the rest is Send and Sync by itself.
-unsafe impl Send for Owned {}
+unsafe impl Send for OwnPage {}
 // SAFETY: as above.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for OwnPage {}
 
-impl Owned {
-    fn new() -> Result<Owned> {
+impl OwnPage {
+    fn new() -> Result<OwnPage> {
         let name = c"railhead-stats";
         debug_assert_eq!(name.to_str(), Ok(MEMFD_NAME));
         let file = mem::memfd(name)?;
@@ -52,7 +52,7 @@ impl Owned {
         seal(&file, seals | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL)
             .or_else(|_| seal(&file, seals | libc::F_SEAL_SEAL))
             .map_err(|e| Error::system("sealing the stats page", e))?;
-        let page = Owned { map, _file: file, epoch: fork::epoch(), warned: AtomicBool::new(false) };
+        let page = OwnPage { map, _file: file, epoch: fork::epoch(), warned: AtomicBool::new(false) };
         let header = &page.layout().header;
         header.version.store(VERSION, Ordering::Relaxed);
         header.pid.store(std::process::id() as i32, Ordering::Relaxed);
@@ -88,29 +88,29 @@ fn seal(file: &File, seals: libc::c_int) -> std::result::Result<(), IoError> {
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0 { Ok(()) } else { Err(IoError::last_os_error()) }
 }
 
-/// Says whether comms made from now on get records in the page. From each init, by RAILHEAD_STATS.
+/// Sets whether comms made from now on get records in the page. At each init, by RAILHEAD_STATS.
 pub fn set_enabled(enabled: bool) {
     ENABLED.store(enabled, Ordering::Relaxed);
 }
 
-/// Keeps the page in existence while there is no comm.
-pub struct Hold {
-    _page: Option<Arc<Owned>>,
+/// Keeps the page mapped while there is no comm.
+pub struct PageGuard {
+    _page: Option<Arc<OwnPage>>,
 }
 
-/// Makes the page, if it is enabled and not there, and keeps it. From init on, so that the process can be found.
-pub fn hold() -> Hold {
-    Hold { _page: current() }
+/// Makes the page, unless it is disabled or exists, and keeps it. Called by init, so that the process can be found.
+pub fn keep_page() -> PageGuard {
+    PageGuard { _page: current() }
 }
 
-fn current() -> Option<Arc<Owned>> {
+fn current() -> Option<Arc<OwnPage>> {
     if !ENABLED.load(Ordering::Relaxed) {
         return None;
     }
     let made = CURRENT.with(|slot| match slot.upgrade() {
         Some(page) => Ok(page),
         None => {
-            let page = Arc::new(Owned::new()?);
+            let page = Arc::new(OwnPage::new()?);
             *slot = Arc::downgrade(&page);
             Ok(page)
         }
@@ -118,47 +118,47 @@ fn current() -> Option<Arc<Owned>> {
     made.inspect_err(|error: &Error| log_warn!(log::NET, "no stats page: {error}")).ok()
 }
 
-/// A record in the page, or one of our own.
-enum Home<T> {
-    Page(Arc<Owned>, usize),
-    Own(Box<T>),
+/// A record in the page, or in private memory.
+enum Storage<T> {
+    Page(Arc<OwnPage>, usize),
+    Private(Box<T>),
 }
 
-/// Where a comm's record is.
-pub(super) struct CommPlace {
-    home: Home<CommRecord>,
+/// A comm's record, free again when this is dropped.
+pub(super) struct OwnedCommRecord {
+    storage: Storage<CommRecord>,
     id: u64,
 }
 
-impl CommPlace {
-    pub(super) fn take(kind: CommKind, device: &str) -> CommPlace {
+impl OwnedCommRecord {
+    pub(super) fn take(kind: CommKind, device: &str) -> OwnedCommRecord {
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) + 1;
-        let home = current().and_then(|page| {
-            // 0 to a value that no reader takes for a kind, until the record is described.
+        let storage = current().and_then(|page| {
+            // From 0 to a value that is no kind, so that readers skip the record until it is described.
             let claim = |record: &CommRecord| record.kind.compare_exchange(0, u32::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok();
             match page.layout().comms.iter().position(claim) {
-                Some(index) => Some(Home::Page(page, index)),
+                Some(index) => Some(Storage::Page(page, index)),
                 None => {
                     page.full("comm");
                     None
                 }
             }
         });
-        let place = CommPlace { home: home.unwrap_or_else(|| Home::Own(zeroed_comm())), id };
-        place.get().describe(|record| {
+        let owned = OwnedCommRecord { storage: storage.unwrap_or_else(|| Storage::Private(zeroed_comm())), id };
+        owned.get().describe(|record| {
             record.clear();
             record.set_device(device);
             record.id.store(id, Ordering::Relaxed);
             record.made_ns.store(clock::now(), Ordering::Relaxed);
             record.kind.store(kind as u32, Ordering::Relaxed);
         });
-        place
+        owned
     }
 
     fn get(&self) -> &CommRecord {
-        match &self.home {
-            Home::Page(page, index) => &page.layout().comms[*index],
-            Home::Own(record) => record,
+        match &self.storage {
+            Storage::Page(page, index) => &page.layout().comms[*index],
+            Storage::Private(record) => record,
         }
     }
 
@@ -171,54 +171,54 @@ impl CommPlace {
     }
 
     /// A record for one of the comm's rails; private if the comm's is.
-    pub(super) fn rail(&self, index: u32) -> RailPlace {
-        let Home::Page(page, _) = &self.home else { return RailPlace::detached() };
+    pub(super) fn rail(&self, index: u32) -> OwnedRailRecord {
+        let Storage::Page(page, _) = &self.storage else { return OwnedRailRecord::detached() };
         let claim = |record: &RailRecord| record.owner.compare_exchange(0, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let Some(at) = page.layout().rails.iter().position(claim) else {
             page.full("rail");
-            return RailPlace::detached();
+            return OwnedRailRecord::detached();
         };
         page.layout().rails[at].describe(|record| {
             record.clear();
             record.index.store(index, Ordering::Relaxed);
             record.owner.store(self.id, Ordering::Relaxed);
         });
-        RailPlace { home: Home::Page(page.clone(), at) }
+        OwnedRailRecord { storage: Storage::Page(page.clone(), at) }
     }
 }
 
-impl Drop for CommPlace {
+impl Drop for OwnedCommRecord {
     fn drop(&mut self) {
-        if let Home::Page(page, index) = &self.home
+        if let Storage::Page(page, index) = &self.storage
             && page.is_own()
         {
-            // Release: the next owner's claim comes after all our stores.
+            // Release: pairs with the Acquire of the next claim, which comes after all our stores.
             page.layout().comms[*index].kind.store(0, Ordering::Release);
         }
     }
 }
 
-/// Where a rail's record is.
-pub(super) struct RailPlace {
-    home: Home<RailRecord>,
+/// A rail's record, free again when this is dropped.
+pub(super) struct OwnedRailRecord {
+    storage: Storage<RailRecord>,
 }
 
-impl RailPlace {
-    pub(super) fn detached() -> RailPlace {
-        RailPlace { home: Home::Own(zeroed_rail()) }
+impl OwnedRailRecord {
+    pub(super) fn detached() -> OwnedRailRecord {
+        OwnedRailRecord { storage: Storage::Private(zeroed_rail()) }
     }
 
     pub(super) fn record(&self) -> NonNull<RailRecord> {
-        match &self.home {
-            Home::Page(page, index) => NonNull::from(&page.layout().rails[*index]),
-            Home::Own(record) => NonNull::from(&**record),
+        match &self.storage {
+            Storage::Page(page, index) => NonNull::from(&page.layout().rails[*index]),
+            Storage::Private(record) => NonNull::from(&**record),
         }
     }
 }
 
-impl Drop for RailPlace {
+impl Drop for OwnedRailRecord {
     fn drop(&mut self) {
-        if let Home::Page(page, index) = &self.home
+        if let Storage::Page(page, index) = &self.storage
             && page.is_own()
         {
             page.layout().rails[*index].owner.store(0, Ordering::Release);
