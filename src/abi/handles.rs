@@ -6,11 +6,12 @@
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::abi::handle::{CommKey, Handle, Kind, MAX_COMMS};
 use crate::base::error::{Error, Result};
 use crate::base::slab::Slab;
+use crate::base::sync::lock;
 use crate::net::{ListenComm, Net, RecvComm, RequestId, SendComm};
 
 /// Comms for which memory is allocated at a time.
@@ -303,11 +304,6 @@ impl Driven {
 fn in_use(handle: Handle) -> Error {
     let words = handle.kind().map_or("handle", Kind::words);
     Error::internal(format!("{words} {:#x} is in use by another thread; a comm may be driven by one thread at a time", handle.value()))
-}
-
-// A panic leaves what is under these locks whole: it is changed by single assignments.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -11,11 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi::handle::{Handle, Kind};
 use crate::abi::handles::{Comms, Driven, Driving, Shared};
 use crate::base::error::{Error, Result};
+use crate::base::sync::lock;
 use crate::base::{fork, log};
 use crate::fabric::UserMemory;
 use crate::net::{
@@ -100,7 +101,7 @@ fn renewed() -> &'static Process {
 
 impl Process {
     fn life(&self) -> MutexGuard<'_, Life> {
-        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.life)
     }
 
     fn net(&self) -> Result<Arc<Net>> {

@@ -1,13 +1,14 @@
 //! The proxies of this process with their listeners and connectors, for the C functions of `abi::proxy` and `abi::connector`. On the callers' threads;
 //! several may use one proxy at a time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::abi::handle::Handle;
 use crate::abi::objects::Objects;
 use crate::abi::table::Table;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
+use crate::base::sync::lock;
 use crate::engine;
 use crate::proxy::args::Steps;
 use crate::proxy::connector::{self, Direction};
@@ -214,9 +215,4 @@ impl Drop for Listener {
             log_warn!(log::NET, "closing a listener: {error}");
         }
     }
-}
-
-// A panic elsewhere leaves these locks' contents whole: each is changed by single assignments.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

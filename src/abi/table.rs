@@ -11,13 +11,14 @@ use std::io;
 use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::abi::nccl::types::{NCCL_NET_TRAFFIC_CLASS_UNDEF, ncclDebugLogger_t, ncclNetCommConfig_t};
 use crate::abi::nccl::v12::{ncclNet_v12_t, ncclNetPlugin_v12};
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::rand;
+use crate::base::sync::lock;
 use crate::proxy::net::{Buffer, Comm, ListenHandle, Mr, Net, NetRequest};
 
 /// NCCL_PTR_HOST and NCCL_PTR_CUDA (nccl v2.30.7 src/include/plugin/nccl_net.h).
@@ -178,7 +179,7 @@ impl Table {
 
     fn held(&self) -> MutexGuard<'_, Context> {
         // Changed by single assignments.
-        self.context.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.context)
     }
 
     #[inline]

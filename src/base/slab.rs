@@ -2,7 +2,9 @@
 //! comms and of registrations. Any thread, at any time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
+
+use super::sync::lock;
 
 /// At most `CHUNK * CHUNKS` entries. They are allocated a chunk at a time, never move, and live as long as the slab. Threads may refer to the value of a
 /// free entry, so values are changed through atomics, locks and the like.
@@ -29,7 +31,7 @@ impl<T: Default, const CHUNK: usize, const CHUNKS: usize> Slab<T, CHUNK, CHUNKS>
     /// Lets `fill` set the value of a free entry, and returns its index and its new generation, which is odd. `None` if all are in use.
     pub fn insert(&self, fill: impl FnOnce(&T)) -> Option<(u32, u32)> {
         let index = {
-            let (free, unused) = &mut *self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let (free, unused) = &mut *lock(&self.free);
             let index = free.pop().unwrap_or(*unused);
             if index as usize == CHUNK * CHUNKS {
                 return None;
@@ -53,7 +55,7 @@ impl<T: Default, const CHUNK: usize, const CHUNKS: usize> Slab<T, CHUNK, CHUNKS>
         // Of several threads that remove it, one succeeds.
         entry.generation.compare_exchange(generation, generation.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed).ok()?;
         let result = empty(&entry.value);
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).0.push(index);
+        lock(&self.free).0.push(index);
         Some(result)
     }
 

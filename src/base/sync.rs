@@ -7,3 +7,9 @@ pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub mod atomic {
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 }
+
+/// Locks, also after a thread has panicked under the lock: every critical section of the library leaves what it guards whole wherever it may panic, or
+/// ends its use, as a panic on an engine's thread does.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

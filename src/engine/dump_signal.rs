@@ -3,7 +3,7 @@
 //! The signal's handler only writes to a descriptor. A thread of its own reads that, from the first such engine to the last. It dumps the engines
 //! from outside, so one that sleeps, or is stuck in a step, is shown as well.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::Dump;
@@ -11,6 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::base::fork::PerProcess;
 use crate::base::log::{self, log_warn};
 use crate::base::signal::SignalEvent;
+use crate::base::sync::lock;
 use crate::base::thread::{self, Cpus};
 use crate::base::wakeup::{Wakeup, Woken};
 
@@ -106,9 +107,4 @@ impl Drop for DumpGuard {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves what is under these locks whole: it is changed by single assignments and calls.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,12 +21,13 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
 use crate::base::error::{Error, Result as BaseResult};
 use crate::base::log::{self, log_warn};
+use crate::base::sync::lock;
 use crate::base::thread;
 use crate::base::{clock, fork};
 use connectors::Connectors;
@@ -454,11 +455,6 @@ impl<T, S> Drop for EndOnDrop<'_, T, S> {
     fn drop(&mut self) {
         self.0.end();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic ends the engine; afterwards its state is only read.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cold]

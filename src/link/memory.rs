@@ -14,11 +14,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::{Error, Result};
 use crate::base::slab::Slab;
+use crate::base::sync::lock;
 use crate::fabric::{MemoryRegion, UserMemory};
 
 use super::limits::MAX_RAILS;
@@ -257,11 +258,6 @@ fn foreign(what: &str, mr: MrHandle, entry: &Registration, dev: usize) -> Error 
 #[cold]
 fn outside(what: &str, addr: usize, len: usize, start: usize, size: usize) -> Error {
     Error::internal(format!("{what}: {len} bytes at {addr:#x} are not inside the registered {size} bytes at {start:#x}"))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panicking thread left behind is complete: the critical sections change one thing last.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The shared regions of one physical device, counted. Generic so that its rules can be tested without a fabric.

@@ -9,13 +9,14 @@
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::Duration;
 
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_warn};
+use crate::base::sync::lock;
 use crate::base::thread::Cpus;
 use crate::base::wakeup::{Wakeup, Woken};
 use crate::engine::{ConnectorId, Engine, IdleAction, Options, Progress, Sleeper, Work};
@@ -329,8 +330,4 @@ impl<T> Drop for Guarded<T> {
         drop(value);
         self.thread.called();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

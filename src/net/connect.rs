@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
@@ -12,6 +12,7 @@ use crate::base::fd::{Socket, TcpStream};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats, WaitCause};
+use crate::base::sync::lock;
 use crate::engine;
 use crate::link::Connection;
 use crate::link::liveness::Liveness;
@@ -356,7 +357,7 @@ const MAX_PENDING: usize = 65536;
 impl PendingTable {
     /// Has those of `table` polled by a device's thread until there are none.
     pub fn watch(table: &Arc<Mutex<PendingTable>>, thread: Arc<ProgressThread>) {
-        let mut pending = table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(table);
         if !std::mem::replace(&mut pending.watched, true) {
             thread.watch("connects in progress", table);
             pending.thread = Some(thread);

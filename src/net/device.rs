@@ -2,12 +2,13 @@
 
 use std::ffi::CString;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use once_cell::sync::OnceCell;
 
 use crate::base::config::{Config, Progress};
 use crate::base::error::{Error, Result};
+use crate::base::sync::lock;
 use crate::fabric::{self, types::ID_UNDEF};
 use crate::link::limits::{MAX_MESSAGE, MAX_RAILS, MAX_RECVS};
 use crate::link::progress::ProgressThread;
@@ -90,7 +91,7 @@ impl Physical {
         if config.progress == Progress::Poll {
             return Ok(None);
         }
-        let mut place = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.thread);
         if let Some(running) = place.upgrade() {
             return Ok(Some(running));
         }

@@ -36,6 +36,7 @@ use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info};
 use crate::base::stats;
+use crate::base::sync::lock;
 use crate::fabric::{self, Access, Domain, MemoryRegion, UserMemory};
 use crate::link::memory::MrTable;
 
@@ -255,7 +256,7 @@ impl Net {
     }
 
     fn pending(&self) -> MutexGuard<'_, PendingTable> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 }
 

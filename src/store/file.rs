@@ -14,7 +14,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
@@ -24,6 +24,7 @@ use super::deadline::Deadline;
 use super::values::{self, Compared, Values};
 use super::watch::{Callback, KeyWatch};
 use super::{Error, FOREVER, Result, Store};
+use crate::base::sync::lock;
 use crate::base::{clock, fork};
 use record::{CLEANUP, REFCOUNT, REGULAR, Record};
 use watch::Follower;
@@ -108,7 +109,7 @@ impl FileStore {
 
     fn log(&self) -> MutexGuard<'_, Log> {
         // After a panic under this lock the log is at worst behind the file.
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     /// Runs `read` on the present contents of the file. A file that does not exist counts as empty.

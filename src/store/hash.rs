@@ -9,6 +9,7 @@ use super::deadline::Deadline;
 use super::values::{Compared, Value, Values};
 use super::watch::{Callback, Change, KeyWatch};
 use super::{Error, Result, Store};
+use crate::base::sync::lock;
 
 /// A store that lives as long as somebody holds it.
 #[derive(Default)]
@@ -31,15 +32,10 @@ impl HashStore {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Values> {
-        // Nothing that holds the lock can stop halfway.
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until all keys exist, and returns the values.
     fn wait_for(&self, keys: &[&str], timeout: Duration) -> Result<MutexGuard<'_, Values>> {
         let deadline = Deadline::after(timeout);
-        let mut values = self.lock();
+        let mut values = lock(&self.values);
         while !keys.iter().all(|key| values.contains(key.as_bytes())) {
             values = match deadline.left() {
                 None => self.changed.wait(values).unwrap_or_else(PoisonError::into_inner),
@@ -52,7 +48,7 @@ impl HashStore {
 
     /// Changes a key's value.
     fn change<R>(&self, key: &str, change: impl FnOnce(&mut Values) -> R) -> R {
-        let mut values = self.lock();
+        let mut values = lock(&self.values);
         let result = self.change_locked(key, &mut values, change);
         drop(values);
         self.changed.notify_all();
@@ -60,7 +56,7 @@ impl HashStore {
     }
 
     fn change_locked<R>(&self, key: &str, values: &mut Values, change: impl FnOnce(&mut Values) -> R) -> R {
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = lock(&self.watches);
         let Some(watchers) = watches.get_mut(key) else { return change(values) };
         // Cloned, so that a change does not happen in place and can be told by the pointer.
         let old = values.get(key.as_bytes()).cloned();
@@ -78,7 +74,7 @@ impl HashStore {
 
 /// Removes a watch.
 fn remove_watch(watches: &Mutex<Watches>, key: &str, watcher: &Arc<Sender<KeyChange>>) {
-    let mut watches = watches.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut watches = lock(watches);
     let Some(watchers) = watches.get_mut(key) else { return };
     watchers.retain(|other| !Arc::ptr_eq(other, watcher));
     if watchers.is_empty() {
@@ -107,7 +103,7 @@ impl Store for HashStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        let values = self.lock();
+        let values = lock(&self.values);
         Ok(keys.iter().all(|key| values.contains(key.as_bytes())))
     }
 
@@ -144,7 +140,7 @@ impl Store for HashStore {
     }
 
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
-        let mut values = self.lock();
+        let mut values = lock(&self.values);
         entries.iter().for_each(|(key, value)| self.change_locked(key, &mut values, |values| values.set(key.as_bytes(), value)));
         drop(values);
         self.changed.notify_all();
@@ -156,11 +152,11 @@ impl Store for HashStore {
     }
 
     fn num_keys(&self) -> Result<i64> {
-        Ok(self.lock().keys().len() as i64)
+        Ok(lock(&self.values).keys().len() as i64)
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        Ok(self.lock().keys().filter_map(|key| std::str::from_utf8(key).ok().map(str::to_owned)).collect())
+        Ok(lock(&self.values).keys().filter_map(|key| std::str::from_utf8(key).ok().map(str::to_owned)).collect())
     }
 
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -170,7 +166,7 @@ impl Store for HashStore {
 
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let deadline = Deadline::after(timeout);
-        let mut values = self.lock();
+        let mut values = lock(&self.values);
         loop {
             if let Some(value) = values.pop(key.as_bytes()) {
                 return Ok(value.bytes().to_vec());
@@ -209,13 +205,13 @@ impl Store for HashStore {
             let _ = stop.send((None, None));
         };
         let watch = KeyWatch::start(wake, next, callback)?;
-        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = lock(&self.watches);
         watches.entry(key.to_owned()).or_default().push(send);
         Ok(watch)
     }
 
     fn queue_len(&self, key: &str) -> Result<i64> {
-        Ok(self.lock().queue_len(key.as_bytes()) as i64)
+        Ok(lock(&self.values).queue_len(key.as_bytes()) as i64)
     }
 }
 

@@ -8,13 +8,14 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use ibverbs_sys::*;
 
 use super::library::{Library, made};
 use crate::base::error::{Error, Result};
 use crate::base::fd::OwnedFd;
+use crate::base::sync::lock;
 
 /// A completion channel, and which queues its events were for.
 pub struct Channel {
@@ -82,7 +83,7 @@ impl Channel {
 
     /// Adds a queue. The number is to be its context.
     pub fn add(&self) -> usize {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.next += 1;
         let id = state.next;
         state.queues.insert(id, false);
@@ -91,7 +92,7 @@ impl Channel {
 
     /// Removes a queue. It can be destroyed then: all its events were acknowledged.
     pub fn remove(&self, id: usize) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.drain(&mut state);
         state.queues.remove(&id);
         self.set_fired(&mut state);
@@ -99,16 +100,11 @@ impl Channel {
 
     /// Whether the queue is marked as fired; clears the mark.
     pub fn take_fired(&self, id: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.drain(&mut state);
         let has_fired = state.queues.get_mut(&id).is_some_and(std::mem::take);
         self.set_fired(&mut state);
         has_fired
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete in itself.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes every event off the channel and marks its queue. Each is acknowledged at once, so that destroying a queue never waits for that.

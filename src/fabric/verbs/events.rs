@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use ibverbs_sys::*;
@@ -19,6 +19,7 @@ use crate::base::error::{Error, Result};
 use crate::base::fd::OwnedFd;
 use crate::base::fork;
 use crate::base::log::{self, log_info, log_warn};
+use crate::base::sync::lock;
 use crate::base::thread::{self, Cpus};
 
 /// The asynchronous events of a queue pair. Written by the thread, read by the queue pair; no other memory is read on the strength of it.
@@ -140,10 +141,6 @@ impl Drop for Events {
             let _ = thread.join();
         }
     }
-}
-
-fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<usize, WatchedQp>> {
-    watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn run(library: &Library, context: &Context, stop: RawFd, watched: &Watched, device: &str, fatal: bool) {

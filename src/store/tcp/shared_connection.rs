@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::connection::Connection;
+use crate::base::sync::lock;
 use crate::store::deadline::Deadline;
 use crate::store::{Error, Result};
 
@@ -34,7 +35,7 @@ impl SharedConnection {
     ///
     /// Errors: [`Error::Timeout`].
     pub fn acquire(&self, deadline: Deadline) -> Result<ConnectionGuard<'_>> {
-        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_use = lock(&self.in_use);
         while *in_use {
             in_use = match deadline.grace().left() {
                 None => self.freed.wait(in_use).unwrap_or_else(PoisonError::into_inner),
@@ -48,7 +49,7 @@ impl SharedConnection {
         }
         *in_use = true;
         drop(in_use);
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = lock(&self.connection);
         connection.set_deadline(deadline);
         Ok(ConnectionGuard { connection, _in_use: InUse(self) })
     }
@@ -56,7 +57,7 @@ impl SharedConnection {
 
 impl Drop for InUse<'_> {
     fn drop(&mut self) {
-        *self.0.in_use.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *lock(&self.0.in_use) = false;
         self.0.freed.notify_one();
     }
 }
