@@ -18,9 +18,10 @@ use socket2::TcpKeepalive;
 
 use super::dial::{self, DialerProbe};
 use super::endpoint::{Address, HELLO_SIZE, Offer, REPLY_SIZE, Reply};
-use super::hub::{IncomingStream, PendingStreams, peer_of};
+use super::hub::{IncomingStream, PendingStreams};
 use super::queue::Fault;
 use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
+use super::sockets;
 use super::tcp::TcpWire;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::Error;
@@ -212,7 +213,7 @@ impl Connecting {
             return Ok(None);
         }
         if self.shm_allowed() && !self.unix_failed {
-            match dial::unix(&self.args.remote.instance) {
+            match sockets::connect_unix(&self.args.remote.instance) {
                 Ok(socket) => {
                     stage::reach(Stage::WireDialed);
                     return self.send_hello(socket, true);
@@ -223,7 +224,7 @@ impl Connecting {
                 Err(_) => self.unix_failed = true,
             }
         }
-        match dial::tcp(&self.args.local, &self.args.remote, self.args.config.tcp_buffer_kib) {
+        match sockets::connect_tcp(&self.args.local, &self.args.remote, self.args.config.tcp_buffer_kib) {
             Ok(socket) => self.step = Step::DialControl(socket),
             Err(e) => self.redial(e)?,
         }
@@ -266,7 +267,7 @@ impl Connecting {
     }
 
     fn dial_control(&mut self, socket: Socket) -> Result<Option<Connected>, Fault> {
-        match dial::connected(&socket) {
+        match sockets::connected(&socket) {
             Ok(false) => self.step = Step::DialControl(socket),
             Ok(true) => {
                 stage::reach(Stage::WireDialed);
@@ -357,7 +358,7 @@ impl Connecting {
 
     fn use_segment(&self, mut segment: Segment, socket: OwnedFd, unix: bool) -> Connected {
         segment.unlink();
-        segment.prove_peer(if unix { peer_of(&socket) } else { None }, self.args.config.cma);
+        segment.prove_peer(if unix { sockets::peer_pid(&socket) } else { None }, self.args.config.cma);
         Connected::Shm(Box::new(ShmWire::new(segment, socket, unix, self.args.send_slots, self.args.stats.clone())))
     }
 
@@ -365,7 +366,7 @@ impl Connecting {
     /// no room for, because of unauthenticated streams; that one is dialed again.
     fn dial_data(&mut self, control: OwnedFd, streams: Vec<DataStream>) -> Result<Option<Connected>, Fault> {
         // Asked before the Replies are read: an acceptor that has confirmed all streams may go away right after that.
-        let gone = dial::closed(&control);
+        let gone = sockets::closed(&control);
         let streams = (0u8..).zip(streams).map(|(number, stream)| self.open_data(number, stream)).collect::<Result<Vec<_>, _>>()?;
         if streams.iter().all(|stream| matches!(stream, DataStream::Open(_))) {
             let streams = streams.into_iter().filter_map(|stream| if let DataStream::Open(socket) = stream { Some(socket) } else { None });
@@ -383,12 +384,12 @@ impl Connecting {
         loop {
             stream = match stream {
                 DataStream::Closed(until) if clock::now() >= until => {
-                    match dial::tcp(&self.args.local, &self.args.remote, self.args.config.tcp_buffer_kib) {
+                    match sockets::connect_tcp(&self.args.local, &self.args.remote, self.args.config.tcp_buffer_kib) {
                         Ok(socket) => DataStream::Dialing(socket),
                         Err(e) => return self.next_try(e).map(DataStream::Closed),
                     }
                 }
-                DataStream::Dialing(socket) => match dial::connected(&socket) {
+                DataStream::Dialing(socket) => match sockets::connected(&socket) {
                     Ok(false) => return Ok(DataStream::Dialing(socket)),
                     Ok(true) => {
                         let socket: OwnedFd = socket.convert();
@@ -490,7 +491,7 @@ impl Connecting {
         while let Some(stream) = self.args.pending.take() {
             let Offer::Data(number) = stream.hello.offer else { continue };
             // The dialer dials a stream again only after it was closed. A replayed Hello comes while it is open.
-            let free = |slot: &&mut Option<OwnedFd>| slot.as_ref().is_none_or(dial::closed);
+            let free = |slot: &&mut Option<OwnedFd>| slot.as_ref().is_none_or(sockets::closed);
             let slot = streams.get_mut(usize::from(number)).filter(free);
             let Some(slot) = slot.filter(|_| stream.hello.from == self.args.remote.qpn) else { continue };
             let reply = Reply::Tcp(number).encode(&self.args.remote.token, &stream.raw);
@@ -503,7 +504,7 @@ impl Connecting {
         if streams.iter().all(Option::is_some) {
             return Ok(Some(Connected::Tcp(Box::new(TcpWire::new(control, streams.into_iter().flatten().collect())))));
         }
-        if dial::closed(&control) {
+        if sockets::closed(&control) {
             return Err(unreachable("the peer went away before its data streams had come"));
         }
         let seconds = self.args.config.handshake_timeout_s;

@@ -1,96 +1,14 @@
-//! Opens streams to a peer's hub, without blocking. Used by the dialer, and by an acceptor that checks whether its dialer still exists, on the
-//! thread that drives the queue pair.
+//! What a queue pair sends to its peer's hub: Hellos, and the probes by which an acceptor checks that its dialer still exists. On the thread that
+//! drives the queue pair.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
-
-use socket2::{Domain, Protocol, SockAddr, Type};
 
 use super::endpoint::{Address, HELLO_SIZE, Hello, Offer};
-use super::hub::{peer_of, unix_name};
 use super::shm::{recv_with_fd, send_with_fd};
+use super::sockets::{connect_tcp, connect_unix, connected};
 use crate::base::error::Result;
 use crate::base::fd::{OwnedFd, Socket};
 use crate::base::{clock, rand};
-
-/// Connects to the abstract unix socket of a hub. Errors: it is not in this network namespace, or not this user's.
-pub fn unix(instance: &[u8; 16]) -> io::Result<OwnedFd> {
-    let name = unix_name(instance);
-    // SAFETY: plain system call; the result is checked before it is owned.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: an all-zero sockaddr_un is a valid one.
-    let mut addr: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    addr.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (to, from) in addr.sun_path.iter_mut().skip(1).zip(&name) {
-        *to = *from as libc::c_char;
-    }
-    let len = size_of::<libc::sa_family_t>() + 1 + name.len();
-    // SAFETY: `addr` is a sockaddr_un of which the first `len` bytes are the name (unix_name yields 41 of the 107 there are).
-    if unsafe { libc::connect(socket.as_raw_fd(), (&raw const addr).cast(), len as libc::socklen_t) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if peer_of(&socket).is_none() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    Ok(socket)
-}
-
-/// Begins to connect to the peer's listener, from this rail's own address; `buffer_kib` as [`buffers`] has it.
-pub fn tcp(from: &Address, to: &Address, buffer_kib: u32) -> io::Result<Socket> {
-    let (mut local, mut remote) = (from.addr, to.addr);
-    let socket = Socket::new(socket2::Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking(), Some(Protocol::TCP))?);
-    buffers(&socket, buffer_kib);
-    if local.is_ipv4() == remote.is_ipv4() && local.ip().is_loopback() == remote.ip().is_loopback() {
-        local.set_port(0);
-        socket.bind(&SockAddr::from(local))?;
-    }
-    if let (std::net::SocketAddr::V6(remote), std::net::SocketAddr::V6(local)) = (&mut remote, local)
-        && remote.ip().is_unicast_link_local()
-    {
-        // A scope means something at its own host only.
-        remote.set_scope_id(local.scope_id());
-    }
-    match socket.connect(&SockAddr::from(remote)) {
-        Ok(()) => Ok(socket),
-        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
-        Err(e) => Err(e),
-    }
-}
-
-/// Sets the buffers of a socket that is not connected yet, or of a listener, whose streams inherit them; 0 leaves them to the system. Not for a
-/// connected stream: it has advertised its window, and if that shrinks below the peer's segments, each of them waits for the peer's timer.
-pub fn buffers(socket: &impl AsFd, kib: u32) {
-    if kib > 0 {
-        let socket = socket2::SockRef::from(socket);
-        // The stream works with the system's buffers too.
-        let _ = socket.set_send_buffer_size(kib as usize * 1024);
-        let _ = socket.set_recv_buffer_size(kib as usize * 1024);
-    }
-}
-
-/// Whether a socket that was connecting is connected.
-pub fn connected(socket: &Socket) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one live pollfd.
-    match unsafe { libc::poll(&mut poll, 1, 0) } {
-        0 => Ok(false),
-        1 => socket.take_error()?.map_or(Ok(true), Err),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Whether the peer has closed or reset the stream and everything before that was read. Takes nothing off it.
-pub fn closed(socket: &OwnedFd) -> bool {
-    let mut byte = 0u8;
-    // SAFETY: room for the one byte that is looked at.
-    let n = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
-    n == 0 || (n < 0 && !matches!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted))
-}
 
 /// Sends a Hello on a new stream; returns its bytes, which the Reply's MAC covers.
 pub fn send_hello(socket: &OwnedFd, from: &Address, to: &Address, offer: Offer, memory: Option<i32>) -> io::Result<[u8; HELLO_SIZE]> {
@@ -172,10 +90,10 @@ impl DialerProbe {
     }
 
     fn open(&mut self, local: &Address, remote: &Address) -> io::Result<()> {
-        if let Ok(socket) = unix(&remote.instance) {
+        if let Ok(socket) = connect_unix(&remote.instance) {
             return self.send_hello(socket, local, remote);
         }
-        self.stream = Some(ProbeStream::Dialing(tcp(local, remote, 0)?));
+        self.stream = Some(ProbeStream::Dialing(connect_tcp(local, remote, 0)?));
         Ok(())
     }
 

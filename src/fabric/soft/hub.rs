@@ -10,14 +10,15 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::dial;
 use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
 use super::shm::recv_with_fd;
+use super::sockets::{peer_pid, set_buffers, unix_name};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fd::{Owned, OwnedFd, TcpListener};
+use crate::base::sync::lock;
 use crate::base::{clock, listen};
 
 /// Closed TCP streams that wait for the peer's end, so that a reset cannot overtake our last acknowledgements.
@@ -198,7 +199,7 @@ impl Hub {
 
     fn listen(&self) -> Result<Listeners> {
         let tcp = listen::tcp(self.addr, &self.config.port_range)?;
-        dial::buffers(&tcp, self.config.tcp_buffer_kib);
+        set_buffers(&tcp, self.config.tcp_buffer_kib);
         let port = tcp.local_addr().map_err(|e| Error::system("getsockname", e))?.port();
         // If it cannot be had, peers on this host find a segment by name, as they do across network namespaces.
         let unix = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&self.instance))
@@ -276,7 +277,7 @@ impl Hub {
     fn deliver(&self, all: &HashMap<u32, Arc<PendingStreams>>, half: HalfOpen) {
         let Some(pending) = Hello::peek(&half.bytes).and_then(|qpn| all.get(&qpn)) else { return };
         let Some(hello) = Hello::decode(&half.bytes, &pending.token) else { return };
-        let pid = if half.unix { peer_of(&half.socket) } else { None };
+        let pid = if half.unix { peer_pid(&half.socket) } else { None };
         let mut streams = lock(&pending.streams);
         let Some(streams) = streams.as_mut() else { return };
         if streams.len() < PENDING_MAX {
@@ -363,26 +364,4 @@ fn reap(state: &mut State) {
             }
         }
     });
-}
-
-/// The abstract name of a hub's unix socket.
-pub fn unix_name(instance: &[u8; 16]) -> Vec<u8> {
-    instance.iter().fold(b"railhead-".to_vec(), |mut name, byte| {
-        name.extend_from_slice(format!("{byte:02x}").as_bytes());
-        name
-    })
-}
-
-/// The peer's process, if it is this user's.
-pub fn peer_of(socket: &OwnedFd) -> Option<i32> {
-    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `cred` has room for the `len` bytes that SO_PEERCRED yields.
-    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut cred).cast(), &mut len) };
-    // SAFETY: plain system call.
-    (rc == 0 && cred.uid == unsafe { libc::geteuid() }).then_some(cred.pid)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

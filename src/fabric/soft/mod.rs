@@ -17,6 +17,7 @@ mod qp;
 pub mod queue;
 mod region;
 mod shm;
+mod sockets;
 pub mod tcp;
 #[cfg(test)]
 mod tests;

@@ -201,8 +201,8 @@ fn unconnected(config: Config, notify: bool) -> (Domain, CompletionQueue, [QpId;
 }
 
 fn dialed(from: &Address, to: &Address) -> OwnedFd {
-    let socket = dial::tcp(from, to, 0).unwrap();
-    while !dial::connected(&socket).unwrap() {
+    let socket = sockets::connect_tcp(from, to, 0).unwrap();
+    while !sockets::connected(&socket).unwrap() {
         std::thread::yield_now();
     }
     socket.convert()
@@ -386,7 +386,7 @@ fn silent_streams_do_not_push_out_one_with_part_of_a_hello() {
         silent.extend((0..4).map(|_| dialed(&ends[0], &ends[1])));
         (0..20).for_each(|_| _ = cq.poll(&mut []));
     }
-    assert!(silent.iter().filter(|stream| !dial::closed(stream)).count() <= 4);
+    assert!(silent.iter().filter(|stream| !sockets::closed(stream)).count() <= 4);
     slow.write_all(&hello[50..]).unwrap();
     eventually("the end of a slow Hello", || {
         cq.poll(&mut []);
@@ -407,7 +407,7 @@ fn a_peer_with_the_token_gets_in_through_a_flood() {
             while !stop.load(Relaxed) {
                 let due = start.elapsed().as_micros() as u64 / 200;
                 while opened.load(Relaxed) < due && !stop.load(Relaxed) {
-                    let Ok(socket) = dial::tcp(&ends[0], &ends[1], 0) else { break };
+                    let Ok(socket) = sockets::connect_tcp(&ends[0], &ends[1], 0) else { break };
                     // No port stays behind.
                     socket.set_linger(Some(Duration::ZERO)).unwrap();
                     open.push_back(socket);
@@ -449,7 +449,7 @@ fn a_queue_pair_in_error_keeps_no_dialer_waiting() {
         cq.poll(&mut []);
     }
     cq.qp(qps[1]).set_error();
-    eventually("the end of the stream", || dial::closed(&control));
+    eventually("the end of the stream", || sockets::closed(&control));
 }
 
 #[test]
