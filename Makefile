@@ -34,9 +34,12 @@ LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
 STAGED := --profile staged --features stages --target-dir target/stages
-SOAK := $(patsubst tests/%.rs,--test %,$(filter-out $(addprefix tests/,abi_layout.rs abi_misuse.rs artifact.rs c_examples.rs conformance.rs docs.rs stress.rs),$(wildcard tests/*.rs)))
+SOAK := --test plugin --test store
+# Most tests wait most of the time.
+export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
 # Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own.
-THREADED := $(addprefix --test ,abi_misuse concurrency faults handshake hostile last_call mapped multi_recv namespaces plugin_basic progress rails ready_flag reload stages stall)
+THREADED := --test plugin --test library -- library::misuse $(addprefix plugin::,basic concurrency faults handshake hostile last_call mapped \
+    multi_recv namespaces progress rails ready_flag reload stages stall)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
@@ -93,20 +96,22 @@ demo: deps library
 test: deps-test examples
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
 	@echo "== RAILHEAD_PROGRESS=thread"
-	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) $(THREADED) --no-fail-fast -- $(TEST_ARGS)
+	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS)
 
 soak: deps-test examples
-	@$(CARGO) test $(STAGED) $(SOAK) --no-run
+	@$(CARGO) test $(STAGED) --no-run
 	@echo "== random traffic and faults for $(STRESS) s"
 	@RHT_STRESS_SECONDS=$(STRESS) $(CARGO) test --quiet $(STAGED) --test stress -- --nocapture --exact random_episodes
 	@echo "== $(PUBLISHES) slots, none torn"
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --test conformance -- --exact soft_shm::publish::no_torn_slot
 	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --lib a_reader_of_slots_that_come_byte_by_byte_sees_none_torn
+	@echo "== 10000 lives of a queue pair on each provider"
+	@RHT_LIVES=10000 $(CARGO) test --quiet $(STAGED) --test conformance a_thousand_lives
 	@echo "== 1000 connections of each kind, of which one side closes at once"
-	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test close_first
+	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test plugin plugin::close_first
 	@for round in $$(seq $(ROUNDS)); do \
 	    echo "== round $$round of $(ROUNDS)"; \
-	    $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \
+	    RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \
 	done
 
 # BENCH_ARGS: for the program, such as --rounds 25 or --json.
@@ -133,10 +138,10 @@ fuzz: deps-test
 	    -max_total_time=$(SECONDS) -artifact_prefix=../target/fuzz/ ../target/fuzz/found corpus/store_wire
 
 header:
-	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact header_is_what_the_source_gives
+	RH_UPDATE=1 $(CARGO) test --quiet --test library -- --exact library::artifact::header_is_what_the_source_gives
 
 docs:
-	RH_UPDATE=1 $(CARGO) test --quiet --test artifact -- --exact environment_page_is_what_the_table_gives
+	RH_UPDATE=1 $(CARGO) test --quiet --test library -- --exact library::artifact::environment_page_is_what_the_table_gives
 
 # Links, not copies: a process that loads two copies has two sets of state.
 install: build

@@ -5,6 +5,8 @@
 
 #[path = "loom/submit_queue.rs"]
 mod models_of_submit_queue;
+#[path = "loom/ring.rs"]
+mod ring;
 #[path = "loom/sync.rs"]
 mod sync;
 

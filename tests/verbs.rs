@@ -1,5 +1,5 @@
 //! The verbs provider on a libibverbs that is only memory (`tests/c/fake_ibverbs.c`): what it asks of a device, and what it makes of a
-//! device's answers that no healthy one gives. Real queue pairs are in `tests/softroce.rs`.
+//! device's answers that no healthy one gives. Real queue pairs are in `cli/tests/softroce.rs`.
 //!
 //! Each test runs one of `inside` in a process of its own.
 
@@ -318,7 +318,7 @@ mod inside {
     use railhead::base::log::{self, Level};
     use railhead::base::mem::{Pages, UserMemory};
     use railhead::base::stats::RailStats;
-    use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendRequest, WcOpcode, WcStatus, devices};
+    use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendWr, WcOpcode, WcStatus, devices};
     use railhead::net::{MemoryKind, Mode, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, RecvBuffer, RecvComm, RequestId, SendComm};
 
     use super::bed::{Bed, Pair, Request, Side, Wire};
@@ -644,7 +644,7 @@ mod inside {
         let before = control.get("signaled");
         let mut full = 0;
         for n in 0..1000 {
-            let request = SendRequest { signaled: false, ..Request::write(n, from.sge(0, 8), &to, 0) };
+            let request = SendWr { signaled: false, ..Request::write(n, from.sge(0, 8), &to, 0) };
             // The device refuses what is more than its depth; the provider must know before.
             while let Err(error) = pair.a.cq.qp(pair.a.qp).post_send(&[request]) {
                 assert_eq!(error, PostError::Full);
@@ -1147,7 +1147,7 @@ mod inside {
         let (from, to) = (pair.a.open_memory(64), pair.b.open_memory(64));
         control.set("deaf", 1);
         pair.a.send(Request::write(1, from.sge(0, 8), &to, 0));
-        pair.a.send(SendRequest { opcode: Opcode::Read, ..Request::read(2, from.sge(0, 8), &to, 0) });
+        pair.a.send(SendWr { opcode: Opcode::Read, ..Request::read(2, from.sge(0, 8), &to, 0) });
         pair.a.wait(2);
         assert_eq!((pair.a.take().status, pair.a.take().status), (WcStatus::RetryExcErr, WcStatus::WrFlushErr));
     }

@@ -8,31 +8,22 @@ use std::ptr::NonNull;
 
 use crate::abi::nccl::types::ncclResult_t;
 use crate::base::error::{Error, Result};
-use crate::base::log::{self, log_info, log_warn};
-
-/// Whether the host counts on the call failing now and then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// A failure is news: WARN.
-    Unexpected,
-    /// The host asks whether it may, and has another way if not: INFO.
-    Ordinary,
-}
+use crate::base::log::{self, Level, log_info, log_warn};
 
 /// Runs one call from C, of function `name` of ABI version `version`, and turns its outcome into NCCL's status code.
 ///
 /// A panic becomes `ncclInternalError` and a WARN line with its message; an error becomes its code and one line of log.
 #[inline(always)]
 pub fn call(name: &'static str, version: u32, operation: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    call_with(name, version, Refusal::Unexpected, operation)
+    call_with(name, version, Level::Warn, operation)
 }
 
-/// [`call`], with a word on what a usage error means to the host.
+/// [`call`], with the level at which a usage error is logged: Info where the host only asks whether it may.
 #[inline(always)]
-pub fn call_with(name: &'static str, version: u32, refusal: Refusal, operation: impl FnOnce() -> Result<()>) -> ncclResult_t {
+pub fn call_with(name: &'static str, version: u32, usage: Level, operation: impl FnOnce() -> Result<()>) -> ncclResult_t {
     match catch_unwind(AssertUnwindSafe(operation)) {
         Ok(Ok(())) => ncclResult_t::ncclSuccess,
-        Ok(Err(error)) => failed(name, version, refusal, error),
+        Ok(Err(error)) => failed(name, version, usage, error),
         Err(payload) => panicked(name, version, payload),
     }
 }
@@ -49,11 +40,11 @@ pub fn status(error: &Error, version: u32) -> ncclResult_t {
 }
 
 #[cold]
-fn failed(name: &'static str, version: u32, refusal: Refusal, error: Error) -> ncclResult_t {
+fn failed(name: &'static str, version: u32, usage: Level, error: Error) -> ncclResult_t {
     let status = status(&error, version);
     // The logger is the host's code and formatting is ours: should either panic, the status still stands.
-    let _ = catch_unwind(AssertUnwindSafe(|| match (refusal, &error) {
-        (Refusal::Ordinary, Error::Usage(_)) => log_info!(log::NET, "{name} (v{version}): {error}"),
+    let _ = catch_unwind(AssertUnwindSafe(|| match (usage, &error) {
+        (Level::Info, Error::Usage(_)) => log_info!(log::NET, "{name} (v{version}): {error}"),
         _ => log_warn!(log::NET, "{name} (v{version}): {error}"),
     }));
     status

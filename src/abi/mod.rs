@@ -1,7 +1,7 @@
 //! The C boundary: what NCCL, RCCL and C programs load. Casts, checks and status codes; what the calls mean is `net`'s business.
 //!
 //! * [`boundary`]: nothing unwinds into C, every pointer is checked, errors become status codes here and nowhere else.
-//! * [`handle`], [`handles`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
+//! * [`handle`], [`comm_table`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
 //! * [`version`], [`memory`], [`store`], [`watch`], [`rendezvous`], [`proxy`], [`connector`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
@@ -9,9 +9,9 @@
 //! * [`table`]: any plugin's table, ours included, as the proxy's network; [`proxies`]: the proxies of this process.
 
 pub mod boundary;
+pub mod comm_table;
 pub mod connector;
 pub mod handle;
-pub mod handles;
 pub mod memory;
 pub mod nccl;
 pub mod objects;

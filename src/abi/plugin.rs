@@ -13,8 +13,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::abi::comm_table::{AnyComm, CommDevice, CommGuard, CommTable};
 use crate::abi::handle::{Handle, Kind};
-use crate::abi::handles::{Comms, Driven, Driving, Shared};
 use crate::base::error::{Error, Result};
 use crate::base::sync::lock;
 use crate::base::{fork, log};
@@ -24,18 +24,18 @@ use crate::net::{
 };
 
 /// Everything the library keeps for this process.
-struct Process {
+struct Instance {
     epoch: u64,
     // How many forks lie between the first initialisation and this process, modulo 256.
     number: u8,
-    comms: Comms,
-    life: Mutex<Life>,
+    comms: CommTable,
+    state: Mutex<State>,
     // The parent's, kept reachable and otherwise left alone.
-    _parent: Option<&'static Process>,
+    _parent: Option<&'static Instance>,
 }
 
 #[derive(Default)]
-struct Life {
+struct State {
     net: Option<Arc<Net>>,
     contexts: BTreeMap<u64, Context>,
     next_context: u64,
@@ -51,18 +51,18 @@ struct Context {
     traffic_class: Option<i32>,
 }
 
-// The Release store publishes a finished Process; pairs with the Acquire load in `current`.
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+// The Release store publishes a finished Instance; pairs with the Acquire load in `current`.
+static PROCESS: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
 
 #[inline]
-fn last() -> Option<&'static Process> {
-    // SAFETY: the pointer is NULL or comes from `Box::leak` in `renewed`.
+fn last() -> Option<&'static Instance> {
+    // SAFETY: the pointer is NULL or comes from `Box::into_raw` in `current_or_new`.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
 /// The state of this process, once `init` was called in it.
 #[inline]
-fn current() -> Result<&'static Process> {
+fn current() -> Result<&'static Instance> {
     match last() {
         Some(process) if process.epoch == fork::epoch() => Ok(process),
         process => Err(uninitialized(process.is_some())),
@@ -79,7 +79,7 @@ fn uninitialized(forked: bool) -> Error {
 }
 
 // The state of this process, made if need be. Only `init` may do that.
-fn renewed() -> &'static Process {
+fn current_or_new() -> &'static Instance {
     loop {
         let parent = last();
         let epoch = fork::epoch();
@@ -89,7 +89,7 @@ fn renewed() -> &'static Process {
             return process;
         }
         let number = parent.map_or(0, |parent| parent.number.wrapping_add(1));
-        let process = Process { epoch, number, comms: Comms::new(number), life: Mutex::default(), _parent: parent };
+        let process = Instance { epoch, number, comms: CommTable::new(number), state: Mutex::default(), _parent: parent };
         let process = Box::into_raw(Box::new(process));
         let expected = parent.map_or(std::ptr::null_mut(), |parent| std::ptr::from_ref(parent).cast_mut());
         if PROCESS.compare_exchange(expected, process, Ordering::Release, Ordering::Relaxed).is_err() {
@@ -99,19 +99,19 @@ fn renewed() -> &'static Process {
     }
 }
 
-impl Process {
-    fn life(&self) -> MutexGuard<'_, Life> {
-        lock(&self.life)
+impl Instance {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
     }
 
     fn net(&self) -> Result<Arc<Net>> {
-        self.life().net.clone().ok_or_else(|| Error::internal("the plugin was finalized; call init first"))
+        self.state().net.clone().ok_or_else(|| Error::internal("the plugin was finalized; call init first"))
     }
 
     // Takes a comm in. The comm holds its net, so whether the process still does is not asked.
-    fn adopt(&self, shared: Shared, driven: Driven) -> Result<Handle> {
+    fn adopt(&self, shared: CommDevice, driven: AnyComm) -> Result<Handle> {
         let handle = self.comms.insert(shared, driven)?;
-        self.life().open_comms += 1;
+        self.state().open_comms += 1;
         Ok(handle)
     }
 
@@ -120,14 +120,14 @@ impl Process {
         // The comm before its net, and both before the count: once nothing is open, nothing runs.
         drop(driven);
         drop(shared);
-        let mut life = self.life();
-        life.open_comms = life.open_comms.saturating_sub(1);
-        life.end_if_unused();
+        let mut state = self.state();
+        state.open_comms = state.open_comms.saturating_sub(1);
+        state.end_if_unused();
         Ok(())
     }
 }
 
-impl Life {
+impl State {
     fn in_use(&self) -> bool {
         !self.contexts.is_empty() || self.open_comms > 0
     }
@@ -155,30 +155,30 @@ impl Life {
 
 /// `init` of the tables without contexts. May be called any number of times.
 pub fn init(logger: Option<log::NcclLogger>) -> Result<()> {
-    let mut life = renewed().life();
-    life.begin(logger)?;
-    life.unfinalized = true;
+    let mut state = current_or_new().state();
+    state.begin(logger)?;
+    state.unfinalized = true;
     Ok(())
 }
 
 /// `init` of the tables with contexts: one per communicator. Every one is finalized.
 pub fn init_context(logger: Option<log::NcclLogger>, traffic_class: Option<i32>) -> Result<Handle> {
-    let process = renewed();
-    let mut life = process.life();
-    life.begin(logger)?;
-    life.next_context += 1;
-    let number = life.next_context;
-    life.contexts.insert(number, Context { traffic_class });
+    let process = current_or_new();
+    let mut state = process.state();
+    state.begin(logger)?;
+    state.next_context += 1;
+    let number = state.next_context;
+    state.contexts.insert(number, Context { traffic_class });
     Ok(Handle::context(process.number, number))
 }
 
-/// Ends a context. Comms made through it live on until they are closed.
+/// Ends a context. CommTable made through it live on until they are closed.
 pub fn finalize(context: Handle) -> Result<()> {
     let process = current()?;
     let number = context.context_number(process.number)?;
-    let mut life = process.life();
-    life.contexts.remove(&number).ok_or_else(|| no_context(number))?;
-    life.end_if_unused();
+    let mut state = process.state();
+    state.contexts.remove(&number).ok_or_else(|| no_context(number))?;
+    state.end_if_unused();
     Ok(())
 }
 
@@ -190,8 +190,8 @@ fn no_context(number: u64) -> Error {
 pub fn context(context: Handle) -> Result<Option<i32>> {
     let process = current()?;
     let number = context.context_number(process.number)?;
-    let life = process.life();
-    life.contexts.get(&number).map(|context| context.traffic_class).ok_or_else(|| no_context(number))
+    let state = process.state();
+    state.contexts.get(&number).map(|context| context.traffic_class).ok_or_else(|| no_context(number))
 }
 
 /// How many devices there are, virtual ones included.
@@ -213,13 +213,13 @@ pub struct Description {
 pub fn describe(dev: i32) -> Result<Description> {
     let process = current()?;
     let properties = process.net()?.properties(device(dev)?)?;
-    let mut life = process.life();
-    let name = life.keep(&properties.name);
-    let pci_path = properties.pci_path.as_ref().map_or(std::ptr::null_mut(), |path| life.keep(path));
+    let mut state = process.state();
+    let name = state.keep(&properties.name);
+    let pci_path = properties.pci_path.as_ref().map_or(std::ptr::null_mut(), |path| state.keep(path));
     Ok(Description { properties, name, pci_path })
 }
 
-impl Life {
+impl State {
     fn keep(&mut self, string: &CString) -> *mut c_char {
         if let Some(kept) = self.strings.get(string.as_c_str()) {
             return kept.as_ptr().cast_mut();
@@ -245,7 +245,7 @@ pub fn listen(dev: i32) -> Result<(Handle, [u8; HANDLE_SIZE])> {
     let process = current()?;
     let (net, dev) = (process.net()?, device(dev)?);
     let (comm, handle) = net.listen(dev)?;
-    Ok((process.adopt(Shared { net, dev }, Driven::Listen(Box::new(comm)))?, handle))
+    Ok((process.adopt(CommDevice { net, dev }, AnyComm::Listen(Box::new(comm)))?, handle))
 }
 
 /// Connects to a listener; None while the handshake is under way.
@@ -253,7 +253,7 @@ pub fn connect(dev: i32, traffic_class: Option<i32>, handle: &mut [u8; HANDLE_SI
     let process = current()?;
     let (net, dev) = (process.net()?, device(dev)?);
     match net.connect(dev, traffic_class, handle, mode)? {
-        Some(comm) => process.adopt(Shared { net, dev }, Driven::Send(Box::new(comm))).map(Some),
+        Some(comm) => process.adopt(CommDevice { net, dev }, AnyComm::Send(Box::new(comm))).map(Some),
         None => Ok(None),
     }
 }
@@ -268,7 +268,7 @@ pub unsafe fn accept(listen: Handle, mode: Mode) -> Result<Option<Handle>> {
     let mut listen = unsafe { process.comms.listen(listen) }?;
     let Some(comm) = listen.accept(mode)? else { return Ok(None) };
     let shared = listen.shared().ok_or_else(|| Error::internal("the listen comm was closed during accept"))?;
-    process.adopt(Shared { dev: comm.dev(), ..shared }, Driven::Recv(Box::new(comm))).map(Some)
+    process.adopt(CommDevice { dev: comm.dev(), ..shared }, AnyComm::Recv(Box::new(comm))).map(Some)
 }
 
 /// The kind of memory that NCCL's pointer type `kind` says.
@@ -321,7 +321,7 @@ type Room = [MaybeUninit<RecvBuffer>; MAX_RECVS];
 
 /// `n` buffers as `net` takes them, in `room`: nothing is allocated here, nor filled that is not used.
 #[inline(always)]
-fn of_net(n: usize, buffers: impl Fn(usize) -> Result<Buffer>, process: u8, room: &mut Room) -> Result<&[RecvBuffer]> {
+fn to_recv_buffers(n: usize, buffers: impl Fn(usize) -> Result<Buffer>, process: u8, room: &mut Room) -> Result<&[RecvBuffer]> {
     let places = &mut room[..n];
     for (i, place) in places.iter_mut().enumerate() {
         let Buffer { addr, len, tag, mr } = buffers(i)?;
@@ -374,7 +374,7 @@ pub unsafe fn irecv(comm: Handle, n: usize, buffers: impl Fn(usize) -> Result<Bu
     // SAFETY: the requirement is the caller's own.
     let mut comm = unsafe { process.comms.recv(comm) }?;
     let mut room = [const { MaybeUninit::uninit() }; MAX_RECVS];
-    let request = comm.irecv(of_net(n, buffers, process.number, &mut room)?)?;
+    let request = comm.irecv(to_recv_buffers(n, buffers, process.number, &mut room)?)?;
     Ok(name_request(&comm, Kind::RecvRequest, request))
 }
 
@@ -387,12 +387,12 @@ pub unsafe fn iflush(comm: Handle, n: usize, buffers: impl Fn(usize) -> Result<B
     // SAFETY: the requirement is the caller's own.
     let mut comm = unsafe { process.comms.recv(comm) }?;
     let mut room = [const { MaybeUninit::uninit() }; MAX_RECVS];
-    let request = comm.iflush(of_net(n, buffers, process.number, &mut room)?)?;
+    let request = comm.iflush(to_recv_buffers(n, buffers, process.number, &mut room)?)?;
     Ok(name_request(&comm, Kind::RecvRequest, request))
 }
 
 #[inline]
-fn name_request<C>(comm: &Driving<'_, C>, kind: Kind, request: Option<RequestId>) -> Option<Handle> {
+fn name_request<C>(comm: &CommGuard<'_, C>, kind: Kind, request: Option<RequestId>) -> Option<Handle> {
     request.map(|request| comm.request(kind, request))
 }
 

@@ -174,7 +174,7 @@ struct Row {
 enum Found<T> {
     Nothing,
     Value(&'static str, T),
-    /// This variable is not accepted; the text is how to show it.
+    /// This variable's value is not accepted; the text shows it.
     Bad(&'static str, String),
 }
 
@@ -253,7 +253,7 @@ table! {
     force_merge: String, "RAILHEAD_FORCE_MERGE" or "NCCL_NET_FORCE_MERGE", String::new(), ANY_TEXT,
         "Devices that may be merged into one although they are not ports of one NIC, in NCCL's syntax: `a,b;c,d`.";
     ib_disable: bool, "RAILHEAD_IB_DISABLE" or "NCCL_IB_DISABLE", false, (),
-        "Whether RDMA NICs are not used.";
+        "1: RDMA NICs are not used.";
     ib_hca: String, "RAILHEAD_IB_HCA" or "NCCL_IB_HCA", String::new(), HCAS,
         "RDMA ports to use: a list of device name prefixes, with a port or without, and where in the network they are; `=` asks for whole names, `^` excludes. Empty: all.";
     ib_gid_index: i32, "RAILHEAD_IB_GID_INDEX" or "NCCL_IB_GID_INDEX", -1, -1..=255,
@@ -369,7 +369,7 @@ impl Config {
     fn from(env: &impl Fn(&str) -> Option<OsString>, names: impl Iterator<Item = String>, log: &mut impl FnMut(Level, String)) -> Config {
         let config = Config::read(env, log);
         for Unknown { name, nearest } in effective::unknown(names) {
-            let hint = nearest.map_or(String::new(), |nearest| format!(": {nearest} is meant?"));
+            let hint = nearest.map_or(String::new(), |nearest| format!(": did you mean {nearest}?"));
             log(Level::Warn, format!("{name} is not a setting of Railhead{hint}; see docs/env.md"));
         }
         config

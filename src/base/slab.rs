@@ -1,5 +1,5 @@
 //! Entries that threads find by index without a lock, with a generation that tells an entry from the earlier ones of its index. Behind the handles of
-//! comms and of registrations. Any thread, at any time.
+//! comms and registrations, and the connectors of an engine. Any thread, at any time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -28,7 +28,8 @@ impl<T: Default, const CHUNK: usize, const CHUNKS: usize> Default for Slab<T, CH
 }
 
 impl<T: Default, const CHUNK: usize, const CHUNKS: usize> Slab<T, CHUNK, CHUNKS> {
-    /// Lets `fill` set the value of a free entry, and returns its index and its new generation, which is odd. `None` if all are in use.
+    /// Lets `fill` set the value of a free entry, and returns its index and its new generation, which is odd. `None` if all are in use. Neither `fill` nor
+    /// the `empty` of [`Slab::remove`] may panic: the index would be lost.
     pub fn insert(&self, fill: impl FnOnce(&T)) -> Option<(u32, u32)> {
         let index = {
             let (free, unused) = &mut *lock(&self.free);
@@ -49,7 +50,8 @@ impl<T: Default, const CHUNK: usize, const CHUNKS: usize> Slab<T, CHUNK, CHUNKS>
         Some((index, entry.generation.fetch_add(1, Ordering::Release).wrapping_add(1)))
     }
 
-    /// Frees an entry, after `empty` has taken what is to be taken of its value. `None` if this is not its generation any more.
+    /// Removes an entry: it is found no longer, then `empty` takes what is to be taken of its value, then the index may be used again. `None` if this is
+    /// not, or no longer, its generation.
     pub fn remove<R>(&self, index: u32, generation: u32, empty: impl FnOnce(&T) -> R) -> Option<R> {
         let entry = self.chunks.get(index as usize / CHUNK)?.get()?.get(index as usize % CHUNK).filter(|_| generation % 2 == 1)?;
         // Of several threads that remove it, one succeeds.
@@ -59,7 +61,8 @@ impl<T: Default, const CHUNK: usize, const CHUNKS: usize> Slab<T, CHUNK, CHUNKS>
         Some(result)
     }
 
-    /// The generation and the value of an entry; the former is odd while the entry is in use. `None` if it was never in use.
+    /// The generation and the value of an entry; the former is odd while the entry is in use, and 0 before its first use. `None` if its chunk was never
+    /// needed.
     #[inline(always)]
     pub fn entry(&self, index: u32) -> Option<(u32, &T)> {
         let entry = &self.chunks.get(index as usize / CHUNK)?.get()?[index as usize % CHUNK];

@@ -8,8 +8,8 @@ pub mod atomic {
     pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 }
 
-/// Locks, also after a thread has panicked under the lock: every critical section of the library leaves what it guards whole wherever it may panic, or
-/// ends its use, as a panic on an engine's thread does.
+/// Locks, also after a thread has panicked under the lock. What it guards must be whole wherever a critical section may panic, or only be read afterwards,
+/// as the state of an engine is. Where that does not hold, take `Mutex::lock`.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

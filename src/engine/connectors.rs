@@ -37,7 +37,7 @@ impl fmt::Display for ConnectorId {
 /// The most connectors of one engine.
 pub const MAX_CONNECTORS: usize = 1 << 20;
 
-/// Those that exist.
+/// The connectors of an engine that exist.
 #[derive(Default)]
 pub struct Connectors(Slab<(), 1024, { MAX_CONNECTORS / 1024 }>);
 

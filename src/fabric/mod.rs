@@ -343,7 +343,7 @@ impl QueuePair<'_> {
 
     /// Posts requests in order: all of them, or none.
     #[inline(always)]
-    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+    pub fn post_send(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_send(requests),
             QueuePair::Verbs(qp) => qp.post_send(requests),
@@ -353,7 +353,7 @@ impl QueuePair<'_> {
     /// [`QueuePair::post_send`] of a number of requests that the caller knows: inlined, they are nowhere built in memory on their way to the
     /// software fabric.
     #[inline(always)]
-    pub fn post_some<const N: usize>(&mut self, requests: [SendRequest<'_>; N]) -> std::result::Result<(), PostError> {
+    pub fn post_some<const N: usize>(&mut self, requests: [SendWr<'_>; N]) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_send(&requests),
             QueuePair::Verbs(qp) => {
@@ -366,7 +366,7 @@ impl QueuePair<'_> {
 
     /// Posts one receive request. Legal from INIT on.
     #[inline(always)]
-    pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
+    pub fn post_recv(&mut self, request: &RecvWr) -> std::result::Result<(), PostError> {
         match self {
             QueuePair::Soft(qp) => qp.post_recv(request),
             QueuePair::Verbs(qp) => {

@@ -58,7 +58,7 @@ pub enum Payload<'a> {
 
 /// One send request.
 #[derive(Debug, Clone, Copy)]
-pub struct SendRequest<'a> {
+pub struct SendWr<'a> {
     /// The caller's name for it, returned in its completion.
     pub wr_id: u64,
     /// What to do.
@@ -77,7 +77,7 @@ pub struct SendRequest<'a> {
 
 /// One receive request; `sge.len` 0 for a queue that only takes immediates.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RecvRequest {
+pub struct RecvWr {
     /// The caller's name for it, returned in its completion.
     pub wr_id: u64,
     /// Where a SEND lands.
@@ -224,7 +224,7 @@ pub struct Capabilities {
     pub shares_regions: bool,
 }
 
-/// Bytes of an opaque endpoint (DESIGN: at most 128).
+/// Bytes of an opaque endpoint.
 pub const ENDPOINT_SIZE: usize = 128;
 
 /// Where a queue pair can be reached: opaque to everybody but the provider that made it, exchanged out of band.

@@ -36,7 +36,7 @@ impl<M> Connection<M> {
             Ok(false) => {
                 self.stats.wait(cause(WaitCause::Handshake, self.liveness.stopped()));
                 match self.liveness.idle() {
-                    Verdict::Alive | Verdict::LookedAt => return Ok(false),
+                    Verdict::NotChecked | Verdict::Checked => return Ok(false),
                     Verdict::Gone(why) => why,
                     Verdict::ProtocolError(why) => format!("it sent {why}"),
                 }

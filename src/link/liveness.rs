@@ -51,10 +51,10 @@ pub enum ConfirmError {
 /// What a check found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing wrong.
-    Alive,
-    /// Nothing wrong, and looked at thoroughly: one poll in very many.
-    LookedAt,
+    /// Nothing wrong, as far as the connection shows; most polls check no more.
+    NotChecked,
+    /// Nothing wrong, and the process was checked too: one poll in very many.
+    Checked,
     /// Nothing outstanding can complete any more.
     Gone(String),
     /// The peer broke the protocol.
@@ -136,7 +136,7 @@ impl Liveness {
         self.ended.is_some()
     }
 
-    /// Whether the peer's process was stopped when last looked at.
+    /// Whether the peer's process was stopped when last wait_shown at.
     #[inline]
     pub fn stopped(&self) -> bool {
         self.stopped
@@ -146,7 +146,7 @@ impl Liveness {
     #[inline]
     pub fn idle(&mut self) -> Verdict {
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(CLOCK_EVERY) { self.look(clock::now()) } else { Verdict::Alive }
+        if self.polls.is_multiple_of(CLOCK_EVERY) { self.look(clock::now()) } else { Verdict::NotChecked }
     }
 
     /// One of many polls that found nothing.
@@ -156,7 +156,7 @@ impl Liveness {
             self.idle_since = now;
         }
         if now.saturating_sub(self.checked_at) < CHECK_NS {
-            return Verdict::Alive;
+            return Verdict::NotChecked;
         }
         self.checked_at = now;
         match self.read_control() {
@@ -174,7 +174,7 @@ impl Liveness {
             let state = if self.stopped { "its process is stopped" } else { "it is slow or hangs" };
             return Verdict::Gone(format!("no progress for {seconds} s (RAILHEAD_PEER_TIMEOUT_S): {state}"));
         }
-        Verdict::LookedAt
+        Verdict::Checked
     }
 
     /// Queue pairs have failed. Whether the control connection may still tell why: a peer says there that it closes before it does.

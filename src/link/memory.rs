@@ -37,7 +37,7 @@ pub enum MemoryKind {
     Device,
 }
 
-/// A look-up's result: one registration as the posting thread sees it. Its fields change only while nobody has its handle.
+/// One registration. The thread that posts reads all but `regions`; nothing changes while a handle of it is valid.
 #[derive(Default)]
 pub struct Registration {
     dev: AtomicUsize,
@@ -48,7 +48,7 @@ pub struct Registration {
     /// Two to a word, as a slot of the CTS FIFO has them.
     rkeys: [AtomicU64; MAX_RAILS / 2],
     /// What is behind it, rail by rail.
-    regions: Mutex<Vec<Behind>>,
+    regions: Mutex<Vec<RegionRef>>,
 }
 
 impl Registration {
@@ -71,10 +71,14 @@ impl Registration {
     }
 }
 
+/// Registrations for which memory is allocated at a time.
+const CHUNK: usize = 1024;
+/// The most registrations at once.
+const MAX_REGISTRATIONS: usize = 1 << 22;
+
 /// All registrations of a process.
 pub struct MrTable {
-    /// Some four million at most.
-    registrations: Slab<Registration, 1024, 4096>,
+    registrations: Slab<Registration, CHUNK, { MAX_REGISTRATIONS / CHUNK }>,
     /// The shared regions of each physical device that shares any.
     caches: Vec<Option<Mutex<Cache<MemoryRegion>>>>,
     /// Deregistrations that left a region to others.
@@ -82,7 +86,7 @@ pub struct MrTable {
 }
 
 /// What is behind a registration on one physical device.
-enum Behind {
+enum RegionRef {
     /// A region of its own.
     Own { _region: MemoryRegion },
     /// A counted one of that device.
@@ -142,25 +146,30 @@ impl MrTable {
         });
         let Some((index, generation)) = inserted else {
             self.release(regions.unwrap_or_default());
-            return Err(Error::usage("register: too much memory is registered at once"));
+            return Err(Error::usage(format!("register: {MAX_REGISTRATIONS} registrations exist, which is the limit")));
         };
         Ok(MrHandle(u64::from(generation) << 32 | u64::from(index)))
     }
 
     /// What is behind a registration on one device, and the keys.
-    fn register_on(&self, rail: usize, memory: UserMemory, make: impl Fn(usize) -> Result<MemoryRegion>) -> Result<(Behind, (u32, u32))> {
+    fn register_on(
+        &self,
+        rail: usize,
+        memory: UserMemory,
+        make: impl Fn(usize) -> Result<MemoryRegion>,
+    ) -> Result<(RegionRef, (u32, u32))> {
         let keys = |region: &MemoryRegion| (region.lkey(), region.rkey());
         let cache = self.caches.get(rail).ok_or_else(|| Error::internal(format!("register: no device {rail}")))?;
         match cache {
             None => {
                 let region = make(rail)?;
                 let keys = keys(&region);
-                Ok((Behind::Own { _region: region }, keys))
+                Ok((RegionRef::Own { _region: region }, keys))
             }
             Some(cache) => {
                 let range = (memory.addr(), memory.len());
                 let keys = lock(cache).acquire(range, || make(rail), keys)?;
-                Ok((Behind::Shared(rail, range), keys))
+                Ok((RegionRef::Shared(rail, range), keys))
             }
         }
     }
@@ -185,11 +194,11 @@ impl MrTable {
     }
 
     /// Whether a region stays, for other registrations of the same range.
-    fn release(&self, regions: Vec<Behind>) -> bool {
+    fn release(&self, regions: Vec<RegionRef>) -> bool {
         let mut stays = false;
         for behind in regions {
             // Regions are dropped outside of all locks: that may wait for a copy under way.
-            if let Behind::Shared(rail, range) = behind {
+            if let RegionRef::Shared(rail, range) = behind {
                 let last = self.caches.get(rail).and_then(Option::as_ref).and_then(|cache| lock(cache).release(range));
                 stays |= last.is_none();
             }
@@ -238,7 +247,7 @@ impl MrTable {
     pub fn counts(&self) -> (usize, usize) {
         let all = (0..).map_while(|index| self.registrations.entry(index));
         let live: Vec<_> = all.filter(|(generation, _)| generation % 2 == 1).collect();
-        let own = |entry: &Registration| lock(&entry.regions).iter().filter(|behind| matches!(behind, Behind::Own { .. })).count();
+        let own = |entry: &Registration| lock(&entry.regions).iter().filter(|behind| matches!(behind, RegionRef::Own { .. })).count();
         let shared: usize = self.caches.iter().flatten().map(|cache| lock(cache).regions.len()).sum();
         (live.len(), live.iter().map(|(_, entry)| own(entry)).sum::<usize>() + shared)
     }

@@ -2,27 +2,28 @@
 //!
 //! A [`Link`] has queue pairs on one or more rails ([`queue_pairs`]), cuts a message over them ([`plan`]), knows each outstanding request
 //! ([`request`]) by the id in its work requests ([`wr_id`]), takes their completions, and notices when the peer is gone ([`liveness`]) or when something
-//! waits too long ([`stall`]). What comes in is accounted for slot by slot ([`slots`]). Registered memory is in [`memory`]; the thread that moves
-//! links along under RAILHEAD_PROGRESS=thread in [`progress`].
+//! waits too long ([`stall`]). What comes in is accounted for slot by slot ([`incoming`]). Registered memory is in [`memory`]; the thread that moves
+//! links along under RAILHEAD_PROGRESS=thread in [`device_thread`].
 //!
-//! One thread at a time drives a link: its caller's, or the device's under the lock of [`progress::Guarded`]. Nothing here knows how the peers
+//! One thread at a time drives a link: its caller's, or the device's under the lock of [`device_thread::Guarded`]. Nothing here knows how the peers
 //! found each other: the handshake, and what is written where, belong to the layers above.
 #![forbid(unsafe_code)]
 
 mod connection;
-mod core;
+pub mod device_thread;
 mod failure;
+pub mod incoming;
 pub mod limits;
+#[allow(clippy::module_inception)]
+mod link;
 pub mod liveness;
 pub mod memory;
 pub mod plan;
-pub mod progress;
 pub mod queue_pairs;
 pub mod request;
-pub mod slots;
 mod stall;
 pub mod wr_id;
 
-pub use self::core::{Link, too_long};
 pub use connection::Connection;
 pub use failure::Failure;
+pub use link::{Link, too_long};

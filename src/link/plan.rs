@@ -11,7 +11,7 @@ pub struct Plan {
     pub stripes: usize,
     /// Bytes of each but the last.
     chunk: usize,
-    /// Lane of stripe 0.
+    /// Queue pair of stripe 0.
     pub first: usize,
     qps: usize,
     len: usize,
@@ -35,7 +35,7 @@ impl Plan {
         self.len
     }
 
-    /// Lane, offset and length of stripe `i`.
+    /// Queue pair, offset and length of stripe `i`.
     #[inline]
     pub fn stripe(self, i: usize) -> (usize, usize, usize) {
         let offset = (i * self.chunk).min(self.len);

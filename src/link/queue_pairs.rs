@@ -12,7 +12,7 @@ use crate::base::process::Process;
 use crate::base::stats::RailStats;
 use crate::fabric::{
     Access, Capabilities, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, Opcode, Payload, PostError, QpCaps, QpId, QpState,
-    RecvRequest, SendRequest, Sge, UserMemory, WcOpcode, WcStatus,
+    RecvWr, SendWr, Sge, UserMemory, WcOpcode, WcStatus,
 };
 
 use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE};
@@ -50,7 +50,7 @@ impl Qp {
     /// Makes the last of `requests` retire all of them and those unsignaled before, and says whether it is signaled; returns how many unsignaled
     /// ones there will be behind the last signaled.
     #[inline(always)]
-    fn prepare(&self, requests: &mut [SendRequest<'_>], last_id: WrId, signal: bool) -> std::result::Result<u16, PostError> {
+    fn prepare(&self, requests: &mut [SendWr<'_>], last_id: WrId, signal: bool) -> std::result::Result<u16, PostError> {
         let count = requests.len() as u16;
         if u32::from(count) > self.room {
             return Err(PostError::Full);
@@ -87,9 +87,9 @@ pub struct Wr<'a> {
 impl<'a> Wr<'a> {
     /// Unsignaled, and retiring nothing.
     #[inline(always)]
-    fn with(self, id: WrId) -> SendRequest<'a> {
+    fn with(self, id: WrId) -> SendWr<'a> {
         let Wr { opcode, payload, remote: (remote_addr, rkey), imm } = self;
-        SendRequest { wr_id: id.encode(), opcode, payload, remote_addr, rkey, imm, signaled: false }
+        SendWr { wr_id: id.encode(), opcode, payload, remote_addr, rkey, imm, signaled: false }
     }
 }
 
@@ -203,12 +203,12 @@ impl QueuePairs {
     }
 
     /// Keys of this side's own memory, for the peer.
-    pub fn own_keys(&self) -> Vec<u32> {
+    pub fn inbox_keys(&self) -> Vec<u32> {
         self.own.iter().map(MemoryRegion::rkey).collect()
     }
 
     /// Drops the regions over this side's own memory, so that the peer's WRITEs into it fail. For tests.
-    pub fn forget_own(&mut self) {
+    pub fn forget_inbox(&mut self) {
         self.own.clear();
     }
 
@@ -291,7 +291,7 @@ impl QueuePairs {
     /// The queue pair of a message that takes one request: not striped, and short enough for an immediate that goes with it and tells its size.
     /// `None` for another, or if there is no room. It stays the same until [`QueuePairs::next_qp`].
     #[inline(always)]
-    pub fn qp_for_short(&self, len: usize, split_min: usize) -> Option<usize> {
+    pub fn qp_for_fast_path(&self, len: usize, split_min: usize) -> Option<usize> {
         let qp = self.qps.get(self.next)?;
         let short = len < IMM_LIMIT && len <= qp.max_with_imm as usize && (len < split_min || self.qps.len() == 1);
         (short && qp.room >= message_entries(qp.max_with_imm)).then_some(self.next)
@@ -372,7 +372,7 @@ impl QueuePairs {
         let Some(it) = self.qps.get(qp) else { return Err(PostError::Invalid("no such qp")) };
         let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
         let wr_id = WrId { kind: WrKind::Recv, qp: qp as u8, retires: 0, id: RequestId(0) }.encode();
-        cq.qp(it.id).post_recv(&RecvRequest { wr_id, sge: Sge::default() })
+        cq.qp(it.id).post_recv(&RecvWr { wr_id, sge: Sge::default() })
     }
 
     /// Takes completions of a rail: how many. `None` behind the last rail.
@@ -407,7 +407,7 @@ impl QueuePairs {
 
     /// Posts on the queue pair of `rail` that is connected to itself. It is as deep as there are requests, so its completions retire nothing.
     pub fn post_loop(&mut self, rail: usize, wr: Wr<'_>, kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
-        let request = SendRequest { signaled: true, ..wr.with(WrId { kind, qp: rail as u8, retires: 0, id }) };
+        let request = SendWr { signaled: true, ..wr.with(WrId { kind, qp: rail as u8, retires: 0, id }) };
         let Some(qp) = self.loops.get(rail) else { return Err(PostError::Invalid("no such rail")) };
         let Some(cq) = self.queues.get_mut(rail) else { return Err(PostError::Invalid("no such rail")) };
         cq.qp(*qp).post_send(&[request])

@@ -21,10 +21,10 @@ pub struct Sizes {
 pub struct Request {
     /// Messages of it.
     pub n: u8,
-    /// Parts still to complete: stripes of a send, messages of a receive. 0 = done.
+    /// Still to complete: 1 for a send, messages of a receive, READs of a flush. 0 = done.
     pub left: u8,
-    /// Stripes of a send that have not completed.
-    pub stripes: u64,
+    /// Queue pairs whose stripe of this send has not completed: a bit each.
+    pub pending_qps: u64,
     /// Sequence number of its first slot.
     pub sequence: u64,
     /// Sizes, as far as known.
@@ -47,7 +47,7 @@ pub struct RequestTable {
     free_count: usize,
 }
 
-const EMPTY: Request = Request { n: 0, left: 0, stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
+const EMPTY: Request = Request { n: 0, left: 0, pending_qps: 0, sequence: 0, bytes: [0; MAX_RECVS] };
 const LAST_GENERATION: u32 = u32::MAX >> 8;
 
 impl RequestTable {

@@ -141,7 +141,7 @@ impl StallWatch {
     }
 
     /// The id of a probe for another purpose, which does not take back what the last one found out.
-    pub fn probe_again(&self) -> RequestId {
+    pub fn last_probe_id(&self) -> RequestId {
         RequestId(self.last_probe)
     }
 

@@ -10,7 +10,7 @@ pub struct RequestId(pub u32);
 pub enum WrKind {
     /// A stripe of a message and the record before it; `id` is the send request.
     Data,
-    /// Announced receives; `id` is the receive request.
+    /// A clear-to-send; `id` is the receive request, or the number of a probe, which no request has.
     Cts,
     /// A pre-posted receive.
     Recv,

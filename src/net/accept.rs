@@ -1,4 +1,4 @@
-//! The accepting end of handshakes: the half-open connections of one listener, each a state machine that never waits. Driven by the
+//! The accepting end of handshakes: the half-open connections of one listener, each a state machine that never waits. Polled by the
 //! thread that calls `accept`.
 //!
 //! A stranger can open connections and say anything on them. So those that have not shown the secret are bounded in number (the oldest
@@ -18,15 +18,15 @@ use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
 use crate::link::Connection;
+use crate::link::device_thread::WaitSet;
+use crate::link::incoming::Records;
 use crate::link::liveness::{Confirm, ConfirmError, Liveness, Peer};
-use crate::link::progress::WaitSet;
 use crate::link::queue_pairs::{QueuePairs, Side};
-use crate::link::slots::Records;
 
-use super::context::Context;
-use super::handle::SECRET_SIZE;
+use super::frames::{self, FrameReader, FrameWriter, Header, Kind, MAC_SIZE, PROTOCOL_VERSION, Params, Progress, WireError};
 use super::handshake::{LateConfirm, Mode, peer, tune};
-use super::wire::{self, FrameReader, FrameWriter, Header, Kind, MAC_SIZE, Params, Progress, WIRE_VERSION, WireError};
+use super::listen_handle::SECRET_SIZE;
+use super::resources::Resources;
 
 /// Nanoseconds for which a rank that hung up is watched.
 const SUSPICION_NS: u64 = 2_000_000_000;
@@ -35,7 +35,7 @@ const SEEN_MAX: usize = 4096;
 
 /// What the half-open connections of a listener have in common.
 pub struct Acceptor {
-    context: Context,
+    resources: Resources,
     secret: [u8; SECRET_SIZE],
     instance: u32,
     half_open: VecDeque<HalfOpen>,
@@ -74,7 +74,7 @@ enum Received {
     All,
 }
 
-/// What was made for a connector that knows the secret.
+/// What was made for a dialer that knows the secret.
 struct Made {
     process: Option<Arc<Process>>,
     qps: QueuePairs,
@@ -118,9 +118,9 @@ enum Outcome {
 
 impl Acceptor {
     /// For a listener whose handle has this secret and instance.
-    pub fn new(context: Context, secret: [u8; SECRET_SIZE], instance: u32) -> Acceptor {
+    pub fn new(resources: Resources, secret: [u8; SECRET_SIZE], instance: u32) -> Acceptor {
         Acceptor {
-            context,
+            resources,
             secret,
             instance,
             half_open: VecDeque::new(),
@@ -133,7 +133,7 @@ impl Acceptor {
 
     /// Takes on a connection that the listener accepted, and hears what it says: its H1 has come along as a rule.
     pub fn admit(&mut self, stream: TcpStream, from: SocketAddr, now: u64) {
-        if let Err(e) = tune(&stream, &self.context.config) {
+        if let Err(e) = tune(&stream, &self.resources.config) {
             return self.note_drop(&format!("{from}: {e}"));
         }
         stage::reach(Stage::AcceptAccepted);
@@ -147,7 +147,7 @@ impl Acceptor {
 
     /// Drops the oldest stranger who has said so much, if they are too many. Who has said nothing never takes the place of one who has.
     fn evict(&mut self, received: Received, now: u64) {
-        if self.half_open.iter().filter(|half| half.received() == received).count() <= self.context.config.half_open_max() {
+        if self.half_open.iter().filter(|half| half.received() == received).count() <= self.resources.config.half_open_max() {
             return;
         }
         let Some(oldest) = self.half_open.iter().position(|half| half.received() == received) else { return };
@@ -230,7 +230,7 @@ impl Acceptor {
                     let step = match progress {
                         Ok(Progress::Done) => self.on_h1(reader.take(), connection.from),
                         Ok(Progress::Blocked) => {
-                            let limit = u64::from(self.context.config.handshake_timeout_s) * 1_000_000_000;
+                            let limit = u64::from(self.resources.config.handshake_timeout_s) * 1_000_000_000;
                             if connection.first_byte != 0 && now.saturating_sub(connection.first_byte) > limit {
                                 return Outcome::Dropped(format!("{}: no whole handshake message in time", connection.from));
                             }
@@ -286,7 +286,7 @@ impl Acceptor {
 
     /// A whole H1. An error drops the connection without a word: whoever sent it does not know the secret, or repeats what he heard.
     fn on_h1(&mut self, h1: Vec<u8>, from: SocketAddr) -> std::result::Result<Step, WireError> {
-        let (header, body) = wire::open(&h1, &self.secret, &[])?;
+        let (header, body) = frames::open(&h1, &self.secret, &[])?;
         if header.kind != Kind::Hello {
             return Err(WireError::Kind);
         }
@@ -303,7 +303,7 @@ impl Acceptor {
             Ok(step) => Ok(step),
             Err(No::Replay) => Err(REPLAY),
             Err(No::Refuse(why, ours)) => {
-                let refusal = wire::seal(Kind::Refuse, WIRE_VERSION, &self.secret, &[&h1], &wire::encode_reason(&why));
+                let refusal = frames::seal(Kind::Refuse, PROTOCOL_VERSION, &self.secret, &[&h1], &frames::encode_reason(&why));
                 Ok(Step::SendRefusal { writer: FrameWriter::new(refusal), why: format!("refused {from}: {why}"), ours })
             }
         }
@@ -311,12 +311,12 @@ impl Acceptor {
 
     fn answer(&mut self, header: &Header, body: &[u8], h1: &[u8], from: SocketAddr) -> std::result::Result<Step, No> {
         let refuse = |why| No::Refuse(why, None);
-        self.context.check(header.version, None).map_err(refuse)?;
+        self.resources.check(header.version, None).map_err(refuse)?;
         let theirs = Params::decode(body).map_err(|e| refuse(format!("parameters that make no sense: {e}")))?;
         if theirs.instance != self.instance {
             return Err(No::Replay);
         }
-        self.context.check(header.version, Some(&theirs)).map_err(refuse)?;
+        self.resources.check(header.version, Some(&theirs)).map_err(refuse)?;
         stage::reach(Stage::AcceptH1Received);
         let (h2, made) = self.make(&theirs, h1, from).map_err(|e| {
             // What they sent is theirs; all else is lacking here.
@@ -353,14 +353,15 @@ impl Acceptor {
 
     /// Makes this side's queue pairs and H2.
     fn make(&self, theirs: &Params, h1: &[u8], from: SocketAddr) -> Result<(Vec<u8>, Made)> {
-        let stats = stats::comm(CommKind::Recv, self.context.device.name());
+        let stats = stats::comm(CommKind::Recv, self.resources.device.name());
         let records = Records::new()?;
-        let devices = self.context.rails(&stats, usize::from(theirs.rails))?;
-        let qps_per_rail = (self.context.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
-        let traffic_class = if self.context.config.traffic_class < 0 { theirs.traffic_class } else { self.context.config.traffic_class };
+        let devices = self.resources.rails(&stats, usize::from(theirs.rails))?;
+        let qps_per_rail = (self.resources.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
+        let traffic_class =
+            if self.resources.config.traffic_class < 0 { theirs.traffic_class } else { self.resources.config.traffic_class };
         // All that this side sends is clear-to-sends.
-        let own_class = if self.context.config.ib_fifo_tc < 0 { traffic_class } else { self.context.config.ib_fifo_tc };
-        let mut qps = QueuePairs::new(&devices, qps_per_rail, Side::Recv, records.pages().as_memory(), own_class, self.context.notify())?;
+        let own_class = if self.resources.config.ib_fifo_tc < 0 { traffic_class } else { self.resources.config.ib_fifo_tc };
+        let mut qps = QueuePairs::new(&devices, qps_per_rail, Side::Recv, records.pages().as_memory(), own_class, self.resources.notify())?;
         let used: Vec<Endpoint> = theirs
             .endpoints
             .chunks(usize::from(theirs.qps_per_rail))
@@ -368,8 +369,8 @@ impl Acceptor {
             .flat_map(|of_rail| of_rail.iter().take(qps_per_rail).copied())
             .collect();
         qps.connect(&used, theirs.memory, &theirs.rkeys)?;
-        let ours = self.context.params(&mut qps, qps_per_rail, records.pages().addr(), self.instance, traffic_class)?;
-        let h2 = wire::seal(Kind::Reply, WIRE_VERSION, &self.secret, &[h1], &ours.encode());
+        let ours = self.resources.params(&mut qps, qps_per_rail, records.pages().addr(), self.instance, traffic_class)?;
+        let h2 = frames::seal(Kind::Reply, PROTOCOL_VERSION, &self.secret, &[h1], &ours.encode());
         let peer = peer(theirs, &ours, from);
         stats.set_peer(&peer.label, theirs.pid as i32);
         let process = peer.pid.and_then(Process::find);
@@ -382,12 +383,12 @@ impl Acceptor {
         log_info!(
             log::NET,
             "recv comm on {} from {}: {} rail(s), {qps_per_rail} queue pair(s) each, fabric {}",
-            self.context.device.name(),
+            self.resources.device.name(),
             peer.label,
             qps.rails(),
-            self.context.device.fabric()
+            self.resources.device.fabric()
         );
-        let liveness = Liveness::new(stream, unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.context.config);
+        let liveness = Liveness::new(stream, unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.resources.config);
         Box::new(Connection { qps, memory: records, peer, liveness, stats })
     }
 
@@ -397,7 +398,7 @@ impl Acceptor {
         self.half_open.len()
     }
 
-    /// Whether a connector has been answered and not answered back.
+    /// Whether a dialer has been answered and not answered back.
     #[cfg(test)]
     pub fn answered(&self) -> bool {
         self.half_open.iter().any(|h| matches!(h.step, Step::AwaitH3 { .. }))

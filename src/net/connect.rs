@@ -15,15 +15,15 @@ use crate::base::stats::{self, CommKind, CommStats, WaitCause};
 use crate::base::sync::lock;
 use crate::engine;
 use crate::link::Connection;
+use crate::link::device_thread::{Member, ProgressThread, WaitSet};
 use crate::link::liveness::Liveness;
-use crate::link::progress::{Member, ProgressThread, WaitSet};
 use crate::link::queue_pairs::{QueuePairs, Side};
 
-use super::context::Context;
 use super::cts_fifo::CtsFifo;
-use super::handle::Handle;
+use super::frames::{self, FrameReader, FrameWriter, Kind, PROTOCOL_VERSION, Params, Progress};
 use super::handshake::{peer, tune};
-use super::wire::{self, FrameReader, FrameWriter, Kind, Params, Progress, WIRE_VERSION};
+use super::listen_handle::ListenHandle;
+use super::resources::Resources;
 
 /// Times that a listener may drop a connection before that is an error. It drops honest ones only when flooded by others, or when it
 /// closes; a wrong secret is dropped every time.
@@ -33,9 +33,9 @@ const FIRST_PAUSE_NS: u64 = 1_000_000;
 const LAST_PAUSE_NS: u64 = 200_000_000;
 
 /// A connect in progress.
-pub struct Connector {
-    context: Context,
-    handle: Handle,
+pub struct Dialer {
+    resources: Resources,
+    handle: ListenHandle,
     traffic_class: i32,
     /// Handed on once established.
     stats: Option<CommStats>,
@@ -60,13 +60,13 @@ enum Step {
     Over,
 }
 
-impl Connector {
+impl Dialer {
     /// Prepares queue pairs and FIFO and begins to dial.
-    pub fn new(context: Context, handle: Handle, traffic_class: i32) -> Result<Connector> {
-        let stats = stats::comm(CommKind::Send, context.device.name());
+    pub fn new(resources: Resources, handle: ListenHandle, traffic_class: i32) -> Result<Dialer> {
+        let stats = stats::comm(CommKind::Send, resources.device.name());
         stats.set_peer(&format!("{}", handle.addr), 0);
-        let mut connector = Connector {
-            context,
+        let mut dialer = Dialer {
+            resources,
             handle,
             traffic_class,
             stats: Some(stats),
@@ -78,14 +78,14 @@ impl Connector {
             h1_sent: false,
             outcome: None,
         };
-        connector.dial()?;
-        Ok(connector)
+        dialer.dial()?;
+        Ok(dialer)
     }
 
     /// Whether it is the connect that `handle` names.
-    pub fn is_for(&self, dev: usize, handle: &Handle) -> bool {
+    pub fn is_for(&self, dev: usize, handle: &ListenHandle) -> bool {
         let mine = &self.handle;
-        self.context.device.index() == dev && mine.addr == handle.addr && mine.secret == handle.secret && mine.instance == handle.instance
+        self.resources.device.index() == dev && mine.addr == handle.addr && mine.secret == handle.secret && mine.instance == handle.instance
     }
 
     /// Whether H1 was handed to the kernel at least once.
@@ -143,17 +143,17 @@ impl Connector {
     fn dial(&mut self) -> Result<()> {
         self.ends = None;
         let fifo = CtsFifo::new()?;
-        let qps = self.context.config.qps_per_rail as usize;
+        let qps = self.resources.config.qps_per_rail as usize;
         let stats = self.stats.as_ref().ok_or_else(over)?;
-        let devices = self.context.rails(stats, usize::MAX)?;
-        let qps = QueuePairs::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.context.notify())?;
+        let devices = self.resources.rails(stats, usize::MAX)?;
+        let qps = QueuePairs::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.resources.notify())?;
         self.ends = Some((qps, fifo));
 
         let addr = self.handle.addr;
         let failed = |e| Error::system(format!("connect to {addr}"), e);
         let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None).map_err(failed)?;
         let stream: TcpStream = Socket::new(socket).convert();
-        tune(&stream, &self.context.config)?;
+        tune(&stream, &self.resources.config)?;
         match socket2::SockRef::from(&stream).connect(&addr.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -183,14 +183,14 @@ impl Connector {
         }
         stage::reach(Stage::ConnectDialed);
         let Some((qps, fifo)) = &mut self.ends else { return Err(Error::internal("connect: no queue pairs")) };
-        let ours = self.context.params(
+        let ours = self.resources.params(
             qps,
-            self.context.config.qps_per_rail as usize,
+            self.resources.config.qps_per_rail as usize,
             fifo.pages().addr(),
             self.handle.instance,
             self.traffic_class,
         )?;
-        self.h1 = wire::seal(Kind::Hello, WIRE_VERSION, &self.handle.secret, &[], &ours.encode());
+        self.h1 = frames::seal(Kind::Hello, PROTOCOL_VERSION, &self.handle.secret, &[], &ours.encode());
         self.ours = Some(ours);
         Ok((Step::SendH1 { stream, writer: FrameWriter::new(self.h1.clone()) }, true))
     }
@@ -217,26 +217,26 @@ impl Connector {
             Err(e) => return Err(Error::remote(format!("connect: whoever listens at {addr} is not Railhead ({e})"))),
         }
         let frame = reader.take();
-        let (header, body) = wire::open(&frame, &self.handle.secret, &[&self.h1])
+        let (header, body) = frames::open(&frame, &self.handle.secret, &[&self.h1])
             .map_err(|e| Error::remote(format!("connect: whoever listens at {addr} is not the listener that made this handle ({e})")))?;
         match header.kind {
             Kind::Reply => {}
             Kind::Refuse => {
-                let reason = wire::decode_reason(body);
+                let reason = frames::decode_reason(body);
                 log_warn!(log::NET, "connect: {addr} refused: {reason}");
                 return Err(Error::usage(format!("connect: {addr} refused: {reason}")));
             }
             Kind::Hello | Kind::Confirm => return Err(Error::remote(format!("connect: {addr} answered with the wrong message"))),
         }
-        self.context.check(header.version, None).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
+        self.resources.check(header.version, None).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
         let theirs = Params::decode(body).map_err(|e| Error::remote(format!("connect: the answer of {addr} makes no sense ({e})")))?;
-        self.context.check(header.version, Some(&theirs)).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
+        self.resources.check(header.version, Some(&theirs)).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
         let ours = self.ours.as_ref().ok_or_else(|| Error::internal("connect: no parameters"))?;
         if theirs.instance != self.handle.instance || theirs.rails > ours.rails || theirs.qps_per_rail > ours.qps_per_rail {
             return Err(Error::remote(format!("connect: the answer of {addr} does not fit the question")));
         }
         stage::reach(Stage::ConnectH2Received);
-        let h3 = wire::seal(Kind::Confirm, WIRE_VERSION, &self.handle.secret, &[&self.h1, &frame], &[]);
+        let h3 = frames::seal(Kind::Confirm, PROTOCOL_VERSION, &self.handle.secret, &[&self.h1, &frame], &[]);
         Ok((Step::SendH3 { stream, writer: FrameWriter::new(h3), theirs: Box::new(theirs) }, true))
     }
 
@@ -265,13 +265,13 @@ impl Connector {
         qps.shrink(usize::from(theirs.rails), usize::from(theirs.qps_per_rail));
         qps.connect(&theirs.endpoints, theirs.memory, &theirs.rkeys)?;
         let peer = peer(&theirs, &ours, self.handle.addr);
-        let liveness = Liveness::new(stream, None, &peer, &self.context.config);
+        let liveness = Liveness::new(stream, None, &peer, &self.resources.config);
         let stats = self.stats.take().ok_or_else(over)?;
         stats.set_peer(&peer.label, theirs.pid as i32);
         log_info!(
             log::NET,
             "send comm on {} to {}: {} rail(s), {} queue pair(s) each, fabric {}",
-            self.context.device.name(),
+            self.resources.device.name(),
             peer.label,
             theirs.rails,
             theirs.qps_per_rail,
@@ -298,7 +298,7 @@ fn unreachable(addr: SocketAddr, e: std::io::Error) -> Error {
     }
 }
 
-impl Member for Connector {
+impl Member for Dialer {
     fn poll(&mut self) -> engine::Progress {
         if self.outcome.is_none() {
             self.outcome = self.advance().map(|established| established.map(Box::new)).transpose();
@@ -330,16 +330,16 @@ pub struct PendingTable {
 impl Member for PendingTable {
     fn poll(&mut self) -> engine::Progress {
         let mut unfinished = false;
-        for connector in self.entries.iter_mut().filter_map(|entry| entry.connector.as_mut()) {
-            unfinished |= connector.poll() != engine::Progress::Done;
+        for dialer in self.entries.iter_mut().filter_map(|entry| entry.dialer.as_mut()) {
+            unfinished |= dialer.poll() != engine::Progress::Done;
         }
         self.watched = unfinished;
         if unfinished { engine::Progress::Idle } else { engine::Progress::Done }
     }
 
     fn arm(&mut self, wait: &mut WaitSet) -> engine::Progress {
-        for connector in self.entries.iter_mut().filter_map(|entry| entry.connector.as_mut()) {
-            connector.arm(wait);
+        for dialer in self.entries.iter_mut().filter_map(|entry| entry.dialer.as_mut()) {
+            dialer.arm(wait);
         }
         engine::Progress::Idle
     }
@@ -348,7 +348,7 @@ impl Member for PendingTable {
 #[derive(Default)]
 struct Pending {
     generation: u32,
-    connector: Option<Box<Connector>>,
+    dialer: Option<Box<Dialer>>,
 }
 
 /// Connects that may be in progress at once; they are as many as one process has ranks' channels, so more is a leak.
@@ -367,23 +367,23 @@ impl PendingTable {
     }
 
     /// Takes the connect that the handle's cursor names, if it is one to the same listener from the same device.
-    pub fn take(&mut self, dev: usize, handle: &Handle) -> Option<Box<Connector>> {
+    pub fn take(&mut self, dev: usize, handle: &ListenHandle) -> Option<Box<Dialer>> {
         let index = (handle.cursor as u32).checked_sub(1)? as usize;
         let entry = self.entries.get_mut(index)?;
-        let mine = entry.generation == (handle.cursor >> 32) as u32 && entry.connector.as_ref().is_some_and(|c| c.is_for(dev, handle));
-        if mine { entry.connector.take() } else { None }
+        let mine = entry.generation == (handle.cursor >> 32) as u32 && entry.dialer.as_ref().is_some_and(|c| c.is_for(dev, handle));
+        if mine { entry.dialer.take() } else { None }
     }
 
     /// A connect has ended. After the last, whoever comes next is watched over anew, maybe by another thread.
     pub fn settle(&mut self) {
-        if self.thread.is_some() && self.entries.iter().all(|entry| entry.connector.is_none()) {
+        if self.thread.is_some() && self.entries.iter().all(|entry| entry.dialer.is_none()) {
             (self.watched, self.thread) = (false, None);
         }
     }
 
     /// Keeps a connect and returns its new cursor.
-    pub fn put(&mut self, connector: Box<Connector>) -> Result<u64> {
-        let index = match self.entries.iter().position(|e| e.connector.is_none()) {
+    pub fn put(&mut self, dialer: Box<Dialer>) -> Result<u64> {
+        let index = match self.entries.iter().position(|e| e.dialer.is_none()) {
             Some(index) => index,
             None if self.entries.len() < MAX_PENDING => {
                 self.entries.push(Pending::default());
@@ -393,7 +393,7 @@ impl PendingTable {
         };
         let entry = self.entries.get_mut(index).ok_or_else(|| Error::internal("connect: table index"))?;
         entry.generation = entry.generation.wrapping_add(1);
-        entry.connector = Some(connector);
+        entry.dialer = Some(dialer);
         Ok(u64::from(entry.generation) << 32 | (index as u64 + 1))
     }
 }

@@ -10,8 +10,8 @@ use crate::base::config::{Config, Progress};
 use crate::base::error::{Error, Result};
 use crate::base::sync::lock;
 use crate::fabric::{self, types::ID_UNDEF};
+use crate::link::device_thread::ProgressThread;
 use crate::link::limits::{MAX_MESSAGE, MAX_RAILS, MAX_RECVS};
-use crate::link::progress::ProgressThread;
 
 /// NCCL_PTR_HOST, a bit of ptrSupport: memory that the CPU reads and writes (nccl 2.30 src/include/plugin/nccl_net.h, as those below).
 pub const PTR_HOST: i32 = 1;

@@ -11,8 +11,8 @@ use crate::base::error::{Error, Result};
 use crate::base::fd::TcpStream;
 use crate::link::liveness::{Confirm, ConfirmError, Peer};
 
-use super::handle::SECRET_SIZE;
-use super::wire::{self, FrameReader, Kind, Params, Progress, WIRE_VERSION};
+use super::frames::{self, FrameReader, Kind, PROTOCOL_VERSION, Params, Progress};
+use super::listen_handle::SECRET_SIZE;
 
 /// When `connect` and `accept` give out a comm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,8 +70,8 @@ impl Confirm for LateConfirm {
             Err(_) => return Err(ConfirmError::Bad),
             Ok(Progress::Done) => {}
         }
-        match wire::open(&self.reader.take(), &self.secret, &[&self.h1, &self.h2]) {
-            Ok((header, [])) if header.kind == Kind::Confirm && header.version == WIRE_VERSION => Ok(true),
+        match frames::open(&self.reader.take(), &self.secret, &[&self.h1, &self.h2]) {
+            Ok((header, [])) if header.kind == Kind::Confirm && header.version == PROTOCOL_VERSION => Ok(true),
             _ => Err(ConfirmError::Bad),
         }
     }

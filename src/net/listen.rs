@@ -1,5 +1,5 @@
 //! The listen comm: one TCP listener on the device's address, whose handle says where it is and how to prove that one was invited.
-//! Driven by the thread that calls `accept`; it may be closed at any time after an accept, since nothing of a comm depends on it.
+//! Polled by the thread that calls `accept`; it may be closed at any time after an accept, since nothing of a comm depends on it.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -15,14 +15,14 @@ use crate::base::stats::{self, CommCounter, CommKind, CommStats, WaitCause};
 use crate::base::{clock, listen, rand};
 use crate::engine::Progress;
 use crate::link::Connection;
-use crate::link::progress::{Driven, Member, WaitSet};
-use crate::link::slots::Records;
+use crate::link::device_thread::{Member, Polled, WaitSet};
+use crate::link::incoming::Records;
 
 use super::accept::Acceptor;
-use super::context::Context;
-use super::handle::{HANDLE_SIZE, Handle, SECRET_SIZE};
 use super::handshake::Mode;
-use super::recv::RecvComm;
+use super::listen_handle::{HANDLE_SIZE, ListenHandle, SECRET_SIZE};
+use super::recv_comm::RecvComm;
+use super::resources::Resources;
 
 /// Connections taken from the kernel per call.
 const ADMIT_AT_ONCE: usize = 64;
@@ -34,9 +34,9 @@ const MAX_OUTCOMES: usize = 64;
 
 /// A listening comm.
 pub struct ListenComm {
-    listening: Driven<Listening>,
+    listening: Polled<Listening>,
     stats: CommStats,
-    context: Context,
+    resources: Resources,
 }
 
 /// The listener and its incoming handshakes.
@@ -49,14 +49,14 @@ pub(super) struct Listening {
 
 impl ListenComm {
     /// Listens on the device's address and fills a handle.
-    pub(super) fn new(context: Context) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
+    pub(super) fn new(resources: Resources) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
         let mut secret = [0u8; SECRET_SIZE];
         rand::fill(&mut secret)?;
         let instance = rand::u64()? as u32;
-        let listener = listen::tcp(context.device.addr(), &context.config.port_range)?;
+        let listener = listen::tcp(resources.device.addr(), &resources.config.port_range)?;
         let addr = listener.local_addr().map_err(|e| Error::system("listen: getsockname", e))?;
         // The kernel forgets the scope of an address in none of its answers, but a handle's reader needs it to be there.
-        let addr = match (addr, context.device.addr()) {
+        let addr = match (addr, resources.device.addr()) {
             (SocketAddr::V6(mut bound), SocketAddr::V6(device)) if bound.scope_id() == 0 => {
                 bound.set_scope_id(device.scope_id());
                 SocketAddr::V6(bound)
@@ -64,21 +64,21 @@ impl ListenComm {
             (bound, _) => bound,
         };
         let mut host = [0u8; 8];
-        for (out, byte) in host.iter_mut().zip(context.local.host_id) {
+        for (out, byte) in host.iter_mut().zip(resources.local.host_id) {
             *out = byte;
         }
-        let handle = Handle { addr, instance, secret, cursor: 0, host }.encode();
-        log_info!(log::NET, "listen comm on {} at {addr}", context.device.name());
-        let stats = stats::comm(CommKind::Listen, context.device.name());
+        let handle = ListenHandle { addr, instance, secret, cursor: 0, host }.encode();
+        log_info!(log::NET, "listen comm on {} at {addr}", resources.device.name());
+        let stats = stats::comm(CommKind::Listen, resources.device.name());
         stage::reach(Stage::ListenOpen);
-        let listening = Listening { listener, acceptor: Acceptor::new(context.clone(), secret, instance), outcomes: VecDeque::new() };
-        let listening = Driven::new(listening, "a listen comm", context.thread()?);
-        Ok((ListenComm { listening, stats, context }, handle))
+        let listening = Listening { listener, acceptor: Acceptor::new(resources.clone(), secret, instance), outcomes: VecDeque::new() };
+        let listening = Polled::new(listening, "a listen comm", resources.thread()?);
+        Ok((ListenComm { listening, stats, resources }, handle))
     }
 
     /// The device it listens on.
     pub fn dev(&self) -> usize {
-        self.context.device.index()
+        self.resources.device.index()
     }
 
     /// Advances the incoming handshakes; a comm once one of them is done. `Mode::NonBlocking` never waits and gives `None` for "call again";
@@ -91,7 +91,7 @@ impl ListenComm {
             if let Some(connection) = self.listening.with(|listening| listening.drive(mode))? {
                 self.stats.add(CommCounter::Ops, 1);
                 self.stats.clear_wait();
-                return RecvComm::new(self.context.clone(), *connection).map(Some);
+                return RecvComm::new(self.resources.clone(), *connection).map(Some);
             }
             self.stats.wait(WaitCause::Handshake);
             match mode {
@@ -115,8 +115,8 @@ impl ListenComm {
     #[cfg(test)]
     fn own(&mut self) -> &mut Listening {
         match &mut self.listening {
-            Driven::Own(listening) => listening,
-            Driven::Shared(_) => panic!("a device's thread moves this comm along"),
+            Polled::ByCaller(listening) => listening,
+            Polled::ByThreadToo(_) => panic!("a device's thread moves this comm along"),
         }
     }
 }

@@ -2,29 +2,30 @@
 //!
 //! The life of a message, and where to read on:
 //!
-//! 1. `irecv` ([`recv`]) writes a clear-to-send into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
+//! 1. `irecv` ([`recv_comm`]) writes a clear-to-send into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
 //! 2. `isend` ([`sender`]) finds it, cuts the message over the queue pairs of its [`link`](crate::link) and WRITEs it into the receiver's memory;
 //!    the last WRITE of each stripe carries an immediate that names the slot.
-//! 3. `test` on either side polls the link, and gives the sizes once all stripes are accounted for ([`recv_state`]).
+//! 3. `test` on either side polls the link, and gives the sizes once all stripes are accounted for (the receiver's [`recv_state`], the sender's
+//!    `stripe_completed`).
 //!
-//! Before that, three authenticated messages made the comm: [`wire`] has their bytes, [`connect`] and [`accept`] the two ends' state
-//! machines, [`handle`] what is carried from listen to connect.
+//! Before that, three authenticated messages made the comm: [`frames`] has their bytes, [`connect`] and [`accept`] the two ends' state
+//! machines, [`listen_handle`] what is carried from listen to connect.
 #![forbid(unsafe_code)]
 
 mod accept;
 mod connect;
-mod context;
 mod cts_fifo;
 mod device;
 mod flush;
-mod handle;
+pub mod frames;
 mod handshake;
 mod listen;
-mod recv;
+mod listen_handle;
+mod recv_comm;
 mod recv_state;
-mod send;
+mod resources;
+mod send_comm;
 mod sender;
-pub mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -40,23 +41,23 @@ use crate::base::sync::lock;
 use crate::fabric::{self, Access, Domain, MemoryRegion, UserMemory};
 use crate::link::memory::MrTable;
 
-use connect::{Connector, PendingTable};
-use context::{Context, Local};
+use connect::{Dialer, PendingTable};
 use device::{NetDevice, Physical};
-use handle::Handle;
+use listen_handle::ListenHandle;
+use resources::{Local, Resources};
 
 pub use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS};
 pub use crate::link::memory::{MemoryKind, MrHandle};
 pub use crate::link::request::Sizes;
 pub use crate::link::wr_id::RequestId;
 pub use device::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
-pub use handle::HANDLE_SIZE;
 pub use handshake::Mode;
 pub use listen::ListenComm;
-pub use recv::{RecvBuffer, RecvComm};
-pub use send::SendComm;
+pub use listen_handle::HANDLE_SIZE;
+pub use recv_comm::{RecvBuffer, RecvComm};
+pub use send_comm::SendComm;
 
-/// What is done to user memory. The caller reads what a completion has told him of, never before, so that ordering may be relaxed.
+/// Access of user memory. Relaxed ordering is safe: a caller reads a buffer only after `test` has said that its receive is done.
 const MR_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::RELAXED_ORDERING);
 /// The process-wide state: made by the first init, dropped after the last finalize and the last comm.
 pub struct Net {
@@ -142,7 +143,7 @@ impl Net {
     ///
     /// Errors: no such device; no port or descriptor left.
     pub fn listen(self: &Arc<Self>, dev: usize) -> Result<(ListenComm, [u8; HANDLE_SIZE])> {
-        ListenComm::new(self.context(dev)?)
+        ListenComm::new(self.resources(dev)?)
     }
 
     /// Connects to the listener that made the handle. `Mode::NonBlocking` never waits and gives `None` for "call again with the same handle",
@@ -156,33 +157,33 @@ impl Net {
         handle: &mut [u8; HANDLE_SIZE],
         mode: Mode,
     ) -> Result<Option<SendComm>> {
-        let decoded = Handle::decode(handle)?;
+        let decoded = ListenHandle::decode(handle)?;
         // Held throughout, so that the thread does not end between this connect and its comm.
-        let context = self.context(dev)?;
-        let thread = context.thread()?;
+        let resources = self.resources(dev)?;
+        let thread = resources.thread()?;
         let found = self.pending().take(dev, &decoded);
-        Handle::set_cursor(handle, 0);
-        let mut connector = match found {
-            Some(connector) => connector,
+        ListenHandle::set_cursor(handle, 0);
+        let mut dialer = match found {
+            Some(dialer) => dialer,
             None => {
                 let traffic_class = match self.config.traffic_class {
                     -1 => traffic_class.unwrap_or(-1),
                     from_environment => from_environment,
                 };
-                Box::new(Connector::new(context.clone(), decoded, traffic_class)?)
+                Box::new(Dialer::new(resources.clone(), decoded, traffic_class)?)
             }
         };
         let connected = match mode {
-            Mode::Blocking => send::connect_blocking(context, connector).map(Some),
-            _ => match connector.drive() {
-                Ok(Some(connection)) => SendComm::connected(context, connection).map(Some),
+            Mode::Blocking => send_comm::connect_blocking(resources, dialer).map(Some),
+            _ => match dialer.drive() {
+                Ok(Some(connection)) => SendComm::connected(resources, connection).map(Some),
                 Err(error) => Err(error),
                 Ok(None) => {
-                    let cursor = self.pending().put(connector)?;
+                    let cursor = self.pending().put(dialer)?;
                     if let Some(thread) = thread {
                         PendingTable::watch(&self.pending, thread);
                     }
-                    Handle::set_cursor(handle, cursor);
+                    ListenHandle::set_cursor(handle, cursor);
                     return Ok(None);
                 }
             },
@@ -251,8 +252,8 @@ impl Net {
         devices.get(dev).cloned().ok_or_else(|| Error::internal(format!("no device {dev}; there are {}", devices.len())))
     }
 
-    fn context(&self, dev: usize) -> Result<Context> {
-        Ok(Context { config: self.config.clone(), local: self.local.clone(), device: self.device(dev)?, mrs: self.mrs.clone() })
+    fn resources(&self, dev: usize) -> Result<Resources> {
+        Ok(Resources { config: self.config.clone(), local: self.local.clone(), device: self.device(dev)?, mrs: self.mrs.clone() })
     }
 
     fn pending(&self) -> MutexGuard<'_, PendingTable> {

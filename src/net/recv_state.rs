@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::base::stage::{self, Stage};
 use crate::fabric::{Completion, PostError};
+use crate::link::incoming::{Imm, Incoming, Records, epoch};
 use crate::link::limits::SLOTS;
 use crate::link::memory::{MrHandle, MrTable};
-use crate::link::slots::{Imm, Incoming, Records, epoch};
 use crate::link::wr_id::{RequestId, WrId, WrKind};
 use crate::link::{Failure, Link};
 
@@ -17,7 +17,7 @@ pub(super) struct RecvState {
     pub records: Records,
     pub slots: Box<[RecvSlot; SLOTS]>,
     pub mrs: Arc<MrTable>,
-    /// [`MrTable::kept`] when the receives outstanding were last looked at.
+    /// [`MrTable::kept`] when the receives outstanding were last wait_shown at.
     pub kept: u64,
 }
 
@@ -89,7 +89,7 @@ impl RecvState {
                     request.left = request.left.saturating_sub(1);
                 }
             }
-            WrKind::Cts => link.acked(wr.id),
+            WrKind::Cts => link.cts_completed(wr.id),
             WrKind::Data | WrKind::Recv => {}
         }
     }

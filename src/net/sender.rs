@@ -1,28 +1,28 @@
 //! The sending end of a comm whose peer has answered: looks in the CTS FIFO for what it is clear to send and writes there.
-//! [`super::send`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless something went wrong.
+//! [`super::send_comm`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless something went wrong.
 
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{CommCounter, WaitCause};
 use crate::engine::Progress;
 use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
+use crate::link::device_thread::WaitSet;
+use crate::link::incoming::{CompletionRecord, Imm, epoch};
 use crate::link::limits::{IMM_LIMIT, MAX_MESSAGE, MAX_RECVS, RECORD_SIZE, SLOTS};
 use crate::link::memory::{MrHandle, MrTable, Registration};
 use crate::link::plan::Plan;
-use crate::link::progress::WaitSet;
 use crate::link::queue_pairs::{QueuePairs, Side, Wr};
 use crate::link::request::{Request, Sizes};
-use crate::link::slots::{Imm, Record, epoch};
 use crate::link::wr_id::{RequestId, WrId, WrKind};
 use crate::link::{Connection, Link, too_long};
 
-use super::context::Context;
 use super::cts_fifo::{CtsFifo, Slot, SlotState, valid_group};
+use super::resources::Resources;
 
 /// A sender whose peer has answered.
 pub(super) struct Sender {
     pub link: Link,
-    /// Dropped after the core, which registered it.
+    /// Dropped after the link, whose queue pairs registered it.
     pub fifo: CtsFifo,
     /// Sequence number of the group at the head of the FIFO.
     head: u64,
@@ -42,9 +42,9 @@ impl Drop for Sender {
 }
 
 impl Sender {
-    pub fn new(context: &Context, connection: Connection<CtsFifo>) -> Sender {
-        let name = format!("send comm {} on {} to", connection.stats.id(), context.device.name());
-        let (link, fifo) = Link::new(connection, Side::Send, &name, &context.config);
+    pub fn new(resources: &Resources, connection: Connection<CtsFifo>) -> Sender {
+        let name = format!("send comm {} on {} to", connection.stats.id(), resources.device.name());
+        let (link, fifo) = Link::new(connection, Side::Send, &name, &resources.config);
         Sender {
             link,
             fifo,
@@ -52,15 +52,15 @@ impl Sender {
             group: [Slot::default(); MAX_RECVS],
             group_len: 0,
             used: 0,
-            split_min: context.config.split_min as usize,
-            dev: context.device.index(),
+            split_min: resources.config.split_min as usize,
+            dev: resources.device.index(),
         }
     }
 
     #[inline(never)]
     pub fn isend(&mut self, mrs: &MrTable, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
         if self.link.has_failed() {
-            return self.null_post();
+            return self.link.no_request();
         }
         if len > MAX_MESSAGE {
             return Err(too_long("isend", len));
@@ -68,22 +68,22 @@ impl Sender {
         let registration = if len > 0 { Some(mrs.lookup("isend", self.dev, mr, addr, len)?) } else { None };
         let index = match self.find(tag) {
             Some(index) => index,
-            None => match self.find_later(tag) {
+            None => match self.poll_and_find(tag) {
                 Some(index) => index,
-                None => return self.null_post(),
+                None => return self.link.no_request(),
             },
         };
         let Some(slot) = self.group.get(index) else { return Ok(None) };
         let len = len.min(usize::try_from(slot.size).unwrap_or(usize::MAX));
         if slot.addr.checked_add(len as u64).is_none() {
             self.link.protocol_error(format_args!("a receive of {} bytes at {:#x}, past the end of memory", slot.size, slot.addr));
-            return self.null_post();
+            return self.link.no_request();
         }
-        let Some(qp) = self.link.qps.qp_for_short(len, self.split_min) else {
-            return self.isend_long(index, addr, len, registration);
+        let Some(qp) = self.link.qps.qp_for_fast_path(len, self.split_min) else {
+            return self.isend_slow(index, addr, len, registration);
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.link.requests.insert(request(len, 1 << qp, sequence)) else { return self.full() };
+        let Some(id) = self.link.requests.insert(request(len, 1 << qp, sequence)) else { return self.poll_then_no_request() };
         let write = Message { slot, sequence, addr, registration, id }.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.link.qps.post_send(qp, [write], WrKind::Data, id, true) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
@@ -95,13 +95,13 @@ impl Sender {
 
     /// Sends a message that may take more than one request, or for which there is no room just now.
     #[inline(never)]
-    fn isend_long(&mut self, index: usize, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
+    fn isend_slow(&mut self, index: usize, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
         let Some(slot) = self.group.get(index) else { return Ok(None) };
         let plan = self.link.qps.plan(len, self.split_min);
         let qps = self.link.qps.qps_for_message(plan).filter(|_| self.link.requests.has_room());
         let Some(qps) = qps else {
             self.link.qps.unplan(plan);
-            return self.full();
+            return self.poll_then_no_request();
         };
         let sequence = self.head + index as u64;
         let Some(id) = self.link.requests.insert(request(len, qps, sequence)) else { return Ok(None) };
@@ -121,15 +121,15 @@ impl Sender {
             self.group_len = 0;
             self.used = 0;
         }
-        self.link.posted();
+        self.link.count_op();
         stage::reach(Stage::SendPosted);
     }
 
     /// All requests are in use, or a send queue is full.
     #[inline(never)]
-    fn full(&mut self) -> Result<Option<RequestId>> {
+    fn poll_then_no_request(&mut self) -> Result<Option<RequestId>> {
         self.progress(WaitCause::Fabric);
-        self.null_post()
+        self.link.no_request()
     }
 
     /// Which of the head group's slots is unused and has this tag.
@@ -146,9 +146,9 @@ impl Sender {
         (i < self.group_len).then_some(i)
     }
 
-    /// The same after a poll: clear-to-sends arrive only while somebody polls.
+    /// The same after a poll: the software fabric delivers clear-to-sends only while this side polls.
     #[inline(never)]
-    fn find_later(&mut self, tag: i32) -> Option<usize> {
+    fn poll_and_find(&mut self, tag: i32) -> Option<usize> {
         self.progress(WaitCause::PeerNoReceive);
         if self.link.has_failed() { None } else { self.find(tag) }
     }
@@ -204,15 +204,9 @@ impl Sender {
         self.link.protocol_error(format_args!("a group of {nreqs} receives"));
     }
 
-    /// Nothing can be sent now.
-    #[inline(never)]
-    fn null_post(&mut self) -> Result<Option<RequestId>> {
-        self.link.null_post()
-    }
-
     #[inline(never)]
     pub fn progress(&mut self, cause: WaitCause) {
-        if self.link.progress(cause, sent) {
+        if self.link.progress(cause, stripe_completed) {
             self.report_stall(cause);
         }
     }
@@ -222,7 +216,7 @@ impl Sender {
         if self.link.has_failed() {
             return Progress::Done;
         }
-        let (moved, due) = self.link.progress_in_background(WaitCause::Fabric, sent);
+        let (moved, due) = self.link.progress_in_background(WaitCause::Fabric, stripe_completed);
         if due {
             self.report_stall(WaitCause::Fabric);
         }
@@ -234,7 +228,7 @@ impl Sender {
         if self.link.has_failed() {
             return Progress::Done;
         }
-        let (progress, due) = self.link.arm_and_drain(wait, WaitCause::Fabric, sent);
+        let (progress, due) = self.link.arm_and_drain(wait, WaitCause::Fabric, stripe_completed);
         if due {
             self.report_stall(WaitCause::Fabric);
         }
@@ -245,7 +239,7 @@ impl Sender {
     fn report_stall(&mut self, cause: WaitCause) {
         let next = self.head + u64::from(self.used.count_ones());
         let why = if self.group_len > 0 { "with this tag; there is one with another" } else { "" };
-        // Who only tests requests has no further send to post.
+        // A caller that only tests requests has no further send to post.
         self.link.report_stall((cause == WaitCause::PeerNoReceive).then_some(next), why);
     }
 
@@ -264,10 +258,10 @@ impl Sender {
 
 /// The request of a message of `len` bytes that takes these queue pairs.
 #[inline(always)]
-fn request(len: usize, stripes: u64, sequence: u64) -> Request {
+fn request(len: usize, pending_qps: u64, sequence: u64) -> Request {
     let mut bytes = [0; MAX_RECVS];
     bytes[0] = len as u32;
-    Request { n: 1, left: 1, stripes, sequence, bytes }
+    Request { n: 1, left: 1, pending_qps, sequence, bytes }
 }
 
 /// A message that is being posted.
@@ -300,7 +294,7 @@ impl Message<'_> {
     fn post_long(self, link: &mut Link, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
         let qps = &mut link.qps;
         let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
-        let record = Record { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
+        let record = CompletionRecord { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
         for stripe in 0..plan.stripes {
             let (qp, offset, len) = plan.stripe(stripe);
             let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
@@ -317,7 +311,7 @@ impl Message<'_> {
                 (false, false) => qps.post_send(qp, [record, body, empty], WrKind::Data, self.id, true),
             };
             if !whole {
-                // A record is moved as messages are, and is none.
+                // The rails count a record's bytes as they count a message's.
                 link.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
             }
             posted.map_err(|error| (qp, error))?;
@@ -326,12 +320,12 @@ impl Message<'_> {
     }
 }
 
-/// A stripe was acked.
+/// A stripe has completed: the peer has all of it.
 #[inline]
-fn sent(link: &mut Link, wr: &WrId, _: &Completion) {
+fn stripe_completed(link: &mut Link, wr: &WrId, _: &Completion) {
     let Some(request) = link.requests.get_mut(wr.id) else { return };
-    request.stripes &= !(1 << wr.qp);
-    if request.stripes == 0 && request.left > 0 {
+    request.pending_qps &= !(1 << wr.qp);
+    if request.pending_qps == 0 && request.left > 0 {
         request.left = 0;
         stage::reach(Stage::SendDone);
     }

@@ -1,4 +1,4 @@
-/* Prints "TYPE BYTES" and "TYPE.MEMBER OFFSET" for NCCL's structures; tests/abi_layout.rs compares with what Rust lays out. Given the path
+/* Prints "TYPE BYTES" and "TYPE.MEMBER OFFSET" for NCCL's structures; tests/library/layout.rs compares with what Rust lays out. Given the path
  * of a library, loads that as NCCL does and looks at the tables themselves through these structures: name, set and empty members. */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /*
  * A small NCCL network plugin over unix sockets that can be told to be wrong: the proof that plugin_pingpong notices.
  *
- * Built by tests/c_examples.rs with -DFAKE_ABI=8 .. 12: exports that table and no other. Never a part of the library.
+ * Built by tests/library/examples.rs with -DFAKE_ABI=8 .. 12: exports that table and no other. Never a part of the library.
  *
  *   FAKE_FAULT   what to do wrong, on the receiving side unless said otherwise, to messages that are not empty:
  *                flip     change one bit of the last byte of a message

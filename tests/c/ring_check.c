@@ -1,5 +1,5 @@
 /* railhead_ring.h alone, in C11 and in C++17: nothing is included before it, nothing is linked. Both sides of a ring against each other, near
- * the limits of the counters, and a ring that lies. Run by tests/artifact.rs; exits 0 if all holds. */
+ * the limits of the counters, and a ring that lies. Run by tests/library/artifact.rs; exits 0 if all holds. */
 #include "../../include/railhead_ring.h"
 
 #include <stdio.h>

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use railhead::base::config::Config;
 use railhead::base::stats::{RailCounter, RailStats};
 use railhead::fabric::{
-    Access, Completion, CompletionQueue, Device, Domain, MemoryRegion, Opcode, Payload, QpCaps, QpId, QpState, RecvRequest, SendRequest,
-    Sge, UserMemory, WcOpcode, WcStatus,
+    Access, Completion, CompletionQueue, Device, Domain, MemoryRegion, Opcode, Payload, QpCaps, QpId, QpState, RecvWr, SendWr, Sge,
+    UserMemory, WcOpcode, WcStatus,
 };
 
 /// Longest that anything here may take; a bound on hangs, not a measurement.
@@ -146,14 +146,14 @@ impl Side {
 
     /// Posts one request, which must be taken.
     #[track_caller]
-    pub fn send(&mut self, request: SendRequest<'_>) {
+    pub fn send(&mut self, request: SendWr<'_>) {
         self.cq.qp(self.qp).post_send(&[request]).expect("post_send");
     }
 
     /// Posts one receive, which must be taken.
     #[track_caller]
     pub fn recv(&mut self, wr_id: u64, sge: Sge) {
-        self.cq.qp(self.qp).post_recv(&RecvRequest { wr_id, sge }).expect("post_recv");
+        self.cq.qp(self.qp).post_recv(&RecvWr { wr_id, sge }).expect("post_recv");
     }
 
     /// State of the queue pair.
@@ -276,28 +276,28 @@ impl Pair {
 pub struct Request;
 
 impl Request {
-    pub fn send<'a>(wr_id: u64, sge: Sge) -> SendRequest<'a> {
-        SendRequest { wr_id, opcode: Opcode::Send, payload: Payload::Sge(sge), remote_addr: 0, rkey: 0, imm: 0, signaled: true }
+    pub fn send<'a>(wr_id: u64, sge: Sge) -> SendWr<'a> {
+        SendWr { wr_id, opcode: Opcode::Send, payload: Payload::Sge(sge), remote_addr: 0, rkey: 0, imm: 0, signaled: true }
     }
 
-    pub fn send_imm<'a>(wr_id: u64, sge: Sge, imm: u32) -> SendRequest<'a> {
-        SendRequest { opcode: Opcode::SendWithImm, imm, ..Request::send(wr_id, sge) }
+    pub fn send_imm<'a>(wr_id: u64, sge: Sge, imm: u32) -> SendWr<'a> {
+        SendWr { opcode: Opcode::SendWithImm, imm, ..Request::send(wr_id, sge) }
     }
 
-    pub fn write<'a>(wr_id: u64, sge: Sge, to: &Mem, at: usize) -> SendRequest<'a> {
-        SendRequest { opcode: Opcode::Write, remote_addr: to.addr(at), rkey: to.rkey(), ..Request::send(wr_id, sge) }
+    pub fn write<'a>(wr_id: u64, sge: Sge, to: &Mem, at: usize) -> SendWr<'a> {
+        SendWr { opcode: Opcode::Write, remote_addr: to.addr(at), rkey: to.rkey(), ..Request::send(wr_id, sge) }
     }
 
-    pub fn write_imm<'a>(wr_id: u64, sge: Sge, to: &Mem, at: usize, imm: u32) -> SendRequest<'a> {
-        SendRequest { opcode: Opcode::WriteWithImm, imm, ..Request::write(wr_id, sge, to, at) }
+    pub fn write_imm<'a>(wr_id: u64, sge: Sge, to: &Mem, at: usize, imm: u32) -> SendWr<'a> {
+        SendWr { opcode: Opcode::WriteWithImm, imm, ..Request::write(wr_id, sge, to, at) }
     }
 
-    pub fn write_inline<'a>(wr_id: u64, bytes: &'a [u8], to: &Mem, at: usize) -> SendRequest<'a> {
-        SendRequest { payload: Payload::Inline(bytes), ..Request::write(wr_id, NOTHING, to, at) }
+    pub fn write_inline<'a>(wr_id: u64, bytes: &'a [u8], to: &Mem, at: usize) -> SendWr<'a> {
+        SendWr { payload: Payload::Inline(bytes), ..Request::write(wr_id, NOTHING, to, at) }
     }
 
-    pub fn read<'a>(wr_id: u64, sge: Sge, from: &Mem, at: usize) -> SendRequest<'a> {
-        SendRequest { opcode: Opcode::Read, ..Request::write(wr_id, sge, from, at) }
+    pub fn read<'a>(wr_id: u64, sge: Sge, from: &Mem, at: usize) -> SendWr<'a> {
+        SendWr { opcode: Opcode::Read, ..Request::write(wr_id, sge, from, at) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use railhead::fabric::{QpCaps, QpState, SendRequest, WcStatus};
+use railhead::fabric::{QpCaps, QpState, SendWr, WcStatus};
 
 use super::bed::{Bed, Mem, NOTHING, PATIENCE, Pair, Request, SILENT, Wire, count};
 
@@ -158,11 +158,11 @@ impl Holdings {
     }
 }
 
-/// Ten thousand queue pairs made, used and destroyed, on both ends; the process then holds what it held before. RHT_LIVES sets how many.
+/// Queue pairs made, used and destroyed, on both ends; the process then holds what it held before. RHT_LIVES sets how many.
 ///
 /// In a process of its own, as other tests' descriptors would be counted.
-pub fn ten_thousand_lives(bed: &Bed) {
-    bed.alone("churn::ten_thousand_lives", || {
+pub fn a_thousand_lives(bed: &Bed) {
+    bed.alone("churn::a_thousand_lives", || {
         let device = bed.device();
         let caps = QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() };
         let live = |i: u64| {
@@ -178,7 +178,7 @@ pub fn ten_thousand_lives(bed: &Bed) {
         };
         (0..200).for_each(live);
         let before = Holdings::now();
-        (0..count("RHT_LIVES", 10_000)).for_each(live);
+        (0..count("RHT_LIVES", 1_000)).for_each(live);
         let after = Holdings::now();
         assert_eq!((after.fds, after.tasks, &after.shm, after.shared_maps), (before.fds, before.tasks, &before.shm, before.shared_maps));
         assert!(after.maps <= before.maps + 8, "{before:?} {after:?}");
@@ -211,7 +211,7 @@ pub fn registration_from_other_threads(bed: &Bed) {
         for i in 0..3000u64 {
             let len = [8, 64, 4000, 100_000][i as usize % 4];
             p.b.recv(1, NOTHING);
-            p.a.send(SendRequest { imm: i as u32, ..Request::write_imm(2, from.sge(0, len), &to, 0, 0) });
+            p.a.send(SendWr { imm: i as u32, ..Request::write_imm(2, from.sge(0, len), &to, 0, 0) });
             p.wait(1, 1);
             assert_eq!(p.b.take_ok(1).imm, Some(i as u32));
             p.a.take_ok(2);

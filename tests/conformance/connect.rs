@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use railhead::fabric::{QpCaps, QpState, SendRequest, WcOpcode, WcStatus};
+use railhead::fabric::{QpCaps, QpState, SendWr, WcOpcode, WcStatus};
 
 use super::bed::{Bed, NOTHING, PATIENCE, Pair, Request, SILENT, Side};
 
@@ -137,7 +137,7 @@ pub fn many_queue_pairs_on_one_queue(bed: &Bed) {
         to.set(0);
         for i in 0..PAIRS {
             let sge = to.sge(i * 100, 100);
-            p.b.cq.qp(qb[i]).post_recv(&railhead::fabric::RecvRequest { wr_id: i as u64, sge }).expect("post_recv");
+            p.b.cq.qp(qb[i]).post_recv(&railhead::fabric::RecvWr { wr_id: i as u64, sge }).expect("post_recv");
             let request = Request::send_imm(i as u64, from.sge(i * 100, 100), round * 1000 + i as u32);
             p.a.cq.qp(qa[i]).post_send(&[request]).expect("post_send");
         }
@@ -200,7 +200,7 @@ pub fn peer_stops_polling(bed: &Bed) {
             from.pattern(len as u64);
             for i in 0..n {
                 p.b.recv(i as u64, to.sge(i * len, len));
-                p.a.send(SendRequest { signaled: i + 1 == n, ..Request::send(i as u64, from.sge(i * len, len)) });
+                p.a.send(SendWr { signaled: i + 1 == n, ..Request::send(i as u64, from.sge(i * len, len)) });
             }
             p.wait(0, n);
             assert!(p.b.got.iter().all(|c| c.status == WcStatus::Success && c.opcode == WcOpcode::Recv));

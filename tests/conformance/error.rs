@@ -1,6 +1,6 @@
 //! ERROR: everything outstanding is flushed, once and in order; the peer learns; a peer that is gone is noticed.
 
-use railhead::fabric::{Endpoint, Opcode, PostError, QpCaps, QpState, SendRequest, WcOpcode, WcStatus};
+use railhead::fabric::{Endpoint, Opcode, PostError, QpCaps, QpState, SendWr, WcOpcode, WcStatus};
 
 use super::bed::{Bed, NOTHING, Pair, Request, SILENT, Side};
 
@@ -23,7 +23,7 @@ pub fn flush_reports_all_in_order(bed: &Bed) {
             2 => Request::write_imm(i, sge, &to, 0, 1),
             _ => Request::read(i, sge, &to, 0),
         };
-        p.a.send(SendRequest { signaled: i % 3 != 0, ..request });
+        p.a.send(SendWr { signaled: i % 3 != 0, ..request });
     }
     p.settle();
     assert!(p.a.got.is_empty());
@@ -83,7 +83,7 @@ pub fn posting_in_wrong_state(bed: &Bed) {
     assert!(p.a.got.is_empty(), "the refused request was performed");
     p.a.cq.qp(p.a.qp).set_error();
     let late = p.a.cq.qp(p.a.qp).post_send(&[Request::write(2, local.sge(0, 64), &to, 0)]);
-    let recv = p.a.cq.qp(p.a.qp).post_recv(&railhead::fabric::RecvRequest { wr_id: 3, sge: NOTHING });
+    let recv = p.a.cq.qp(p.a.qp).post_recv(&railhead::fabric::RecvWr { wr_id: 3, sge: NOTHING });
     let mut want = Vec::new();
     for (id, result) in [(2, late), (3, recv)] {
         match result {
@@ -143,7 +143,7 @@ fn load(p: &mut Pair) -> u64 {
     p.a.send(Request::send(0, local.sge(0, 300_000)));
     for i in 1..20 {
         let opcode = [Opcode::Write, Opcode::Read, Opcode::Send, Opcode::WriteWithImm][i as usize % 4];
-        p.a.send(SendRequest { opcode, ..Request::write(i, local.sge(0, 1000 * i as usize), &to, 0) });
+        p.a.send(SendWr { opcode, ..Request::write(i, local.sge(0, 1000 * i as usize), &to, 0) });
     }
     p.settle();
     assert!(p.a.got.is_empty());

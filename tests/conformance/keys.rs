@@ -1,6 +1,6 @@
 //! Keys, bounds and access: nothing is touched that was not registered for it, on either side.
 
-use railhead::fabric::{Access, Opcode, Payload, QpState, SendRequest, Sge, WcStatus};
+use railhead::fabric::{Access, Opcode, Payload, QpState, SendWr, Sge, WcStatus};
 
 use super::bed::{Bed, Mem, NOTHING, Pair, Request, SILENT, Wire};
 
@@ -35,15 +35,15 @@ fn refused(bed: &Bed, what: &str, kind: Kind, len: usize, target: impl FnOnce(&m
     sentinel.set(0);
     p.b.recv(50, NOTHING);
     p.b.recv(51, NOTHING);
-    p.a.send(SendRequest { signaled: false, ..Request::write(1, local.sge(0, 8), &sentinel, 0) });
+    p.a.send(SendWr { signaled: false, ..Request::write(1, local.sge(0, 8), &sentinel, 0) });
     let inline = local.read(0, len.min(64));
     let request = match kind {
         Kind::Write => Request::write(2, local.sge(0, len), &victim, 0),
-        Kind::Inline => SendRequest { payload: Payload::Inline(&inline), ..Request::write(2, NOTHING, &victim, 0) },
+        Kind::Inline => SendWr { payload: Payload::Inline(&inline), ..Request::write(2, NOTHING, &victim, 0) },
         Kind::WriteImm => Request::write_imm(2, local.sge(0, len), &victim, 0, 3),
         Kind::Read => Request::read(2, local.sge(0, len), &victim, 0),
     };
-    p.a.send(SendRequest { remote_addr: addr, rkey, ..request });
+    p.a.send(SendWr { remote_addr: addr, rkey, ..request });
     p.a.send(Request::write(3, local.sge(0, 8), &sentinel, 32));
     p.wait(2, 2);
     let (bad, behind) = (p.a.take(), p.a.take());
@@ -184,7 +184,7 @@ pub fn bad_local_key(bed: &Bed) {
                         gone.sge(0, len)
                     }
                 };
-                p.a.send(SendRequest { opcode, payload: Payload::Sge(sge), ..Request::write(1, NOTHING, &to, 0) });
+                p.a.send(SendWr { opcode, payload: Payload::Sge(sge), ..Request::write(1, NOTHING, &to, 0) });
                 p.a.send(Request::write(2, local.sge(0, 8), &to, 0));
                 p.wait(2, usize::from(!alone));
                 let (first, second) = (p.a.take(), p.a.take());
@@ -251,7 +251,7 @@ pub fn foreign_qp_keeps_working(bed: &Bed) {
     let local = bad.a.open_memory(64);
     let to = bad.b.open_memory(64);
     good.ping();
-    bad.a.send(SendRequest { rkey: to.rkey() ^ 1, ..Request::write(1, local.sge(0, 64), &to, 0) });
+    bad.a.send(SendWr { rkey: to.rkey() ^ 1, ..Request::write(1, local.sge(0, 64), &to, 0) });
     bad.both_fail();
     good.ping();
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use railhead::fabric::{QpCaps, SendRequest, WcOpcode, WcStatus};
+use railhead::fabric::{QpCaps, SendWr, WcOpcode, WcStatus};
 
 use super::bed::{Bed, NOTHING, Pair, Request, Rng, pattern};
 
@@ -185,7 +185,7 @@ fn receiver(p: &mut Pair, d: usize) -> &mut super::bed::Side {
 }
 
 /// The next random request; what it will do is written into the oracle and the model.
-fn make<'a>(o: &mut Oracle, from: &super::bed::Mem, to: &super::bed::Mem, model: &mut [u8], slot: usize, len: usize) -> SendRequest<'a> {
+fn make<'a>(o: &mut Oracle, from: &super::bed::Mem, to: &super::bed::Mem, model: &mut [u8], slot: usize, len: usize) -> SendWr<'a> {
     let id = o.next;
     o.next += 1;
     let imm = o.rng.next() as u32;

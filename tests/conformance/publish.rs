@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use railhead::fabric::{PostError, QpCaps, SendRequest, WcStatus};
+use railhead::fabric::{PostError, QpCaps, SendWr, WcStatus};
 
-use super::bed::{Bed, NOTHING, Request, Rng, Wire, count};
+use super::bed::{Bed, NOTHING, Request, Rng, count};
 
 const SLOT: usize = 64;
 const SLOTS: u64 = 256;
@@ -12,7 +12,7 @@ const SLOTS: u64 = 256;
 /// A thread that only reads follows slot after slot by their flags alone and never sees one whose other words are not of that lap.
 /// Slots of each length up to 64, inline and not. RHT_PUBLISHES sets how many.
 pub fn no_torn_slot(bed: &Bed) {
-    let publishes = count("RHT_PUBLISHES", if bed.wire == Wire::Shm { 400_000 } else { 100_000 });
+    let publishes = count("RHT_PUBLISHES", 100_000);
     let mut p = bed.pair_with(QpCaps { send_depth: 128, ..QpCaps::default() });
     let from = p.a.open_memory(SLOT * SLOTS as usize);
     let slots = p.b.open_memory(SLOT * SLOTS as usize);
@@ -61,7 +61,7 @@ pub fn no_torn_slot(bed: &Bed) {
                 } else {
                     Request::write_inline(next, tail, slots, to)
                 };
-                match p.a.cq.qp(p.a.qp).post_send(&[SendRequest { signaled, ..request }]) {
+                match p.a.cq.qp(p.a.qp).post_send(&[SendWr { signaled, ..request }]) {
                     Ok(()) => next += 1,
                     Err(PostError::Full) => break,
                     Err(e) => panic!("{e}"),
@@ -105,7 +105,7 @@ pub fn unaligned_or_long_writes_are_whole_at_completion(bed: &Bed) {
         let len = 1 + rng.below(200);
         let at = rng.below(300);
         p.b.recv(1, NOTHING);
-        p.a.send(SendRequest { signaled: false, ..Request::write(2, from.sge(at, len), &to, at) });
+        p.a.send(SendWr { signaled: false, ..Request::write(2, from.sge(at, len), &to, at) });
         p.a.send(Request::write_imm(3, NOTHING, &to, 0, round as u32));
         p.wait(1, 1);
         p.b.take_ok(1);

@@ -1,7 +1,7 @@
 //! Queues are finite: full is said and changes nothing, counters wrap, nobody is told what he did not ask for.
 
 use railhead::base::config::CrossMemory;
-use railhead::fabric::{Completion, PostError, QpCaps, QpState, RecvRequest, SendRequest, WcOpcode, WcStatus};
+use railhead::fabric::{Completion, PostError, QpCaps, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
 
 use super::bed::{Bed, NOTHING, Request};
 
@@ -44,7 +44,7 @@ pub fn full_receive_queue(bed: &Bed) {
             for i in 0..u64::from(depth) {
                 p.b.recv(i, NOTHING);
             }
-            let result = p.b.cq.qp(p.b.qp).post_recv(&RecvRequest { wr_id: 99, sge: NOTHING });
+            let result = p.b.cq.qp(p.b.qp).post_recv(&RecvWr { wr_id: 99, sge: NOTHING });
             assert_eq!(result, Err(PostError::Full), "depth {depth}, round {round}");
             for i in 0..u64::from(depth) {
                 p.a.send(Request::send(i, from.sge(0, 0)));
@@ -65,7 +65,7 @@ pub fn batch_is_all_or_nothing(bed: &Bed) {
     let to = p.b.open_memory(1024);
     from.set(1);
     let write = |i: u64| Request::write(i, from.sge(0, 8), &to, i as usize * 8);
-    let nine: Vec<SendRequest<'_>> = (0..9).map(write).collect();
+    let nine: Vec<SendWr<'_>> = (0..9).map(write).collect();
     assert_eq!(p.a.cq.qp(p.a.qp).post_send(&nine), Err(PostError::Full));
     let bytes = vec![0; p.a.cq.qp(p.a.qp).max_inline() + 1];
     let bad = [write(0), Request::write_inline(1, &bytes, &to, 0), write(2)];
@@ -96,10 +96,8 @@ pub fn counters_wrap(bed: &Bed) {
     while got < N || sent < N {
         while posted < N {
             let bytes = posted.to_le_bytes();
-            let request = SendRequest {
-                payload: railhead::fabric::Payload::Inline(&bytes),
-                ..Request::send_imm(posted, from.sge(0, 8), posted as u32)
-            };
+            let request =
+                SendWr { payload: railhead::fabric::Payload::Inline(&bytes), ..Request::send_imm(posted, from.sge(0, 8), posted as u32) };
             match p.a.cq.qp(p.a.qp).post_send(&[request]) {
                 Ok(()) => posted += 1,
                 Err(e) => {
@@ -148,7 +146,7 @@ pub fn unsignaled(bed: &Bed) {
     let to = p.b.open_memory(64);
     for round in 0..500u64 {
         for _ in 0..15 {
-            p.a.send(SendRequest { signaled: false, ..Request::write(7, from.sge(0, 16), &to, 0) });
+            p.a.send(SendWr { signaled: false, ..Request::write(7, from.sge(0, 16), &to, 0) });
         }
         p.a.send(Request::write(round, from.sge(0, 16), &to, 0));
         p.wait(1, 0);
@@ -163,9 +161,9 @@ pub fn unsignaled_failure_is_reported(bed: &Bed) {
     let mut p = bed.pair();
     let from = p.a.open_memory(64);
     let to = p.b.open_memory(64);
-    let quiet = |request| SendRequest { signaled: false, ..request };
+    let quiet = |request| SendWr { signaled: false, ..request };
     p.a.send(quiet(Request::write(1, from.sge(0, 16), &to, 0)));
-    p.a.send(quiet(SendRequest { rkey: to.rkey() ^ 1, ..Request::write(2, from.sge(0, 16), &to, 0) }));
+    p.a.send(quiet(SendWr { rkey: to.rkey() ^ 1, ..Request::write(2, from.sge(0, 16), &to, 0) }));
     p.a.send(quiet(Request::write(3, from.sge(0, 16), &to, 0)));
     p.wait(2, 0);
     let got: Vec<_> = p.a.got.drain(..).map(|c| (c.wr_id, c.status)).collect();

@@ -1,6 +1,6 @@
 //! Every length: none, inline, and both sides of each threshold that a provider may have.
 
-use railhead::fabric::{Opcode, Payload, PostError, SendRequest, WcOpcode};
+use railhead::fabric::{Opcode, Payload, PostError, SendWr, WcOpcode};
 
 use super::bed::{Bed, Mem, NOTHING, Pair, Request, pattern};
 
@@ -17,7 +17,7 @@ pub fn zero_length(bed: &Bed) {
     p.a.send(Request::write(12, NOTHING, &to, 0));
     p.a.send(Request::write_imm(13, NOTHING, &to, 64, 9));
     p.a.send(Request::read(14, NOTHING, &to, 0));
-    p.a.send(SendRequest { payload: Payload::Inline(&[]), ..Request::send(15, NOTHING) });
+    p.a.send(SendWr { payload: Payload::Inline(&[]), ..Request::send(15, NOTHING) });
     p.wait(6, 4);
     for id in 10..16 {
         assert_eq!(p.a.take_ok(id).byte_len, 0);
@@ -39,14 +39,14 @@ pub fn inline_of_every_length(bed: &Bed) {
         let bytes = pattern(len as u64 + 1, len);
         to.set(0);
         p.b.recv(1, NOTHING);
-        p.a.send(SendRequest { opcode: Opcode::WriteWithImm, imm: len as u32, ..Request::write_inline(2, &bytes, &to, 16) });
+        p.a.send(SendWr { opcode: Opcode::WriteWithImm, imm: len as u32, ..Request::write_inline(2, &bytes, &to, 16) });
         p.wait(1, 1);
         p.a.take_ok(2);
         assert_eq!(p.b.take_ok(1).imm, Some(len as u32));
         check(&to, 16, &bytes);
         to.set(0);
         p.b.recv(3, to.sge(8, max));
-        p.a.send(SendRequest { payload: Payload::Inline(&bytes), ..Request::send(4, NOTHING) });
+        p.a.send(SendWr { payload: Payload::Inline(&bytes), ..Request::send(4, NOTHING) });
         p.wait(1, 1);
         p.a.take_ok(4);
         assert_eq!(p.b.take_ok(3).byte_len as usize, len);
@@ -94,7 +94,7 @@ pub fn inline_limits(bed: &Bed) {
     let mut qp = p.a.cq.qp(p.a.qp);
     let too_long = qp.post_send(&[Request::write_inline(1, &bytes, &to, 0)]);
     assert!(matches!(too_long, Err(PostError::Invalid(_))), "{too_long:?}");
-    let read = qp.post_send(&[SendRequest { opcode: Opcode::Read, ..Request::write_inline(2, &bytes[..8], &to, 0) }]);
+    let read = qp.post_send(&[SendWr { opcode: Opcode::Read, ..Request::write_inline(2, &bytes[..8], &to, 0) }]);
     assert!(matches!(read, Err(PostError::Invalid(_))), "{read:?}");
     p.settle();
     assert!(p.a.got.is_empty() && p.b.got.is_empty());

@@ -229,7 +229,7 @@ pub fn counters_count(bed: &Bed) {
     p.wait(4, 2);
     assert_eq!([&p.a, &p.b].map(|side| side.stats.get(RailCounter::Requests)), [4, 0]);
     assert_eq!(p.a.stats.get(RailCounter::Errors) + p.b.stats.get(RailCounter::Errors), 0);
-    p.a.send(railhead::fabric::SendRequest { rkey: 0, ..Request::write(5, from.sge(0, 8), &to, 0) });
+    p.a.send(railhead::fabric::SendWr { rkey: 0, ..Request::write(5, from.sge(0, 8), &to, 0) });
     p.wait(5, 2);
     assert!(p.a.stats.get(RailCounter::Errors) > 0);
 }

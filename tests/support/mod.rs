@@ -35,6 +35,11 @@ pub fn seed() -> u64 {
     seed
 }
 
+/// How often a test repeats what it tries: `few` times, and `many` in `make soak`, which sets RHT_SOAK.
+pub fn repeats(few: usize, many: usize) -> usize {
+    if std::env::var_os("RHT_SOAK").is_some() { many } else { few }
+}
+
 fn clock() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
@@ -168,7 +173,8 @@ pub fn enter(roles: &[(&str, Role)]) {
         // SAFETY: F_SETFD changes a flag; children of the rank shall not hold its channels.
         unsafe { libc::fcntl(PARENT_FD + at as RawFd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
-    let role = roles.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no role {name}")).1;
+    let all: Vec<Role> = roles.iter().filter(|(n, _)| *n == name).map(|(_, role)| *role).collect();
+    let [role] = all[..] else { panic!("{} roles are called {name}", all.len()) };
     role(&ctx);
     std::process::exit(0);
 }

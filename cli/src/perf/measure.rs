@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
-use super::lane::{Lane, Sample, Shared};
 use super::message::{Bandwidth, Block, Work};
+use super::series::{Sample, Series, Shared};
 use super::summary::Summary;
 
 /// How long, and how often.
@@ -161,12 +161,12 @@ impl What {
     }
 }
 
-/// Each lane once per round.
-pub fn interleave(lanes: &[Lane], rounds: usize, mut after: impl FnMut()) -> anyhow::Result<Vec<Vec<Sample>>> {
-    let mut samples = vec![Vec::with_capacity(rounds); lanes.len()];
+/// Each series once per round.
+pub fn interleave(all: &[Series], rounds: usize, mut after: impl FnMut()) -> anyhow::Result<Vec<Vec<Sample>>> {
+    let mut samples = vec![Vec::with_capacity(rounds); all.len()];
     for _ in 0..rounds {
-        for (lane, samples) in lanes.iter().zip(&mut samples) {
-            samples.push(lane.round()?);
+        for (series, samples) in all.iter().zip(&mut samples) {
+            samples.push(series.round()?);
             after();
         }
     }
@@ -183,47 +183,47 @@ pub fn row(
     after: impl FnMut(),
 ) -> anyhow::Result<Row> {
     let (unit, scale) = what.unit();
-    let mut lanes = plugins.iter().map(|pair| Lane::prepare(pair, what.work())).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut all = plugins.iter().map(|pair| Series::prepare(pair, what.work())).collect::<anyhow::Result<Vec<_>>>()?;
     let mut limits = Vec::new();
     if let Some(bare) = bare {
         for work in limits_of(&what).into_iter().filter(|work| wanted.contains(&limit_name(work))) {
-            let (name, prepared) = (limit_name(&work), Lane::prepare(bare, work));
+            let (name, prepared) = (limit_name(&work), Series::prepare(bare, work));
             let refused = prepared.as_ref().err().map(|error| format!("{error:#}"));
             limits.push(Limit { name, note: None, refused, figure: None, ratios: Vec::new() });
-            lanes.extend(prepared);
+            all.extend(prepared);
         }
     }
-    for lane in &mut lanes {
-        lane.calibrate(effort.seconds)?;
+    for series in &mut all {
+        series.calibrate(effort.seconds)?;
     }
-    let samples = interleave(&lanes, effort.rounds, after)?;
+    let samples = interleave(&all, effort.rounds, after)?;
     let figures: Vec<Vec<f64>> =
-        lanes.iter().zip(&samples).map(|(lane, samples)| samples.iter().map(|s| scale(lane.figure(s))).collect()).collect();
+        all.iter().zip(&samples).map(|(series, samples)| samples.iter().map(|s| scale(series.figure(s))).collect()).collect();
     let (ours, others) = figures.split_at(plugins.len());
     let measured = limits.iter_mut().filter(|limit| limit.refused.is_none());
-    for ((limit, lane), figures) in measured.zip(&lanes[plugins.len()..]).zip(others) {
-        limit.note.clone_from(&lane.note);
+    for ((limit, series), figures) in measured.zip(&all[plugins.len()..]).zip(others) {
+        limit.note.clone_from(&series.note);
         limit.figure = Summary::of(figures.iter().copied());
         limit.ratios = ours.iter().filter_map(|ours| Summary::of_ratios(ours, figures)).collect();
     }
     let mut plugins: Vec<Figure> =
-        lanes.iter().zip(&samples).zip(ours).filter_map(|((lane, samples), figures)| figure(lane, samples, figures)).collect();
+        all.iter().zip(&samples).zip(ours).filter_map(|((series, samples), figures)| figure(series, samples, figures)).collect();
     let ratio = if let [a, b] = ours { Summary::of_ratios(a, b) } else { None };
-    let mut lanes = lanes.into_iter();
-    for (plugin, lane) in plugins.iter_mut().zip(lanes.by_ref()) {
-        plugin.bytes = lane.release()?;
+    let mut all = all.into_iter();
+    for (plugin, series) in plugins.iter_mut().zip(all.by_ref()) {
+        plugin.bytes = series.release()?;
     }
-    lanes.try_for_each(|limit| limit.release().map(drop))?;
+    all.try_for_each(|limit| limit.release().map(drop))?;
     Ok(Row { what, unit, plugins, ratio, limits })
 }
 
-fn figure(lane: &Lane, samples: &[Sample], figures: &[f64]) -> Option<Figure> {
-    let flows = match lane.work {
+fn figure(series: &Series, samples: &[Sample], figures: &[f64]) -> Option<Figure> {
+    let flows = match series.work {
         Work::Bandwidth(b) => b.comms * (1 + usize::from(b.two_way)),
         _ => 2,
     };
     let median = |values: Vec<f64>| Summary::of(values).map(|s| s.median);
-    let bytes = |s: &Sample| lane.bytes(s);
+    let bytes = |s: &Sample| series.bytes(s);
     Some(Figure {
         figure: Summary::of(figures.iter().copied())?,
         messages_per_s: median(samples.iter().map(|s| flows as f64 * s.messages as f64 / s.seconds).collect())?,

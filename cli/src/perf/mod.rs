@@ -2,7 +2,6 @@
 
 mod args;
 mod channel;
-mod lane;
 mod limits;
 mod measure;
 mod memory;
@@ -13,6 +12,7 @@ mod plot;
 mod rank;
 mod remote;
 mod report;
+mod series;
 mod shared;
 mod spin;
 mod summary;
@@ -30,12 +30,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub use args::Args;
 use args::{Direction, Subject};
-use lane::Shared;
 use measure::What;
 use message::{Outcome, PluginSpec, Start, ToRank};
 use pair::Pair;
 use plot::Canvas;
 use report::{About, Report};
+use series::Shared;
 use targets::Setting;
 use warnings::Warning;
 
@@ -157,7 +157,7 @@ fn lines(warnings: &[Warning]) -> String {
 
 /// Lets ranks end in order; what their plugin warned of.
 fn close(pair: Shared) -> anyhow::Result<Vec<Warning>> {
-    Rc::into_inner(pair).context("a lane is still open")?.into_inner().finish()
+    Rc::into_inner(pair).context("a series is not released")?.into_inner().finish()
 }
 
 fn rows(args: &Args) -> anyhow::Result<Vec<What>> {

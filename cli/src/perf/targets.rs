@@ -4,10 +4,10 @@
 use anyhow::Context;
 use serde::Serialize;
 
-use super::lane::{Lane, Sample, Shared};
 use super::measure::{Effort, PING, interleave, limit_name, slots};
 use super::message::{Bandwidth, Block, MAX_COMMS, Memory, Work};
 use super::report::{aligned, digits, spread};
+use super::series::{Sample, Series, Shared};
 use super::summary::Summary;
 use super::warnings::{Warning, merge};
 
@@ -171,19 +171,19 @@ pub fn measure(
 
 fn one(target: &Target, pair: &Shared, bare: &Shared, effort: Effort) -> anyhow::Result<Verdict> {
     let (unit, scale) = if matches!(target.work, Work::Latency { .. }) { ("us", 1e6) } else { ("GB/s", 1e-9) };
-    let mut lanes = vec![Lane::prepare(pair, target.work)?];
-    let limit = Lane::prepare(bare, target.limit);
+    let mut all = vec![Series::prepare(pair, target.work)?];
+    let limit = Series::prepare(bare, target.limit);
     let refused = limit.as_ref().err().map(|error| format!("{error:#}"));
-    let note = limit.as_ref().ok().and_then(|lane| lane.note.clone());
-    lanes.extend(limit);
-    for lane in &mut lanes {
-        lane.calibrate(effort.seconds)?;
+    let note = limit.as_ref().ok().and_then(|series| series.note.clone());
+    all.extend(limit);
+    for series in &mut all {
+        series.calibrate(effort.seconds)?;
     }
-    let samples = interleave(&lanes, effort.rounds, || ())?;
+    let samples = interleave(&all, effort.rounds, || ())?;
     let figures: Vec<Vec<f64>> =
-        lanes.iter().zip(&samples).map(|(lane, samples)| samples.iter().map(|s| lane.figure(s) * scale).collect()).collect();
-    for lane in lanes {
-        lane.release()?;
+        all.iter().zip(&samples).map(|(series, samples)| samples.iter().map(|s| series.figure(s) * scale).collect()).collect();
+    for series in all {
+        series.release()?;
     }
     let ratio = figures.get(1).and_then(|limit| Summary::of_ratios(&figures[0], limit));
     Ok(Verdict {
@@ -204,16 +204,16 @@ fn one(target: &Target, pair: &Shared, bare: &Shared, effort: Effort) -> anyhow:
 /// Active comms: what all move together beside what one moves over the same buffers, and the share of the slowest.
 fn many(setting: Setting, pair: &Shared, effort: Effort) -> anyhow::Result<[Verdict; 2]> {
     let spec = |comms, slots| Work::Bandwidth(Bandwidth { size: 64 * KIB, outstanding: 8, slots, comms, two_way: false, touch: false });
-    let mut lanes = [Lane::prepare(pair, spec(MANY, 8))?, Lane::prepare(pair, spec(1, 8 * MANY))?];
-    for lane in &mut lanes {
-        lane.calibrate(effort.seconds)?;
+    let mut both = [Series::prepare(pair, spec(MANY, 8))?, Series::prepare(pair, spec(1, 8 * MANY))?];
+    for series in &mut both {
+        series.calibrate(effort.seconds)?;
     }
-    let samples = interleave(&lanes, effort.rounds, || ())?;
-    let rates = |index: usize| -> Vec<f64> { samples[index].iter().map(|s| lanes[index].figure(s) * 1e-9).collect() };
+    let samples = interleave(&both, effort.rounds, || ())?;
+    let rates = |index: usize| -> Vec<f64> { samples[index].iter().map(|s| both[index].figure(s) * 1e-9).collect() };
     let (all, alone) = (rates(0), rates(1));
     let shares: Vec<f64> = samples[0].iter().filter_map(slowest).collect();
-    for lane in lanes {
-        lane.release()?;
+    for series in both {
+        series.release()?;
     }
     let ratio = Summary::of_ratios(&all, &alone);
     let (total, share) = (Bound::AtLeast(0.9), Bound::AtLeast(0.5));
@@ -261,8 +261,8 @@ const CYCLES: usize = 3;
 
 fn idle(setting: Setting, pair: &Shared) -> anyhow::Result<[Verdict; 2]> {
     const { assert!(IDLE <= MAX_COMMS) };
-    let lane = [Lane::prepare(pair, Work::Churn { comms: IDLE })?];
-    let samples = interleave(&lane, CYCLES, || ())?.concat();
+    let series = [Series::prepare(pair, Work::Churn { comms: IDLE })?];
+    let samples = interleave(&series, CYCLES, || ())?.concat();
     let per_comm = |part: fn(&Memory) -> i64| {
         // Of the process that has more, in the first cycle: later ones take memory that the one before gave back to the allocator.
         Summary::of(
@@ -271,8 +271,8 @@ fn idle(setting: Setting, pair: &Shared) -> anyhow::Result<[Verdict; 2]> {
     };
     let (anon, shared, mapped) = (per_comm(|m| m.anon), per_comm(|m| m.shared), per_comm(|m| m.mapped));
     let rate = Summary::of(samples.iter().filter_map(|s| s.value)).context("no round was measured")?;
-    let [lane] = lane;
-    lane.release()?;
+    let [series] = series;
+    series.release()?;
     let shown = |s: Option<Summary>| s.map_or_else(|| "-".to_owned(), |s| digits(s.median));
     let private = anon.context("no round was measured")?;
     Ok([

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    place: super::Place,
+    target: super::StoreTarget,
     /// Their values, too, behind a tab; what is no text in either is escaped
     #[arg(long)]
     values: bool,
@@ -23,7 +23,7 @@ const MOMENT: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let (store, _) = args.place.open()?;
+    let (store, _) = args.target.open()?;
     let mut keys = store.list_keys()?;
     keys.sort();
     let mut entries = Vec::new();

@@ -2,8 +2,8 @@
 //! watch calls from its own.
 
 mod list;
-mod place;
 mod serve;
+mod target;
 mod watch;
 
 use std::io::{Read, Write};
@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use place::Place;
 use railhead::store::Error;
+use target::StoreTarget;
 
 /// Serves a key-value store for ranks to find each other through, or looks into one.
 ///
@@ -34,7 +34,7 @@ enum Command {
     /// Prints a key's value, waiting for it
     Get {
         #[command(flatten)]
-        place: Place,
+        target: StoreTarget,
         /// The key
         key: String,
         /// The bytes as they are, without a newline behind them
@@ -48,7 +48,7 @@ enum Command {
     /// Adds to a number and prints the sum
     Add {
         #[command(flatten)]
-        place: Place,
+        target: StoreTarget,
         /// The key, whose value is 0 if there is none
         key: String,
         /// What to add
@@ -58,7 +58,7 @@ enum Command {
     /// Stores a value if the present one is as expected, and prints the value after that
     Cas {
         #[command(flatten)]
-        place: Place,
+        target: StoreTarget,
         /// The key
         key: String,
         /// The value that it has to have; empty: that, or none. It is printed, too, if there is no value
@@ -80,7 +80,7 @@ enum Command {
     /// Takes the oldest value from a queue and prints it, waiting for one
     Pop {
         #[command(flatten)]
-        place: Place,
+        target: StoreTarget,
         /// The queue's key
         key: String,
         /// The bytes as they are, without a newline behind them
@@ -90,14 +90,14 @@ enum Command {
     /// Prints how many values a queue holds
     Len {
         #[command(flatten)]
-        place: Place,
+        target: StoreTarget,
         /// The queue's key
         key: String,
     },
     /// Prints how many keys there are, those of the store's own bookkeeping included, and queues not
     Count {
         #[command(flatten)]
-        place: Place,
+        target: StoreTarget,
     },
     Ls(list::Args),
     Watch(watch::Args),
@@ -107,7 +107,7 @@ enum Command {
 #[derive(clap::Args)]
 struct Change {
     #[command(flatten)]
-    place: Place,
+    target: StoreTarget,
     /// The key
     key: String,
     /// The value, or `-` for what comes on standard input
@@ -119,7 +119,7 @@ struct Change {
 #[derive(clap::Args)]
 struct Keys {
     #[command(flatten)]
-    place: Place,
+    target: StoreTarget,
     /// The keys
     #[arg(required = true)]
     keys: Vec<String>,
@@ -142,59 +142,59 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn carry_out(command: &Command) -> anyhow::Result<bool> {
     match command {
         Command::Serve(args) => serve::run(args)?,
-        Command::Get { place, key, raw } => {
-            let (store, left) = place.open()?;
+        Command::Get { target, key, raw } => {
+            let (store, left) = target.open()?;
             print_value(store.get(key, left)?, *raw)?;
         }
-        Command::Set(Change { place, key, value }) => {
+        Command::Set(Change { target, key, value }) => {
             let value = given(value)?;
-            let (store, _) = place.open()?;
+            let (store, _) = target.open()?;
             store.set(key, &value)?;
             // A set is not answered; what is answered after it comes after it.
             if !store.check(&[key])? {
                 bail!("{key} was deleted at once");
             }
         }
-        Command::Append(Change { place, key, value }) => {
+        Command::Append(Change { target, key, value }) => {
             let value = given(value)?;
-            let (store, _) = place.open()?;
+            let (store, _) = target.open()?;
             store.append(key, &value)?;
             store.check(&[key])?;
         }
-        Command::Add { place, key, number } => print_number(place.open()?.0.add(key, *number)?)?,
-        Command::Cas { place, key, expected, desired, raw } => {
+        Command::Add { target, key, number } => print_number(target.open()?.0.add(key, *number)?)?,
+        Command::Cas { target, key, expected, desired, raw } => {
             if expected == "-" && desired == "-" {
                 bail!("only one of EXPECTED and DESIRED can be standard input");
             }
             let (expected, desired) = (given(expected)?, given(desired)?);
-            let (store, _) = place.open()?;
+            let (store, _) = target.open()?;
             let value = store.compare_set(key, &expected, &desired)?;
             // A key that does not exist gives back what was expected.
             let stored = value == desired && (expected != desired || store.check(&[key])?);
             print_value(value, *raw)?;
             return Ok(stored);
         }
-        Command::Delete(Keys { place, keys }) => {
-            let (store, _) = place.open()?;
+        Command::Delete(Keys { target, keys }) => {
+            let (store, _) = target.open()?;
             // A store in a file does not say whether the key was there.
             return keys.iter().try_fold(true, |all, key| Ok(store.check(&[key])? && store.delete_key(key)? && all));
         }
-        Command::Wait(Keys { place, keys }) => {
-            let (store, left) = place.open()?;
+        Command::Wait(Keys { target, keys }) => {
+            let (store, left) = target.open()?;
             store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), left)?;
         }
-        Command::Push(Change { place, key, value }) => {
+        Command::Push(Change { target, key, value }) => {
             let value = given(value)?;
-            let (store, _) = place.open()?;
+            let (store, _) = target.open()?;
             store.queue_push(key, &value)?;
             store.queue_len(key)?;
         }
-        Command::Pop { place, key, raw } => {
-            let (store, left) = place.open()?;
+        Command::Pop { target, key, raw } => {
+            let (store, left) = target.open()?;
             print_value(store.queue_pop(key, left)?, *raw)?;
         }
-        Command::Len { place, key } => print_number(place.open()?.0.queue_len(key)?)?,
-        Command::Count { place } => print_number(place.open()?.0.num_keys()?)?,
+        Command::Len { target, key } => print_number(target.open()?.0.queue_len(key)?)?,
+        Command::Count { target } => print_number(target.open()?.0.num_keys()?)?,
         Command::Ls(args) => list::run(args)?,
         Command::Watch(args) => watch::run(args)?,
     }

@@ -8,7 +8,7 @@ use railhead::store::Change;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    place: super::Place,
+    target: super::StoreTarget,
     /// The keys
     #[arg(required = true)]
     keys: Vec<String>,
@@ -19,7 +19,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let (store, _) = args.place.open()?;
+    let (store, _) = args.target.open()?;
     let (send, lines) = mpsc::sync_channel(64);
     let mut watches = Vec::new();
     for key in &args.keys {

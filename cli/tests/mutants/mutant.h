@@ -1,6 +1,6 @@
 /*
- * A net plugin with one defect: it forwards all calls to the plugin in MUTANT_OF, and does wrong what MUTANT names (tests/check.rs has the
- * list; "none": nothing). Exports versions 4, 8 and 12. Compiled and loaded by tests/check.rs alone.
+ * A net plugin with one defect: it forwards all calls to the plugin in MUTANT_OF, and does wrong what MUTANT names (tests/commands/check.rs has the
+ * list; "none": nothing). Exports versions 4, 8 and 12. Compiled and loaded by tests/commands/check.rs alone.
  *
  * init.c: init, devices, properties; connections.c: listen to close, and memory; requests.c: isend to test; tables.c: what is exported.
  */

@@ -11,10 +11,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::types::{VDeviceProps, ncclDebugLogger_t, ncclNetCommConfig_t, ncclResult_t};
-use crate::abi::boundary::{self, Out, Refusal, call, call_with};
+use crate::abi::boundary::{self, Out, call, call_with};
 use crate::abi::handle::{Handle, Kind};
 use crate::abi::plugin::{self, Buffer, Description};
 use crate::base::error::{Error, Result};
+use crate::base::log::Level;
 use crate::fabric::UserMemory;
 use crate::net::{MAX_MESSAGE, Mode};
 
@@ -114,7 +115,7 @@ pub(super) unsafe fn get_properties<P: for<'a> TryFrom<&'a Description, Error = 
 
 pub(super) unsafe fn make_v_device<const N: usize>(v: u32, d: *mut c_int, props: *const VDeviceProps<N>) -> ncclResult_t {
     // NCCL tries to fuse whatever it thinks could be, and goes on with the devices as they are when told no.
-    call_with("makeVDevice", v, Refusal::Ordinary, || {
+    call_with("makeVDevice", v, Level::Info, || {
         // SAFETY: this module's common requirement.
         let (d, props) = unsafe { (Out::new(d, "d")?, boundary::read(props, "props")?) };
         d.set(plugin::make_virtual(props.devs()?)? as c_int);
@@ -248,7 +249,7 @@ pub(super) unsafe fn isend<L: Length>(
 ) -> ncclResult_t {
     call("isend", v, move || {
         // SAFETY: this module's common requirement.
-        let request = unsafe { emptied(request) }?;
+        let request = unsafe { null_out(request) }?;
         let (addr, len) = buffer(data, size)?;
         // SAFETY: as above: the comm is this thread's.
         let posted = unsafe { plugin::isend(Handle::from_pointer(comm), addr, len, tag, Handle::from_pointer(mhandle)) }?;
@@ -265,7 +266,7 @@ pub(super) unsafe fn isend<L: Length>(
 /// # Safety
 /// As for [`Out::new`].
 #[inline]
-unsafe fn emptied(request: *mut *mut c_void) -> Result<Out<*mut c_void>> {
+unsafe fn null_out(request: *mut *mut c_void) -> Result<Out<*mut c_void>> {
     // SAFETY: the requirement is the caller's own.
     let request = unsafe { Out::new(request, "request") }?;
     request.set(null_mut());
@@ -324,7 +325,7 @@ impl<L: Length> Arrays<L> {
 pub(super) unsafe fn irecv<L: Length>(v: u32, comm: *mut c_void, arrays: Arrays<L>, request: *mut *mut c_void) -> ncclResult_t {
     call("irecv", v, move || {
         // SAFETY: this module's common requirement.
-        let request = unsafe { emptied(request) }?;
+        let request = unsafe { null_out(request) }?;
         // SAFETY: as above.
         let (n, buffers) = unsafe { arrays.buffers() }?;
         // SAFETY: as above: the comm is this thread's.
@@ -338,7 +339,7 @@ pub(super) unsafe fn irecv<L: Length>(v: u32, comm: *mut c_void, arrays: Arrays<
 pub(super) unsafe fn iflush(v: u32, comm: *mut c_void, arrays: Arrays<c_int>, request: *mut *mut c_void) -> ncclResult_t {
     call("iflush", v, || {
         // SAFETY: this module's common requirement.
-        let request = unsafe { emptied(request) }?;
+        let request = unsafe { null_out(request) }?;
         // SAFETY: as above.
         let (n, buffers) = unsafe { arrays.buffers() }?;
         // SAFETY: as above: the comm is this thread's.

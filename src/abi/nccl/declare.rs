@@ -1,5 +1,5 @@
 //! What each version's file declares its properties and its table with: the members' names, in NCCL's order. What a member is, and where
-//! its value comes from, stands here once. That sizes and offsets are C's is checked by tests/abi_layout.rs, member by member.
+//! its value comes from, stands here once. That sizes and offsets are C's is checked by tests/library/layout.rs, member by member.
 
 /// Declares a version's properties. `$parts`: devices that one is made of, at most.
 macro_rules! properties {

@@ -134,7 +134,7 @@ fn an_unknown_name_of_ours_is_reported() {
     assert_eq!(config, Config::default());
     assert_eq!(said.len(), 1);
     assert!(said[0].0 == Level::Warn && said[0].1.contains("RAILHEAD_FABRICS is not"), "{said:?}");
-    assert!(said[0].1.contains("RAILHEAD_FABRIC is meant"), "{said:?}");
+    assert!(said[0].1.contains("did you mean RAILHEAD_FABRIC?"), "{said:?}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub use records::{PageGuard, keep_page, set_enabled};
 pub enum RailCounter {
     /// Bytes sent inside a descriptor.
     TxInline,
-    /// Bytes sent by storing into memory that both ends map.
+    /// Bytes that the peer copied out of an allocation of ours that it maps.
     TxMapped,
     /// Bytes sent by cross-memory attach.
     TxCma,
@@ -35,7 +35,7 @@ pub enum RailCounter {
     TxTcp,
     /// Bytes received inside a descriptor.
     RxInline,
-    /// Bytes received in memory that both ends map.
+    /// Bytes copied out of an allocation of the peer's that this side maps.
     RxMapped,
     /// Bytes received by cross-memory attach.
     RxCma,
@@ -48,9 +48,9 @@ pub enum RailCounter {
     Requests,
     /// Requests that waited for a receive request.
     RnrWaits,
-    /// Requests that failed.
+    /// Failed requests; of the software fabric, failed queue pairs.
     Errors,
-    /// Cross-memory copies that the kernel refused.
+    /// Times that cross-memory attach was found not to work: while connecting, or by a copy.
     CmaRefused,
     /// System calls made to move data.
     Syscalls,

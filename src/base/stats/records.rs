@@ -1,4 +1,4 @@
-//! The process's stats page and the records in it: made for the first comm, unmapped with the last handle. At set-up, on any thread.
+//! The process's stats page and the records in it: made by init, unmapped with the last reference. At set-up, on any thread.
 
 use std::io::Error as IoError;
 use std::os::fd::AsRawFd;

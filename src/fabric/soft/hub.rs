@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
 use super::shm::recv_with_fd;
@@ -213,7 +213,11 @@ impl Hub {
     ///
     /// Errors: a stream waits to be accepted, and there is no descriptor left for it.
     pub fn serve(&self) -> io::Result<()> {
-        let Ok(mut state) = self.state.try_lock() else { return Ok(()) };
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
         let state = &mut *state;
         // First, as it frees descriptors.
         if !state.linger.is_empty() {

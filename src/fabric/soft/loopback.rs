@@ -2,7 +2,7 @@
 //! Driven by the thread that drives the queue pair.
 
 use super::publish::publish;
-use super::queue::{Fault, WorkQueues};
+use super::work_queues::{Fault, WorkQueues};
 use crate::base::mem;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;

@@ -14,13 +14,13 @@ pub mod memory;
 pub mod mr;
 mod publish;
 mod qp;
-pub mod queue;
 mod region;
 mod shm;
 mod sockets;
 pub mod tcp;
 #[cfg(test)]
 mod tests;
+pub mod work_queues;
 
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::Arc;

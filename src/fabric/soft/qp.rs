@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::connect::{self, ConnectArgs, Connected, Connecting};
 use super::endpoint::{Address, MAX_STREAMS, Token};
 use super::hub::PendingStreams;
-use super::queue::{Fault, WorkQueues};
 use super::shm::{self, ShmWire};
 use super::tcp::TcpWire;
+use super::work_queues::{Fault, WorkQueues};
 use super::{Shared, loopback};
 use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
@@ -152,7 +152,7 @@ impl QueuePair {
 
     /// Posts requests, and sends those for which the wire has room.
     #[inline(always)]
-    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+    pub fn post_send(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         self.wq.post_send(requests)?;
         let sent = match &mut self.wire {
             Wire::Shm(wire) => wire.kick(&mut self.wq),
@@ -167,7 +167,7 @@ impl QueuePair {
 
     /// Posts a receive request.
     #[inline(always)]
-    pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
+    pub fn post_recv(&mut self, request: &RecvWr) -> std::result::Result<(), PostError> {
         self.wq.post_recv(request)
     }
 

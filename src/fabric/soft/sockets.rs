@@ -1,5 +1,5 @@
-//! The sockets between hubs: how they are named and opened, whose they are, and whether they are still open. Nothing here waits. Used by hubs, dialers and
-//! connecting queue pairs, on the threads that drive queue pairs.
+//! The sockets of hubs and of those that dial them: how they are named and opened, whose they are, and whether they are still open. Nothing here waits. On
+//! the threads that make or drive queue pairs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};

@@ -76,9 +76,9 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
             *byte = (i * 7 + n) as u8;
         }
         to.fill(0xee);
-        pair.cqs[1].qp(pair.qps[1]).post_recv(&RecvRequest { wr_id: 5, ..RecvRequest::default() }).unwrap();
+        pair.cqs[1].qp(pair.qps[1]).post_recv(&RecvWr { wr_id: 5, ..RecvWr::default() }).unwrap();
         let sge = Sge { addr: from.as_ptr() as u64, len: len as u32, lkey: send.lkey() };
-        let request = SendRequest {
+        let request = SendWr {
             wr_id: 9,
             opcode: Opcode::WriteWithImm,
             payload: Payload::Sge(sge),
@@ -98,7 +98,7 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
         // And back, by a READ.
         let mut back = vec![0u8; len.max(1)];
         let local = register(&mut back);
-        let request = SendRequest {
+        let request = SendWr {
             wr_id: 11,
             opcode: Opcode::Read,
             payload: Payload::Sge(Sge { addr: back.as_ptr() as u64, len: len as u32, lkey: local.lkey() }),
@@ -126,7 +126,7 @@ fn small_buffers_hold_up_nothing() {
     let (send, recv) = (register(&mut from), register(&mut to));
     let sge = Sge { addr: from.as_ptr() as u64, len: from.len() as u32, lkey: send.lkey() };
     let (remote_addr, rkey) = (to.as_ptr() as u64, recv.rkey());
-    let long = SendRequest { wr_id: 1, opcode: Opcode::Write, payload: Payload::Sge(sge), remote_addr, rkey, imm: 0, signaled: true };
+    let long = SendWr { wr_id: 1, opcode: Opcode::Write, payload: Payload::Sge(sge), remote_addr, rkey, imm: 0, signaled: true };
     let (start, qp) = (std::time::Instant::now(), pair.qps[0]);
     pair.cqs[0].qp(qp).post_send(&[long]).unwrap();
     assert_eq!(pair.next(0).wr_id, 1);

@@ -1,9 +1,9 @@
 //! A queue pair of a NIC. Driven by the thread that drives its completion queue, which owns it.
 //!
 //! A work request's id on the device consists of the queue pair's slot in its completion queue, a generation, and the request's running number.
-//! A ring holds the caller's id, and what a failed completion does not tell (the opcode). `outcome` turns the device's completions into ours.
+//! A ring holds the caller's id, and what a failed completion does not tell (the opcode). `completion` turns the device's completions into ours.
 
-mod outcome;
+mod completion;
 
 use std::cell::Cell;
 use std::ptr;
@@ -239,18 +239,18 @@ impl QueuePair {
     }
 
     /// Takes all of `requests`, or none.
-    pub fn post_send(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+    pub fn post_send(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         self.post(requests)
     }
 
     /// The same, of a number of requests that the compiler knows.
     #[inline(never)]
-    pub fn post_some<const N: usize>(&mut self, requests: &[SendRequest<'_>; N]) -> std::result::Result<(), PostError> {
+    pub fn post_some<const N: usize>(&mut self, requests: &[SendWr<'_>; N]) -> std::result::Result<(), PostError> {
         self.post(requests)
     }
 
     #[inline(always)]
-    fn post(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+    fn post(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         if self.state != QpState::Rts {
             return Err(PostError::State(self.state));
         }
@@ -273,7 +273,7 @@ impl QueuePair {
 
     /// Hands at most `CHAIN` requests to the device.
     #[inline(always)]
-    fn post_chunk(&mut self, requests: &[SendRequest<'_>]) -> std::result::Result<(), PostError> {
+    fn post_chunk(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         // At least one signaled request in half a lap, or the slots of unsignaled requests would never be free again.
         let unsignaled_max = (self.sends.depth() as u32).div_ceil(2);
         let first = self.sends.posted();
@@ -350,7 +350,7 @@ impl QueuePair {
 
     /// Takes one receive request.
     #[inline]
-    pub fn post_recv(&mut self, request: &RecvRequest) -> std::result::Result<(), PostError> {
+    pub fn post_recv(&mut self, request: &RecvWr) -> std::result::Result<(), PostError> {
         if self.state == QpState::Error {
             // Not every device flushes a receive that is posted in ERROR.
             return Err(PostError::State(self.state));

@@ -3,9 +3,9 @@
 use super::*;
 use crate::base::config::SoftWire;
 use crate::fabric::{Opcode, Payload};
+use crate::link::incoming::{CompletionRecord, Imm, epoch};
 use crate::link::limits::{RECORD_SIZE, SLOT_SIZE};
 use crate::link::queue_pairs::Wr;
-use crate::link::slots::{Imm, Record, epoch};
 use crate::link::wr_id::WrKind;
 use std::sync::atomic::Ordering;
 
@@ -68,7 +68,7 @@ fn what_arrived_before_a_close_still_completes() {
             let sends: Vec<_> = (0..100).map(|i| pair.isend(&from, i * 1024, 1024, 0)).collect();
             if closes_first == "sender" {
                 for send in sends {
-                    pair.sent(send);
+                    pair.stripe_completed(send);
                 }
                 let Pair { send, mut recv, .. } = pair;
                 drop(send);
@@ -159,7 +159,7 @@ fn a_message_into_deregistered_memory_fails_that_comm_only() {
     let recv_id = other.irecv(&[to.recv(0, 64, 0)]);
     let send_id = other.isend(&from, 0, 64, 0);
     other.received(recv_id);
-    other.sent(send_id);
+    other.stripe_completed(send_id);
 }
 
 /// What a hostile receiver may write into the FIFO.
@@ -202,18 +202,18 @@ fn nonsense_in_the_fifo_fails_the_sender() {
 /// What a hostile sender may send.
 #[test]
 fn nonsense_in_immediates_and_records_fails_the_receiver() {
-    let record = Record { size: 64, stripes: 1, epoch: epoch(0) };
-    type Case<'a> = (&'a str, Option<Record>, &'a [(u8, Imm)]);
+    let record = CompletionRecord { size: 64, stripes: 1, epoch: epoch(0) };
+    type Case<'a> = (&'a str, Option<CompletionRecord>, &'a [(u8, Imm)]);
     let cases: [Case<'_>; 9] = [
         ("none is expected", None, &[(1, Imm::Whole(1))]),
         ("none is expected", None, &[(0, Imm::Whole(1)), (0, Imm::Whole(1))]),
         ("has room for 64", None, &[(0, Imm::Whole(65))]),
-        ("has room for 64", Some(Record { size: 65, ..record }), &[(0, Imm::Stripe(0))]),
+        ("has room for 64", Some(CompletionRecord { size: 65, ..record }), &[(0, Imm::Stripe(0))]),
         ("stripe 1", Some(record), &[(0, Imm::Stripe(1))]),
-        ("stripe 0", Some(Record { epoch: 9, ..record }), &[(0, Imm::Stripe(0))]),
-        ("stripe 0", Some(Record { stripes: 0, ..record }), &[(0, Imm::Stripe(0))]),
-        ("stripe 0", Some(Record { stripes: 3, ..record }), &[(0, Imm::Stripe(0))]),
-        ("after stripes", Some(Record { stripes: 2, ..record }), &[(0, Imm::Stripe(0)), (0, Imm::Whole(3))]),
+        ("stripe 0", Some(CompletionRecord { epoch: 9, ..record }), &[(0, Imm::Stripe(0))]),
+        ("stripe 0", Some(CompletionRecord { stripes: 0, ..record }), &[(0, Imm::Stripe(0))]),
+        ("stripe 0", Some(CompletionRecord { stripes: 3, ..record }), &[(0, Imm::Stripe(0))]),
+        ("after stripes", Some(CompletionRecord { stripes: 2, ..record }), &[(0, Imm::Stripe(0)), (0, Imm::Whole(3))]),
     ];
     for (expect, record, imms) in cases {
         let mut pair = Pair::new(&net(Config { qps_per_rail: 2, ..config() }), 0);
@@ -265,7 +265,7 @@ fn a_silent_peer_is_an_error_only_if_asked_for() {
         strict.recv.test(request)
     });
     let send = patient.isend(&buffer, 0, 8, 0);
-    patient.sent(send);
+    patient.stripe_completed(send);
     assert_eq!(patient.received(waits), [8]);
 }
 
@@ -286,7 +286,7 @@ fn a_peer_that_sends_rarely_is_not_silent() {
         }
         for ((pair, buffer), request) in pairs.iter_mut().zip(&buffers).zip(requests) {
             let send = pair.isend(buffer, 0, 8, 0);
-            pair.sent(send);
+            pair.stripe_completed(send);
             assert_eq!(pair.received(request), [8]);
         }
     }

@@ -12,7 +12,7 @@ fn sizes(pair: &mut Pair, sizes: &[usize]) {
         let recv = pair.irecv(&[to.recv(0, len, 7)]);
         let send = pair.isend(&from, 0, len, 7);
         assert_eq!(pair.received(recv), [len]);
-        assert_eq!(pair.sent(send), len);
+        assert_eq!(pair.stripe_completed(send), len);
         to.check(0, len, seed);
     }
 }
@@ -111,7 +111,7 @@ fn a_send_longer_than_its_receive_is_clamped() {
         let send = pair.isend(&from, 0, len, 1);
         let moved = room.min(len);
         assert_eq!(pair.received(recv), [moved]);
-        assert_eq!(pair.sent(send), moved);
+        assert_eq!(pair.stripe_completed(send), moved);
         let mut got = vec![0; len + 64];
         to.pages.read(0, &mut got);
         assert!(got[..moved] == pattern(len, 9)[..moved]);
@@ -142,7 +142,7 @@ fn groups_with_permuted_and_repeated_tags() {
                     sends.push((i, pair.isend(&from, i << 17, len(i), tag(i))));
                 }
                 for (i, send) in sends.into_iter().rev() {
-                    assert_eq!(pair.sent(send), len(i));
+                    assert_eq!(pair.stripe_completed(send), len(i));
                 }
                 assert_eq!(pair.received(recv), (0..n).map(len).collect::<Vec<_>>());
                 for i in 0..n {
@@ -162,14 +162,14 @@ fn a_send_of_a_group_completes_while_another_is_withheld() {
     let recv = pair.irecv(&[to.recv(0, 100, 1), to.recv(1000, 100, 2), to.recv(2000, 100, 3)]);
     let first = pair.isend(&from, 2000, 100, 3);
     let second = pair.isend(&from, 0, 100, 1);
-    assert_eq!(pair.sent(first), 100);
-    assert_eq!(pair.sent(second), 100);
+    assert_eq!(pair.stripe_completed(first), 100);
+    assert_eq!(pair.stripe_completed(second), 100);
     // The tag is used up.
     assert!(pair.send.isend(from.addr(), 100, 3, from.mr).unwrap().is_none());
     assert!(pair.recv.test(recv).unwrap().is_none());
     let last = pair.isend(&from, 1000, 100, 2);
     assert_eq!(pair.received(recv), [100, 100, 100]);
-    assert_eq!(pair.sent(last), 100);
+    assert_eq!(pair.stripe_completed(last), 100);
     for at in [0, 1000, 2000] {
         let mut got = vec![0; 100];
         to.pages.read(at, &mut got);
@@ -192,7 +192,7 @@ fn all_256_requests_outstanding_over_three_laps() {
             })
             .collect();
         for i in (0..256).map(|i| i * 77 % 256) {
-            assert_eq!(pair.sent(sends[i]), 2 * i);
+            assert_eq!(pair.stripe_completed(sends[i]), 2 * i);
             assert_eq!(pair.received(recvs[255 - i]), [2 * (255 - i)]);
         }
         for i in 0..256 {
@@ -225,7 +225,7 @@ fn thirty_two_groups_of_eight_over_three_laps() {
             assert_eq!(pair.received(recv), (0..8).map(|i| g * 8 + i).collect::<Vec<_>>());
         }
         for (k, send) in sends {
-            assert_eq!(pair.sent(send), k);
+            assert_eq!(pair.stripe_completed(send), k);
             to.check(k * 256, k, lap * 1000 + k as u32);
         }
     }
@@ -237,7 +237,7 @@ fn a_finished_request_cannot_be_tested_again() {
     let buffer = pair.buffer(100);
     let recv = pair.irecv(&[buffer.recv(0, 10, 0)]);
     let send = pair.isend(&buffer, 0, 10, 0);
-    pair.sent(send);
+    pair.stripe_completed(send);
     pair.received(recv);
     assert!(matches!(pair.send.test(send), Err(Error::Internal(_))));
     assert!(matches!(pair.recv.test(recv), Err(Error::Internal(_))));
@@ -245,7 +245,7 @@ fn a_finished_request_cannot_be_tested_again() {
     // The comm is none the worse for it.
     let recv = pair.irecv(&[buffer.recv(0, 10, 0)]);
     let send = pair.isend(&buffer, 0, 10, 0);
-    pair.sent(send);
+    pair.stripe_completed(send);
     pair.received(recv);
 }
 

@@ -133,7 +133,7 @@ impl Pair {
         self.recv.poll_for_test();
     }
 
-    fn sent(&mut self, id: RequestId) -> usize {
+    fn stripe_completed(&mut self, id: RequestId) -> usize {
         let sizes = within("send", || {
             self.nudge();
             self.send.test(id).unwrap()

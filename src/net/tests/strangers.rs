@@ -1,15 +1,15 @@
-//! What reaches a listener or a connector from someone who was not invited, or is no peer for it.
+//! What reaches a listener or a dialer from someone who was not invited, or is no peer for it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use super::super::handle::Handle;
-use super::super::wire::{self, FrameReader, HEADER_SIZE, Kind, MAC_SIZE, Params, Progress, WIRE_VERSION};
+use super::super::frames::{self, FrameReader, HEADER_SIZE, Kind, MAC_SIZE, PROTOCOL_VERSION, Params, Progress};
+use super::super::listen_handle::ListenHandle;
 use super::*;
 use crate::fabric::{ENDPOINT_SIZE, Endpoint};
 
-fn decoded(handle: &[u8; HANDLE_SIZE]) -> Handle {
-    Handle::decode(handle).ok().unwrap()
+fn decoded(handle: &[u8; HANDLE_SIZE]) -> ListenHandle {
+    ListenHandle::decode(handle).ok().unwrap()
 }
 
 fn params(instance: u32) -> Params {
@@ -33,11 +33,11 @@ fn params(instance: u32) -> Params {
 }
 
 /// A good H1, as a test may damage it.
-fn hello(handle: &Handle, change: impl FnOnce(&mut Params)) -> Vec<u8> {
+fn hello(handle: &ListenHandle, change: impl FnOnce(&mut Params)) -> Vec<u8> {
     let mut params = params(handle.instance);
     crate::base::rand::fill(&mut params.nonce).unwrap();
     change(&mut params);
-    wire::seal(Kind::Hello, WIRE_VERSION, &handle.secret, &[], &params.encode())
+    frames::seal(Kind::Hello, PROTOCOL_VERSION, &handle.secret, &[], &params.encode())
 }
 
 /// The legitimate peer connects all the same.
@@ -54,7 +54,7 @@ fn still_usable(net: &Arc<Net>, listen: &mut ListenComm, handle: &[u8; HANDLE_SI
 }
 
 /// Says `bytes` to the listener and waits until it hangs up; what it answered.
-fn hung_up_on(listen: &mut ListenComm, handle: &Handle, bytes: &[u8]) -> (Vec<u8>, Option<Error>) {
+fn hung_up_on(listen: &mut ListenComm, handle: &ListenHandle, bytes: &[u8]) -> (Vec<u8>, Option<Error>) {
     let mut stream = TcpStream::connect(handle.addr).unwrap();
     let _ = stream.write_all(bytes);
     stream.set_nonblocking(true).unwrap();
@@ -88,8 +88,8 @@ fn garbage_is_hung_up_on_without_a_word() {
     oversized[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     let mut wrong_kind = good.clone();
     wrong_kind[6] = 9;
-    let confirm = wire::seal(Kind::Confirm, WIRE_VERSION, &handle.secret, &[], b"");
-    let wrong_secret = wire::seal(Kind::Hello, WIRE_VERSION, b"another secret!!", &[], &params(handle.instance).encode());
+    let confirm = frames::seal(Kind::Confirm, PROTOCOL_VERSION, &handle.secret, &[], b"");
+    let wrong_secret = frames::seal(Kind::Hello, PROTOCOL_VERSION, b"another secret!!", &[], &params(handle.instance).encode());
     let other_instance = hello(&handle, |p| p.instance ^= 1);
     for bad in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &oversized, &wrong_kind, &confirm, &wrong_secret, &other_instance] {
         let (answer, refusal) = hung_up_on(&mut listen, &handle, bad);
@@ -179,7 +179,7 @@ fn a_slow_handshake_is_timed_from_its_first_byte() {
     use super::super::accept::Acceptor;
     let net = net(Config { handshake_timeout_s: 10, ..config() });
     let secret = [1; 16];
-    let mut acceptor = Acceptor::new(net.context(0).unwrap(), secret, 5);
+    let mut acceptor = Acceptor::new(net.resources(0).unwrap(), secret, 5);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, from) = listener.accept().unwrap();
@@ -207,7 +207,7 @@ fn a_slow_handshake_is_timed_from_its_first_byte() {
 fn a_replayed_handshake_opens_nothing() {
     let net = net(config());
     let (mut listen, bytes) = net.listen(0).unwrap();
-    // A wire tap between connector and listener.
+    // A wire tap between dialer and listener.
     let tap = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut tapped = decoded(&bytes);
     tapped.addr = tap.local_addr().unwrap();
@@ -268,20 +268,20 @@ fn peers_that_cannot_be_talked_to_are_told_so() {
     let net = net(config());
     let (mut listen, bytes) = net.listen(0).unwrap();
     let handle = decoded(&bytes);
-    let other_version = wire::seal(Kind::Hello, WIRE_VERSION + 1, &handle.secret, &[], b"whatever that version says");
-    let versions = format!("wire version {} meets {WIRE_VERSION}", WIRE_VERSION + 1);
+    let other_version = frames::seal(Kind::Hello, PROTOCOL_VERSION + 1, &handle.secret, &[], b"whatever that version says");
+    let versions = format!("wire version {} meets {PROTOCOL_VERSION}", PROTOCOL_VERSION + 1);
     let cases = [
         (hello(&handle, |p| p.fabric = "verbs".into()), "is on fabric verbs"),
         (other_version, versions.as_str()),
         (hello(&handle, |p| p.memory = 4), "memory that cannot be"),
         (hello(&handle, |p| p.endpoints[0] = Endpoint([0xff; ENDPOINT_SIZE])), ""),
-        (wire::seal(Kind::Hello, WIRE_VERSION, &handle.secret, &[], b"short"), "make no sense"),
+        (frames::seal(Kind::Hello, PROTOCOL_VERSION, &handle.secret, &[], b"short"), "make no sense"),
     ];
     for (h1, expect) in cases {
         let (answer, refusal) = hung_up_on(&mut listen, &handle, &h1);
-        let (header, body) = wire::open(&answer, &handle.secret, &[&h1]).unwrap();
+        let (header, body) = frames::open(&answer, &handle.secret, &[&h1]).unwrap();
         assert_eq!(header.kind, Kind::Refuse);
-        let reason = wire::decode_reason(body);
+        let reason = frames::decode_reason(body);
         assert!(reason.contains(expect), "{reason}");
         assert!(refusal.is_none(), "{refusal:?}");
         // Heard again it gets no answer.
@@ -292,7 +292,7 @@ fn peers_that_cannot_be_talked_to_are_told_so() {
 }
 
 /// A listener of ours in all but what the test changes.
-fn fake_listener(net: &Arc<Net>, answer: impl FnOnce(&[u8], &Handle) -> Vec<u8>) -> Error {
+fn fake_listener(net: &Arc<Net>, answer: impl FnOnce(&[u8], &ListenHandle) -> Vec<u8>) -> Error {
     let (_listen, bytes) = net.listen(0).unwrap();
     let fake = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut handle = decoded(&bytes);
@@ -313,10 +313,10 @@ fn fake_listener(net: &Arc<Net>, answer: impl FnOnce(&[u8], &Handle) -> Vec<u8>)
 #[test]
 fn a_connector_trusts_nobody_but_its_listener() {
     let net = net(config());
-    let reply = |h1: &[u8], handle: &Handle, change: &dyn Fn(&mut Params)| {
+    let reply = |h1: &[u8], handle: &ListenHandle, change: &dyn Fn(&mut Params)| {
         let mut p = params(handle.instance);
         change(&mut p);
-        wire::seal(Kind::Reply, WIRE_VERSION, &handle.secret, &[h1], &p.encode())
+        frames::seal(Kind::Reply, PROTOCOL_VERSION, &handle.secret, &[h1], &p.encode())
     };
     let remote = |e: Error| assert!(matches!(e, Error::Remote(_)), "{e:?}");
     remote(fake_listener(&net, |_, _| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()));
@@ -334,9 +334,9 @@ fn a_connector_trusts_nobody_but_its_listener() {
             p.endpoints = vec![Endpoint([0; ENDPOINT_SIZE]); 2];
         })
     }));
-    remote(fake_listener(&net, |h1, handle| wire::seal(Kind::Confirm, WIRE_VERSION, &handle.secret, &[h1], b"")));
+    remote(fake_listener(&net, |h1, handle| frames::seal(Kind::Confirm, PROTOCOL_VERSION, &handle.secret, &[h1], b"")));
     let refused =
-        fake_listener(&net, |h1, handle| wire::seal(Kind::Refuse, WIRE_VERSION, &handle.secret, &[h1], b"wrong phase of the moon"));
+        fake_listener(&net, |h1, handle| frames::seal(Kind::Refuse, PROTOCOL_VERSION, &handle.secret, &[h1], b"wrong phase of the moon"));
     assert!(matches!(refused, Error::Usage(_)) && refused.to_string().contains("phase of the moon"), "{refused}");
     let fabric = fake_listener(&net, |h1, handle| reply(h1, handle, &|p| p.fabric = "verbs".into()));
     assert!(matches!(fabric, Error::Usage(_)) && fabric.to_string().contains("verbs"), "{fabric}");

@@ -9,8 +9,8 @@ use anyhow::{Context, ensure};
 
 use super::super::message::Round;
 use super::super::os;
+use super::super::rank::coordinator::{self, Coordinator};
 use super::super::rank::job::{Begin, Job, Meter};
-use super::super::rank::link::{self, Link};
 use super::super::shared::Words;
 use super::super::spin::Spin;
 use super::super::summary::Summary;
@@ -30,20 +30,20 @@ pub struct CacheLine {
 
 impl CacheLine {
     /// Maps a file of rank 0 in both.
-    pub fn new(rank: usize, link: &mut Link) -> anyhow::Result<CacheLine> {
+    pub fn new(rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<CacheLine> {
         let file = os::memory_file()?;
-        let theirs = link.swap(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))?;
+        let theirs = coordinator.swap(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))?;
         let file = if rank == 0 {
             file.set_len((PAGES * PAGE * 8) as u64)?;
-            link.swap(String::new())?;
+            coordinator.swap(String::new())?;
             file
         } else {
-            link.swap(String::new())?;
+            coordinator.swap(String::new())?;
             let theirs = File::options().read(true).write(true).open(&theirs);
             theirs.context("the kernel refuses to open a file of another process")?
         };
         // Not before both have it open.
-        link.swap(String::new())?;
+        coordinator.swap(String::new())?;
         Ok(CacheLine { words: Words::map(&file, PAGES * PAGE)?, rank, turns: 0 })
     }
 
@@ -77,14 +77,14 @@ impl CacheLine {
 
 impl Job for CacheLine {
     /// `messages` there and back, in equal parts on each line.
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         ensure!(begin.0.is_some(), "both ranks must be on one host");
         let meter = Meter::start(begin);
         let bounces = messages.div_ceil(PAGES as u64);
         let mut figures = Vec::with_capacity(PAGES);
         for page in 0..PAGES {
             figures.push(self.bounce(page, bounces)? as f64 * 1e-9 / (2 * bounces) as f64);
-            link::count(bounces);
+            coordinator::count(bounces);
         }
         self.turns += bounces;
         let value = Summary::of(figures).map(|s| s.median).filter(|_| self.rank == 0);

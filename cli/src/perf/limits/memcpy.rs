@@ -2,8 +2,8 @@
 
 use super::super::memory::Slots;
 use super::super::message::{Block, Round};
+use super::super::rank::coordinator::{self, Coordinator};
 use super::super::rank::job::{Begin, Job, Meter};
-use super::super::rank::link::{self, Link};
 
 /// The slots; none in rank 1.
 pub struct Memcpy {
@@ -20,7 +20,7 @@ impl Memcpy {
 }
 
 impl Job for Memcpy {
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         let Some((from, to)) = &mut self.slots else { return Ok(Round::default()) };
         let meter = Meter::start(begin);
         for seq in 0..messages {
@@ -31,7 +31,7 @@ impl Job for Memcpy {
             target[..self.size].copy_from_slice(&source[..self.size]);
             std::hint::black_box(target);
         }
-        link::count(messages);
+        coordinator::count(messages);
         Ok(meter.stop())
     }
 }

@@ -11,21 +11,21 @@ mod tcp_stream;
 use anyhow::bail;
 
 use super::message::Work;
+use super::rank::coordinator::Coordinator;
 use super::rank::job::Job;
-use super::rank::link::Link;
 
 /// Gets ready to measure a limit, with a remark on how. Both ranks at the same time.
-pub fn prepare(work: Work, rank: usize, link: &mut Link) -> anyhow::Result<(Box<dyn Job>, Option<String>)> {
+pub fn prepare(work: Work, rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<(Box<dyn Job>, Option<String>)> {
     match work {
         Work::Memcpy(block) => Ok((Box::new(memcpy::Memcpy::new(block, rank)?), None)),
-        Work::Readv(block) => Ok((Box::new(readv::Readv::new(block, rank, link)?), None)),
-        Work::CacheLine => Ok((Box::new(cache_line::CacheLine::new(rank, link)?), None)),
+        Work::Readv(block) => Ok((Box::new(readv::Readv::new(block, rank, coordinator)?), None)),
+        Work::CacheLine => Ok((Box::new(cache_line::CacheLine::new(rank, coordinator)?), None)),
         Work::TcpStream(block) => {
-            let (job, note) = tcp_stream::TcpLoop::new(block, rank, link)?;
+            let (job, note) = tcp_stream::TcpLoop::new(block, rank, coordinator)?;
             Ok((Box::new(job), Some(note)))
         }
         Work::TcpPingPong { size } => {
-            let (job, note) = tcp_ping_pong::TcpPingPong::new(size, rank, link)?;
+            let (job, note) = tcp_ping_pong::TcpPingPong::new(size, rank, coordinator)?;
             Ok((Box::new(job), Some(note)))
         }
         Work::Bandwidth(_) | Work::Latency { .. } | Work::Churn { .. } => bail!("{work:?} is no limit"),

@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use super::super::memory::Slots;
 use super::super::message::{Block, Round};
 use super::super::os;
+use super::super::rank::coordinator::{self, Coordinator};
 use super::super::rank::job::{Begin, Job, Meter};
-use super::super::rank::link::{self, Link};
 
 /// The slots of this rank, and in rank 1 where those of the other are.
 pub struct Readv {
@@ -24,15 +24,15 @@ struct Peer {
 
 impl Readv {
     /// Allocates, and reads once.
-    pub fn new(block: Block, rank: usize, link: &mut Link) -> anyhow::Result<Readv> {
+    pub fn new(block: Block, rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<Readv> {
         let mut slots = Slots::new(block.slots, block.size)?;
         let (addr, len) = slots.whole();
-        let theirs = link.swap(format!("{} {}", std::process::id(), addr as usize))?;
+        let theirs = coordinator.swap(format!("{} {}", std::process::id(), addr as usize))?;
         let (pid, addr) = theirs.split_once(' ').context("no address")?;
         let (pid, addr) = (pid.parse()?, addr.parse()?);
         os::allow_attach(pid);
         // Until the other side has allowed it too.
-        link.swap(String::new())?;
+        coordinator.swap(String::new())?;
         let peer = (rank == 1).then_some(Peer { pid, addr, stride: len / block.slots });
         let mut readv = Readv { slots, block, peer };
         readv.read(0).context("the kernel refuses to read another process's memory (process_vm_readv)")?;
@@ -50,7 +50,7 @@ impl Readv {
 }
 
 impl Job for Readv {
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         if self.peer.is_none() {
             return Ok(Round::default());
         }
@@ -58,7 +58,7 @@ impl Job for Readv {
         for seq in 0..messages {
             self.read(seq)?;
         }
-        link::count(messages);
+        coordinator::count(messages);
         Ok(meter.stop())
     }
 }

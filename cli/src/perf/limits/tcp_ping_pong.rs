@@ -6,8 +6,8 @@ use std::net::TcpStream;
 use anyhow::bail;
 
 use super::super::message::Round;
+use super::super::rank::coordinator::{self, Coordinator};
 use super::super::rank::job::{Begin, Job, Meter};
-use super::super::rank::link::{self, Link};
 use super::super::spin::Spin;
 use super::tcp;
 
@@ -20,8 +20,8 @@ pub struct TcpPingPong {
 
 impl TcpPingPong {
     /// Connects.
-    pub fn new(size: usize, rank: usize, link: &mut Link) -> anyhow::Result<(TcpPingPong, String)> {
-        let (stream, note) = tcp::pair(rank, link)?;
+    pub fn new(size: usize, rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<(TcpPingPong, String)> {
+        let (stream, note) = tcp::pair(rank, coordinator)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok((TcpPingPong { stream, message: vec![0; size], rank }, note))
@@ -58,7 +58,7 @@ impl TcpPingPong {
 }
 
 impl Job for TcpPingPong {
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         let meter = Meter::start(begin);
         for seq in 0..messages {
             if self.rank == 0 {
@@ -69,7 +69,7 @@ impl Job for TcpPingPong {
                 self.send(seq)?;
             }
         }
-        link::count(messages);
+        coordinator::count(messages);
         Ok(meter.stop())
     }
 }

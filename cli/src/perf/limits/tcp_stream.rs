@@ -6,8 +6,8 @@ use std::net::TcpStream;
 
 use super::super::memory::Slots;
 use super::super::message::{Block, Round};
+use super::super::rank::coordinator::{self, Coordinator};
 use super::super::rank::job::{Begin, Job, Meter};
-use super::super::rank::link::{self, Link};
 use super::tcp;
 
 /// A connection and slots.
@@ -20,15 +20,15 @@ pub struct TcpLoop {
 
 impl TcpLoop {
     /// Allocates and connects.
-    pub fn new(block: Block, rank: usize, link: &mut Link) -> anyhow::Result<(TcpLoop, String)> {
+    pub fn new(block: Block, rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<(TcpLoop, String)> {
         let slots = Slots::new(block.slots, block.size)?;
-        let (stream, note) = tcp::pair(rank, link)?;
+        let (stream, note) = tcp::pair(rank, coordinator)?;
         Ok((TcpLoop { stream, slots, size: block.size, rank }, note))
     }
 }
 
 impl Job for TcpLoop {
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         let meter = Meter::start(begin);
         for seq in 0..messages {
             let slot = &mut self.slots.slot(seq)[..self.size];
@@ -40,7 +40,7 @@ impl Job for TcpLoop {
                 anyhow::ensure!(slot[0] == seq as u8, "message {seq} carries stamp {:#04x}", slot[0]);
             }
         }
-        link::count(messages);
+        coordinator::count(messages);
         Ok(meter.stop())
     }
 }

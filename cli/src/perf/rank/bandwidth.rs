@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use super::coordinator::Coordinator;
 use super::flow::Flow;
 use super::job::{Begin, Job, Meter};
-use super::link::Link;
 use super::payload::{Pattern, Payload, Stamp, Touch};
 use super::session::Session;
 use crate::perf::message::{Bandwidth, Round};
@@ -70,13 +70,13 @@ impl Stream {
 }
 
 impl Job for Stream {
-    fn verify(&mut self, _: &mut Link) -> anyhow::Result<()> {
+    fn verify(&mut self, _: &mut Coordinator) -> anyhow::Result<()> {
         // Each slot twice, so that what a slot held before cannot pass for what it must hold.
         self.run(2 * self.spec.slots as u64, Pattern)?;
         self.receives.iter().try_for_each(Flow::check_margins)
     }
 
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         let meter = Meter::start(begin);
         let at_first = if self.spec.touch { self.run(messages, Touch)? } else { self.run(messages, Stamp)? };
         Ok(Round { at_first, ..meter.stop() })

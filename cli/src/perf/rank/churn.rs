@@ -5,9 +5,9 @@ use std::rc::Rc;
 use anyhow::Context;
 
 use super::comms::{self, Directions};
+use super::coordinator::Coordinator;
 use super::flow::Flow;
 use super::job::{Begin, Job, Meter};
-use super::link::Link;
 use super::payload::Pattern;
 use super::session::Session;
 use crate::perf::message::{Memory, Round};
@@ -29,12 +29,12 @@ impl Churn {
         Churn { session: Rc::clone(session), comms }
     }
 
-    fn cycle(&mut self, link: &mut Link, n: usize) -> anyhow::Result<(f64, Memory)> {
+    fn cycle(&mut self, coordinator: &mut Coordinator, n: usize) -> anyhow::Result<(f64, Memory)> {
         let Session { plugin, rank, dev, .. } = &*self.session;
         let before = held()?;
-        link.swap(String::new())?;
+        coordinator.swap(String::new())?;
         let begun = os::now_ns();
-        let comms = comms::connect(plugin, *dev, *rank, link, n, Directions::One)?;
+        let comms = comms::connect(plugin, *dev, *rank, coordinator, n, Directions::One)?;
         let seconds = (os::now_ns() - begun) as f64 * 1e-9;
         for (i, comm) in comms.iter().enumerate() {
             let comm = if *rank == 0 { comm.send } else { comm.recv };
@@ -51,7 +51,7 @@ impl Churn {
         }
         let after = held()?;
         // Neither closes while the other still counts.
-        link.swap(String::new())?;
+        coordinator.swap(String::new())?;
         comms::close(plugin, &comms)?;
         let growth = Memory { anon: after.anon - before.anon, shared: after.shared - before.shared, mapped: after.mapped - before.mapped };
         Ok((seconds, growth))
@@ -59,15 +59,15 @@ impl Churn {
 }
 
 impl Job for Churn {
-    fn verify(&mut self, link: &mut Link) -> anyhow::Result<()> {
+    fn verify(&mut self, coordinator: &mut Coordinator) -> anyhow::Result<()> {
         // What the first comm of a process allocates is not what each costs.
-        self.cycle(link, 1)?;
+        self.cycle(coordinator, 1)?;
         Ok(())
     }
 
-    fn round(&mut self, link: &mut Link, _: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, coordinator: &mut Coordinator, _: u64, begin: Begin) -> anyhow::Result<Round> {
         let meter = Meter::start(begin);
-        let (seconds, memory) = self.cycle(link, self.comms)?;
+        let (seconds, memory) = self.cycle(coordinator, self.comms)?;
         Ok(Round { value: Some(self.comms as f64 / seconds), memory: Some(memory), ..meter.stop() })
     }
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, bail, ensure};
 
-use super::link::{self, Link};
+use super::coordinator::{self, Coordinator};
 use crate::plugin::{HANDLE, Handle, Opaque, Plugin};
 
 /// One end of a connection; `send` or `recv` may be missing where only one direction was asked for.
@@ -25,11 +25,18 @@ pub enum Directions {
 }
 
 /// Sets up `n` comms. Both ranks call this at the same time.
-pub fn connect(plugin: &Plugin, dev: i32, rank: usize, link: &mut Link, n: usize, directions: Directions) -> anyhow::Result<Vec<Comm>> {
+pub fn connect(
+    plugin: &Plugin,
+    dev: i32,
+    rank: usize,
+    coordinator: &mut Coordinator,
+    n: usize,
+    directions: Directions,
+) -> anyhow::Result<Vec<Comm>> {
     let sends = rank == 0 || directions == Directions::Both;
     let receives = rank == 1 || directions == Directions::Both;
     let listeners = if receives { (0..n).map(|_| plugin.listen(dev)).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
-    let theirs = link.swap(listeners.iter().map(|(handle, _)| hex(handle)).collect())?;
+    let theirs = coordinator.swap(listeners.iter().map(|(handle, _)| hex(handle)).collect())?;
     let mut handles = unhex(&theirs)?;
     ensure!(!sends || handles.len() == n, "the other rank gave {} handles instead of {n}", handles.len());
     let mut comms = Vec::with_capacity(n);
@@ -42,7 +49,7 @@ pub fn connect(plugin: &Plugin, dev: i32, rank: usize, link: &mut Link, n: usize
         } else {
             together(plugin, dev, handle, listener, &mut comm)?;
         }
-        link::count(1);
+        coordinator::count(1);
         comms.push(comm);
     }
     for (_, listener) in listeners {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 
-use super::link;
+use super::coordinator;
 use super::payload::Payload;
 use crate::perf::memory::Slots;
 use crate::perf::message::MAX_OUTSTANDING;
@@ -118,7 +118,7 @@ impl Flow {
             payload.check(self.slots.slot(seq), self.size, seq)?;
             self.done += 1;
         }
-        link::count(self.done - before);
+        coordinator::count(self.done - before);
         Ok(self.done != before)
     }
 

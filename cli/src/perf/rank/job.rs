@@ -1,6 +1,6 @@
 //! What a rank can be asked to measure. Implemented by the plugin's jobs here and by the limits.
 
-use super::link::Link;
+use super::coordinator::Coordinator;
 use crate::perf::message::Round;
 use crate::perf::os;
 use crate::perf::spin::Spin;
@@ -8,12 +8,12 @@ use crate::perf::spin::Spin;
 /// Prepared work. All calls on the thread that drives the rank; the other rank is called alike.
 pub trait Job {
     /// Moves data and checks every byte.
-    fn verify(&mut self, _: &mut Link) -> anyhow::Result<()> {
+    fn verify(&mut self, _: &mut Coordinator) -> anyhow::Result<()> {
         Ok(())
     }
 
     /// Moves `messages` and measures.
-    fn round(&mut self, link: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round>;
+    fn round(&mut self, coordinator: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round>;
 
     /// Gives back what was registered; bytes that a plugin has delivered to this rank meanwhile.
     fn release(self: Box<Self>) -> anyhow::Result<u64> {

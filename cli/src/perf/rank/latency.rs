@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use super::coordinator::Coordinator;
 use super::flow::Flow;
 use super::job::{Begin, Job, Meter};
-use super::link::Link;
 use super::payload::{Pattern, Payload, Stamp};
 use super::session::Session;
 use crate::perf::message::Round;
@@ -75,12 +75,12 @@ impl PingPong {
 }
 
 impl Job for PingPong {
-    fn verify(&mut self, _: &mut Link) -> anyhow::Result<()> {
+    fn verify(&mut self, _: &mut Coordinator) -> anyhow::Result<()> {
         self.run(2 * DEPTH as u64, Pattern)?;
         self.recv.check_margins()
     }
 
-    fn round(&mut self, _: &mut Link, messages: u64, begin: Begin) -> anyhow::Result<Round> {
+    fn round(&mut self, _: &mut Coordinator, messages: u64, begin: Begin) -> anyhow::Result<Round> {
         let meter = Meter::start(begin);
         self.run(messages, Stamp)?;
         Ok(meter.stop())

@@ -4,10 +4,10 @@
 mod bandwidth;
 mod churn;
 mod comms;
+pub mod coordinator;
 mod flow;
 pub mod job;
 mod latency;
-pub mod link;
 mod payload;
 mod session;
 
@@ -21,8 +21,8 @@ use anyhow::{Context, anyhow, bail, ensure};
 use super::limits;
 use super::message::{FromRank, Outcome, Start, ToRank, Work};
 use super::os;
+use coordinator::{Aborted, Coordinator};
 use job::{Begin, Job};
-use link::{Aborted, Link};
 use session::Session;
 
 /// Runs as a rank until the coordinator has no more to do.
@@ -30,15 +30,15 @@ pub fn run() -> anyhow::Result<ExitCode> {
     os::die_with_parent()?;
     os::be_called(c"railhead")?;
     os::raise_open_files();
-    let mut rank = Rank { link: Link::new()?, rank: 0, session: None, jobs: HashMap::new() };
-    while let Some(command) = rank.link.next()? {
+    let mut rank = Rank { coordinator: Coordinator::new()?, rank: 0, session: None, jobs: HashMap::new() };
+    while let Some(command) = rank.coordinator.next()? {
         let finish = matches!(command, ToRank::Finish);
         let answer = match rank.obey(command) {
             Ok(outcome) => FromRank::Done(outcome),
             Err(error) if error.is::<Aborted>() => FromRank::Done(Outcome::Nothing),
             Err(error) => FromRank::Failed { message: format!("{error:#}") },
         };
-        rank.link.answer(&answer)?;
+        rank.coordinator.answer(&answer)?;
         if finish {
             break;
         }
@@ -47,7 +47,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
 }
 
 struct Rank {
-    link: Link,
+    coordinator: Coordinator,
     rank: usize,
     session: Option<Rc<Session>>,
     jobs: HashMap<u32, Box<dyn Job>>,
@@ -70,12 +70,12 @@ impl Rank {
             }
             ToRank::Verify { id } => {
                 let job = self.jobs.get_mut(&id).with_context(|| format!("no job {id}"))?;
-                job.verify(&mut self.link)?;
+                job.verify(&mut self.coordinator)?;
                 Ok(Outcome::Nothing)
             }
             ToRank::Round { id, messages, start_ns } => {
                 let job = self.jobs.get_mut(&id).with_context(|| format!("no job {id}"))?;
-                Ok(Outcome::Round(job.round(&mut self.link, messages, Begin(start_ns))?))
+                Ok(Outcome::Round(job.round(&mut self.coordinator, messages, Begin(start_ns))?))
             }
             ToRank::Release { id } => {
                 let received = self.jobs.remove(&id).with_context(|| format!("no job {id}"))?.release()?;
@@ -107,7 +107,7 @@ impl Rank {
             }
         }
         let Some(spec) = &start.plugin else { return Ok(Outcome::Nothing) };
-        let (session, started) = Session::start(spec, start.rank, start.comms, &mut self.link)?;
+        let (session, started) = Session::start(spec, start.rank, start.comms, &mut self.coordinator)?;
         self.session = Some(Rc::new(session));
         Ok(Outcome::Started(started))
     }
@@ -118,7 +118,7 @@ impl Rank {
             Work::Bandwidth(spec) => Ok((Box::new(bandwidth::Stream::new(session?, spec)?), None)),
             Work::Latency { size } => Ok((Box::new(latency::PingPong::new(session?, size)?), None)),
             Work::Churn { comms } => Ok((Box::new(churn::Churn::new(session?, comms)), None)),
-            limit => limits::prepare(limit, self.rank, &mut self.link),
+            limit => limits::prepare(limit, self.rank, &mut self.coordinator),
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, bail, ensure};
 
 use super::comms::{self, Comm, Directions};
-use super::link::Link;
+use super::coordinator::Coordinator;
 use crate::perf::message::{MAX_COMMS, PluginSpec, Started};
 use crate::perf::os;
 use crate::plugin::{HOST, Opaque, Plugin};
@@ -21,7 +21,7 @@ pub struct Session {
 
 impl Session {
     /// Loads the plugin and connects with the other rank.
-    pub fn start(spec: &PluginSpec, rank: usize, n: usize, link: &mut Link) -> anyhow::Result<(Session, Started)> {
+    pub fn start(spec: &PluginSpec, rank: usize, n: usize, coordinator: &mut Coordinator) -> anyhow::Result<(Session, Started)> {
         ensure!(n <= MAX_COMMS, "{n} comms: at most {MAX_COMMS}");
         if spec.refuse_cma {
             os::refuse_cross_memory_attach().context("seccomp")?;
@@ -38,7 +38,7 @@ impl Session {
         let started = Started { name, abi: plugin.version(), device: properties.name };
         let mut session = Session { plugin, rank, dev: spec.dev, comms: Vec::new() };
         if n > 0 {
-            session.comms = comms::connect(&session.plugin, spec.dev, rank, link, n, Directions::Both)?;
+            session.comms = comms::connect(&session.plugin, spec.dev, rank, coordinator, n, Directions::Both)?;
         }
         Ok((session, started))
     }

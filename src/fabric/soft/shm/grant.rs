@@ -14,7 +14,7 @@
 //! | claims | tag | withdrawn | parts claimed by the responder | parts claimed by the requester |
 //! | done | tag | the requester could not write the part that it claimed last | | parts written by the requester |
 
-mod requester;
+mod claim;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -26,7 +26,7 @@ use crate::base::fork::PerProcess;
 use crate::base::log::{self, log_warn};
 use crate::base::mem::Shm;
 use crate::base::process::Process;
-pub use requester::{Claim, claim, part_not_written, part_written};
+pub use claim::{Claim, claim, part_not_written, part_written};
 
 /// Longest part: what a system call copies before the caller gets its turn.
 const PART_MAX: u32 = 512 * 1024;

@@ -1,7 +1,8 @@
 //! The layout of the segment that the two ends of a queue pair share: what lies where, and who writes it.
 //!
 //! A segment has two directions, one per requester. Side 0 is the one that dialed, and direction 0 carries its requests. Every word is written
-//! by one side only, except a grant's `claims`, which both change with compare-and-swap. Neither side trusts what the other wrote: positions are
+//! by one side only, except two: a grant's `claims`, which both change with compare-and-swap, and `sleeping`, which its side sets and the other
+//! clears. Neither side trusts what the other wrote: positions are
 //! masked or compared before they are used, so a hostile peer can spoil its own data and nothing else.
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! The shared-memory wire of a queue pair, between two processes of one host, or within one. Driven by the thread that drives the queue pair.
 //!
-//! Each side is the requester of its own requests ([`tx`]) and the responder of the peer's ([`rx`]). Descriptors and small payloads go through
+//! Each side is the requester of its own requests ([`requester`]) and the responder of the peer's ([`responder`]). Descriptors and small payloads go through
 //! rings in a shared segment ([`layout`]). Bulk data takes one of three paths:
 //!
 //! * CMA (cross-memory attach): the responder reads the requester's private memory (`process_vm_readv`), and the requester writes parts of it
@@ -16,18 +16,18 @@ mod expose;
 mod grant;
 mod inline;
 mod layout;
-mod rx;
+mod requester;
+mod responder;
 mod segment;
 mod stream;
 #[cfg(test)]
 mod tests;
-mod tx;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::queue::{Fault, WorkQueues};
+use super::work_queues::{Fault, WorkQueues};
 use crate::base::fd::OwnedFd;
 use crate::base::mem::Shm;
 use crate::base::process::Process;
@@ -38,9 +38,9 @@ pub use control::{recv as recv_with_fd, send as send_with_fd};
 use expose::Exposed;
 pub use expose::revoke;
 pub use grant::{Grants, withdraw};
-use rx::Rx;
+use requester::Requester;
+use responder::Responder;
 pub use segment::Segment;
-use tx::Tx;
 
 /// Polls without anything to do until the control socket is read: rare enough to cost nothing, and still within a millisecond.
 const IDLE_POLLS: u32 = 1024;
@@ -70,8 +70,8 @@ impl PeerMappings {
 pub struct ShmWire {
     segment: Segment,
     control: ControlSocket,
-    tx: Tx,
-    rx: Rx,
+    tx: Requester,
+    rx: Responder,
     maps: PeerMappings,
     idle: u32,
     /// Whether this side was armed: a doorbell may come.
@@ -85,8 +85,8 @@ impl ShmWire {
     pub fn new(segment: Segment, socket: OwnedFd, unix: bool, send_slots: usize, stats: RailStats) -> Self {
         let exposed = Exposed::new(send_slots, segment.shm.clone(), segment.me);
         ShmWire {
-            tx: Tx::new(segment.me, segment.geometry, exposed, segment.peer.as_ref().map(|peer| peer.pid()), send_slots),
-            rx: Rx::new(1 - segment.me, &segment, stats),
+            tx: Requester::new(segment.me, segment.geometry, exposed, segment.peer.as_ref().map(|peer| peer.pid()), send_slots),
+            rx: Responder::new(1 - segment.me, &segment, stats),
             control: ControlSocket::new(socket, unix),
             maps: PeerMappings::none(),
             segment,
@@ -138,7 +138,7 @@ impl ShmWire {
         Ok(())
     }
 
-    /// Goes on where [`Rx::receive`] stopped at a descriptor that names memory not mapped yet. A record with that memory waits in the control
+    /// Goes on where [`Responder::receive`] stopped at a descriptor that names memory not mapped yet. A record with that memory waits in the control
     /// socket, unless the peer made a protocol error.
     #[inline(never)]
     fn receive_mapped(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
@@ -166,7 +166,7 @@ impl ShmWire {
                 ControlEvent::Nothing => break,
                 ControlEvent::Record(Record::Doorbell) => {}
                 ControlEvent::Record(Record::Memory { id, len, fd }) => {
-                    if self.maps.mapped.len() >= tx::MAPPED_MAX {
+                    if self.maps.mapped.len() >= requester::MAPPED_MAX {
                         return Err(Fault::oldest(WcStatus::GeneralErr, "the peer passed more memory than there is room for"));
                     }
                     let len = usize::try_from(len).unwrap_or(usize::MAX);

@@ -156,17 +156,10 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
             let len = rng.pick(&[0, 1, 32, 33, 64, 8192, 8193, 65_537, MEMORY as u64]) as u32;
             let sge = Sge { addr, len, lkey: region.lkey() };
             let roomy = Sge { len: if rng.below(32) == 0 { len } else { MEMORY as u32 }, ..sge };
-            let _ = wq.post_recv(&RecvRequest { wr_id: 1, sge: roomy });
+            let _ = wq.post_recv(&RecvWr { wr_id: 1, sge: roomy });
             let opcode = [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read][rng.below(5) as usize];
-            let request = SendRequest {
-                wr_id: 2,
-                opcode,
-                payload: Payload::Sge(sge),
-                remote_addr: addr,
-                rkey: 1,
-                imm: 3,
-                signaled: rng.below(2) == 0,
-            };
+            let request =
+                SendWr { wr_id: 2, opcode, payload: Payload::Sge(sge), remote_addr: addr, rkey: 1, imm: 3, signaled: rng.below(2) == 0 };
             let _ = wq.post_send(&[request]);
             if rng.below(8) == 0 {
                 wire.arm();

@@ -14,7 +14,7 @@
 
 use crate::fabric::types::WcStatus;
 
-use super::super::queue::MAX_LEN;
+use super::super::work_queues::MAX_LEN;
 
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 32;

@@ -4,7 +4,7 @@ use crate::fabric::types::*;
 
 use super::super::MAX_INLINE;
 use super::super::mr::Pin;
-use super::super::queue::{Fault, WorkQueues};
+use super::super::work_queues::{Fault, WorkQueues};
 use super::codec::{HEADER_SIZE, Header};
 
 /// Frames that wait to be sent at most.

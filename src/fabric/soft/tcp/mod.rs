@@ -28,7 +28,7 @@ use crate::base::fd::OwnedFd;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
-use super::queue::{Fault, WorkQueues};
+use super::work_queues::{Fault, WorkQueues};
 use receiver::Receiver;
 use sender::Sender;
 use streams::Streams;

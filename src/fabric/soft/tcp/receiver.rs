@@ -13,7 +13,7 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
 use super::super::mr::Pin;
-use super::super::queue::{Fault, WorkQueues};
+use super::super::work_queues::{Fault, WorkQueues};
 use super::codec::{self, FLAG_ACK_REQ, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, MAX_READS};
 use super::ring::Ring;
 

@@ -12,7 +12,7 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
 use super::super::MAX_INLINE;
-use super::super::queue::{Fault, WorkQueues, Wqe};
+use super::super::work_queues::{Fault, WorkQueues, Wqe};
 use super::codec::{
     CHUNK, FLAG_ACK_REQ, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, SEGMENT_MAX, SEGMENT_MIN, STREAM_MIN, status_number,
 };

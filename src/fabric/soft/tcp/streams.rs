@@ -10,7 +10,7 @@ use crate::base::fd::OwnedFd;
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
-use super::super::queue::{Fault, MAX_LEN, WorkQueues};
+use super::super::work_queues::{Fault, MAX_LEN, WorkQueues};
 use super::codec::{SEGMENT_HEADER_SIZE, SEGMENT_MIN, SegmentHeader};
 use super::receiver::Receiver;
 use super::sender::Window;

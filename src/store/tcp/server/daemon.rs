@@ -17,7 +17,7 @@ use rustix::net::{self, RecvFlags};
 use super::ServerOptions;
 use super::connection::Connection;
 use super::disconnect_log::DisconnectLog;
-use super::handler::{Handler, Refusal};
+use super::handler::{DisconnectReason, Handler};
 use crate::base::clock;
 use crate::base::error;
 use crate::base::fd::{Owned, OwnedFd};
@@ -291,8 +291,8 @@ impl Daemon {
                 Ok(None) => return Ok(true),
                 Ok(Some(request)) => self.handler.handle(index, request, &mut client.admission, &mut client.output),
                 // The limits of an unadmitted client are not the reason to report, but that it is not admitted.
-                Err(_) if !client.admission.validated => Err(Refusal::NotValidated),
-                Err(_) if !client.admission.admitted => Err(Refusal::NoSecret),
+                Err(_) if !client.admission.validated => Err(DisconnectReason::NotValidated),
+                Err(_) if !client.admission.admitted => Err(DisconnectReason::NoSecret),
                 Err(e) => Err(e.into()),
             };
             if let Err(refusal) = done {

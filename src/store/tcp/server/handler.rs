@@ -28,7 +28,7 @@ pub struct Handler {
 /// Why a client is disconnected.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
-pub enum Refusal {
+pub enum DisconnectReason {
     #[error("it sent {0}")]
     Wire(#[from] WireError),
     #[error("it does not speak the protocol of today's torch (2.2 and later)")]
@@ -47,10 +47,10 @@ pub enum Refusal {
     NotANumber { key: String, delta: i64 },
 }
 
-impl Refusal {
+impl DisconnectReason {
     /// With as much of the key as fits a line.
     fn not_a_number(key: &[u8], delta: i64) -> Self {
-        Refusal::NotANumber { key: String::from_utf8_lossy(key).chars().take(64).collect(), delta }
+        DisconnectReason::NotANumber { key: String::from_utf8_lossy(key).chars().take(64).collect(), delta }
     }
 }
 
@@ -67,13 +67,13 @@ impl Handler {
         request: ClientRequest<'_>,
         admission: &mut Admission,
         out: &mut Output,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), DisconnectReason> {
         if !admission.admitted || matches!(request, ClientRequest::Validate { .. } | ClientRequest::Challenge | ClientRequest::Prove { .. })
         {
             return self.admit(request, admission, out);
         }
         if self.watches.watching(client) && !matches!(request, ClientRequest::WatchKey { .. }) {
-            return Err(Refusal::Watches);
+            return Err(DisconnectReason::Watches);
         }
         if let Some(key) = self.waits.take_woken_for(client)
             && !matches!(request, ClientRequest::QueuePop { key: popped } if popped == &*key)
@@ -99,7 +99,8 @@ impl Handler {
             }
             ClientRequest::Get { key } => self.push_value(key, out),
             ClientRequest::Add { key, delta } => {
-                let sum = self.alter(key, |values| values.add(key, delta)).map_err(|NotANumber| Refusal::not_a_number(key, delta))?;
+                let sum =
+                    self.alter(key, |values| values.add(key, delta)).map_err(|NotANumber| DisconnectReason::not_a_number(key, delta))?;
                 out.push_i64(sum);
                 self.wake(key);
             }
@@ -109,7 +110,7 @@ impl Handler {
             }
             ClientRequest::Wait { keys } => {
                 if self.waits.is_waiting(client) {
-                    return Err(Refusal::WaitsTwice);
+                    return Err(DisconnectReason::WaitsTwice);
                 }
                 if self.waits.wait(client, &keys, &self.values) {
                     out.push(&[wire::STOP_WAITING]);
@@ -150,15 +151,15 @@ impl Handler {
             }
             ClientRequest::Barrier { key, world_size } => {
                 if self.waits.is_waiting(client) {
-                    return Err(Refusal::WaitsTwice);
+                    return Err(DisconnectReason::WaitsTwice);
                 }
-                let count = self.alter(key, |values| values.add(key, 1)).map_err(|NotANumber| Refusal::not_a_number(key, 1))?;
+                let count = self.alter(key, |values| values.add(key, 1)).map_err(|NotANumber| DisconnectReason::not_a_number(key, 1))?;
                 self.wake(key);
                 self.waits.join_barrier(client, key, world_size, count, &mut self.woken);
             }
             ClientRequest::WatchKey { key } => {
                 if self.waits.is_waiting(client) {
-                    return Err(Refusal::WaitsTwice);
+                    return Err(DisconnectReason::WaitsTwice);
                 }
                 self.watches.add(client, key);
                 out.push(&[wire::WATCHING]);
@@ -168,15 +169,15 @@ impl Handler {
     }
 
     /// Handles a request of a client that is not admitted yet.
-    fn admit(&mut self, request: ClientRequest<'_>, admission: &mut Admission, out: &mut Output) -> Result<(), Refusal> {
+    fn admit(&mut self, request: ClientRequest<'_>, admission: &mut Admission, out: &mut Output) -> Result<(), DisconnectReason> {
         let key = self.secret.key();
         match (request, key) {
-            (ClientRequest::Validate { .. }, _) if admission.validated => return Err(Refusal::ValidatedTwice),
+            (ClientRequest::Validate { .. }, _) if admission.validated => return Err(DisconnectReason::ValidatedTwice),
             (ClientRequest::Validate { magic: MAGIC }, _) => {
                 admission.validated = true;
                 admission.admitted = key.is_none();
             }
-            _ if !admission.validated => return Err(Refusal::NotValidated),
+            _ if !admission.validated => return Err(DisconnectReason::NotValidated),
             (ClientRequest::Challenge, None) => out.push(&[secret::NO_SECRET]),
             (ClientRequest::Challenge, Some(_)) => {
                 let mut nonce = [0; NONCE];
@@ -187,10 +188,10 @@ impl Handler {
             }
             (ClientRequest::Prove { nonce, code }, Some(key)) => {
                 // A challenge is valid once.
-                let ours = admission.nonce.take().ok_or(Refusal::NoSecret)?;
+                let ours = admission.nonce.take().ok_or(DisconnectReason::NoSecret)?;
                 if !secret::verify(key, End::Client, &ours, nonce, code) {
                     out.push(&[secret::WRONG_SECRET]);
-                    return Err(Refusal::NoSecret);
+                    return Err(DisconnectReason::NoSecret);
                 }
                 admission.admitted = true;
                 out.push(&[secret::SECRET]);
@@ -198,9 +199,9 @@ impl Handler {
             }
             (ClientRequest::Ping { .. }, _) => {
                 out.push(&secret::SECRET_WANTED.to_le_bytes());
-                return Err(Refusal::NoSecret);
+                return Err(DisconnectReason::NoSecret);
             }
-            _ => return Err(Refusal::NoSecret),
+            _ => return Err(DisconnectReason::NoSecret),
         }
         Ok(())
     }

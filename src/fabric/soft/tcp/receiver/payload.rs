@@ -8,7 +8,7 @@ use crate::fabric::types::*;
 
 use super::super::super::mr::Pin;
 use super::super::super::publish::publish;
-use super::super::super::queue::{Fault, WorkQueues};
+use super::super::super::work_queues::{Fault, WorkQueues};
 use super::super::codec::Kind;
 use super::{Body, Incoming, Receiver, protocol_error};
 

@@ -4,7 +4,7 @@ use super::*;
 use codec::{Header, Kind};
 use proptest::prelude::*;
 
-fn bad(request: impl Fn(&Memory, &Memory) -> SendRequest<'static>, status: WcStatus) {
+fn bad(request: impl Fn(&Memory, &Memory) -> SendWr<'static>, status: WcStatus) {
     for streams in [0, 2] {
         let (mut a, mut b) = pair(Setup { streams, ..Setup::default() });
         let from = Memory::patterned(300_000, 1);
@@ -24,13 +24,13 @@ fn bad(request: impl Fn(&Memory, &Memory) -> SendRequest<'static>, status: WcSta
 fn remote_access_violations_are_refused() {
     for len in [8, 64, 100, 4096, 200_000] {
         let at = move |from: &Memory, to: &Memory, offset: usize| write(2, from.sge(0, len), to, offset);
-        bad(|f, t| SendRequest { rkey: t.key() ^ 0x5000_0000, ..at(f, t, 0) }, WcStatus::RemAccessErr);
-        bad(|f, t| SendRequest { rkey: 0, ..at(f, t, 0) }, WcStatus::RemAccessErr);
+        bad(|f, t| SendWr { rkey: t.key() ^ 0x5000_0000, ..at(f, t, 0) }, WcStatus::RemAccessErr);
+        bad(|f, t| SendWr { rkey: 0, ..at(f, t, 0) }, WcStatus::RemAccessErr);
         bad(|f, t| at(f, t, 300_000 - len + 8), WcStatus::RemAccessErr);
-        bad(|f, t| SendRequest { remote_addr: t.addr() - 8, ..at(f, t, 0) }, WcStatus::RemAccessErr);
-        bad(|f, t| SendRequest { remote_addr: u64::MAX - 7, ..at(f, t, 0) }, WcStatus::RemAccessErr);
+        bad(|f, t| SendWr { remote_addr: t.addr() - 8, ..at(f, t, 0) }, WcStatus::RemAccessErr);
+        bad(|f, t| SendWr { remote_addr: u64::MAX - 7, ..at(f, t, 0) }, WcStatus::RemAccessErr);
         bad(|f, t| of(Opcode::Read, at(f, t, 0)), WcStatus::RemAccessErr);
-        bad(|f, t| SendRequest { rkey: 77, ..of(Opcode::Read, at(f, t, 0)) }, WcStatus::RemAccessErr);
+        bad(|f, t| SendWr { rkey: 77, ..of(Opcode::Read, at(f, t, 0)) }, WcStatus::RemAccessErr);
     }
 }
 
@@ -39,7 +39,7 @@ fn a_zero_length_request_needs_no_key() {
     let (mut a, mut b) = pair(Setup::default());
     let nowhere = Memory::new(1, ALL);
     for (i, opcode) in [Opcode::Write, Opcode::Read].into_iter().enumerate() {
-        a.post(SendRequest { rkey: 0, remote_addr: 0, ..of(opcode, write(i as u64, Sge::default(), &nowhere, 0)) });
+        a.post(SendWr { rkey: 0, remote_addr: 0, ..of(opcode, write(i as u64, Sge::default(), &nowhere, 0)) });
     }
     drive(&mut a, &mut b, |a, _| a.done.len() == 2);
 }
@@ -390,7 +390,7 @@ proptest! {
         let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
         wq.ready(7);
         for i in 0..recvs {
-            wq.post_recv(&RecvRequest { wr_id: i, sge: to.sge(0, 100) }).unwrap();
+            wq.post_recv(&RecvWr { wr_id: i, sge: to.sge(0, 100) }).unwrap();
         }
         let mut receiver = Receiver::new();
         for (kind, flags, len, addr, total, fits, arg) in frames {

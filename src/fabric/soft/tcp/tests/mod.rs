@@ -7,7 +7,7 @@ mod moves;
 use std::os::unix::net::UnixStream;
 
 use super::super::MemoryRegion;
-use super::super::queue::{Fault, WorkQueues};
+use super::super::work_queues::{Fault, WorkQueues};
 use super::*;
 use crate::base::stats::RailStats;
 
@@ -105,13 +105,13 @@ pub fn pair(setup: Setup) -> (Side, Side) {
 }
 
 impl Side {
-    pub fn post(&mut self, request: SendRequest<'_>) {
+    pub fn post(&mut self, request: SendWr<'_>) {
         self.wq.post_send(&[request]).unwrap();
         self.wire.kick(&mut self.wq).unwrap();
     }
 
     pub fn recv(&mut self, wr_id: u64, sge: Sge) {
-        self.wq.post_recv(&RecvRequest { wr_id, sge }).unwrap();
+        self.wq.post_recv(&RecvWr { wr_id, sge }).unwrap();
     }
 
     /// One step, and what completed.
@@ -139,8 +139,8 @@ impl Side {
     }
 }
 
-pub fn write(wr_id: u64, from: Sge, to: &Memory, offset: usize) -> SendRequest<'static> {
-    SendRequest {
+pub fn write(wr_id: u64, from: Sge, to: &Memory, offset: usize) -> SendWr<'static> {
+    SendWr {
         wr_id,
         opcode: Opcode::Write,
         payload: Payload::Sge(from),
@@ -151,8 +151,8 @@ pub fn write(wr_id: u64, from: Sge, to: &Memory, offset: usize) -> SendRequest<'
     }
 }
 
-pub fn of(opcode: Opcode, request: SendRequest<'_>) -> SendRequest<'_> {
-    SendRequest { opcode, ..request }
+pub fn of(opcode: Opcode, request: SendWr<'_>) -> SendWr<'_> {
+    SendWr { opcode, ..request }
 }
 
 /// Steps both ends until `until`, which must come true.

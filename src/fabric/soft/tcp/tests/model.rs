@@ -63,12 +63,10 @@ fn run(ops: Vec<(bool, Op)>, streams: usize, buffer: Option<usize>) {
                 let (from, to, len) = (from as usize, to as usize * 4, len as usize);
                 let opcode = [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read][usize::from(code)];
                 let base =
-                    SendRequest { imm: number as u32, ..write(number as u64, spaces[me].source.sge(from, len), &spaces[peer].window, to) };
+                    SendWr { imm: number as u32, ..write(number as u64, spaces[me].source.sge(from, len), &spaces[peer].window, to) };
                 let oracle = &mut oracles[me];
                 let request = match opcode {
-                    Opcode::Read => {
-                        SendRequest { wr_id: number as u64, ..write(0, spaces[me].landing.sge(to, len), &spaces[peer].source, to) }
-                    }
+                    Opcode::Read => SendWr { wr_id: number as u64, ..write(0, spaces[me].landing.sge(to, len), &spaces[peer].source, to) },
                     _ => base,
                 };
                 if matches!(opcode, Opcode::Write | Opcode::WriteWithImm) {
@@ -80,7 +78,7 @@ fn run(ops: Vec<(bool, Op)>, streams: usize, buffer: Option<usize>) {
                 }
                 let signaled = number % 3 > 0;
                 oracle.wanted += usize::from(signaled);
-                sides[me].post(SendRequest { signaled, ..of(opcode, request) });
+                sides[me].post(SendWr { signaled, ..of(opcode, request) });
             }
             Op::Recv => {
                 let sge = spaces[me].landing.sge(0, WINDOW);

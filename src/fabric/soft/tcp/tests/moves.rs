@@ -20,7 +20,7 @@ fn every_opcode(setup: Setup) {
                 1
             } else {
                 let request = write(2, from.sge(0, len), &to, 0);
-                a.post(SendRequest { imm, ..of(opcode, request) });
+                a.post(SendWr { imm, ..of(opcode, request) });
                 if opcode == Opcode::Write { 1 } else { 2 }
             };
             drive(&mut a, &mut b, |a, b| a.done.len() + b.done.len() == wanted);
@@ -79,7 +79,7 @@ fn inline_requests_are_copied_while_posting() {
     let to = Memory::new(64, ALL);
     for len in 0..=64u8 {
         let mut bytes: Vec<u8> = (0..len).map(|i| i ^ len).collect();
-        a.wq.post_send(&[SendRequest { payload: Payload::Inline(&bytes), ..write(1, Sge::default(), &to, 0) }]).unwrap();
+        a.wq.post_send(&[SendWr { payload: Payload::Inline(&bytes), ..write(1, Sge::default(), &to, 0) }]).unwrap();
         let expected = bytes.clone();
         bytes.fill(0);
         drive(&mut a, &mut b, |a, _| a.done.len() == 1);
@@ -97,7 +97,7 @@ fn many_requests_stay_in_order() {
         for i in 0..200 {
             let len = [0, 16, 5000, 140_000, 600_000][i as usize % 5];
             b.recv(i, Sge::default());
-            a.post(SendRequest { imm: i as u32, ..of(Opcode::WriteWithImm, write(i, from.sge(0, len), &to, 0)) });
+            a.post(SendWr { imm: i as u32, ..of(Opcode::WriteWithImm, write(i, from.sge(0, len), &to, 0)) });
         }
         drive(&mut a, &mut b, |a, b| a.done.len() + b.done.len() == 400);
         assert!(a.done.iter().enumerate().all(|(i, c)| c.wr_id == i as u64 && c.status == WcStatus::Success));
@@ -289,7 +289,7 @@ fn every_kind_of_frame_may_be_cut_anywhere() {
         let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
         wq.ready(7);
         for i in 0..3 {
-            wq.post_recv(&RecvRequest { wr_id: i, sge: landed.sge(0, 3000) }).unwrap();
+            wq.post_recv(&RecvWr { wr_id: i, sge: landed.sge(0, 3000) }).unwrap();
         }
         let mut receiver = Receiver::new();
         for part in bytes[..n].chunks(piece) {
@@ -346,7 +346,7 @@ fn unsignaled_requests_are_acknowledged_with_something_else() {
     let to = Memory::new(100, ALL);
     settle(&mut a, &mut b);
     let before = a.wq.stats.get(RailCounter::Syscalls) + b.wq.stats.get(RailCounter::Syscalls);
-    a.post(SendRequest { signaled: false, ..write(1, from.sge(0, 100), &to, 0) });
+    a.post(SendWr { signaled: false, ..write(1, from.sge(0, 100), &to, 0) });
     b.step().unwrap();
     assert!(to.bytes() == from.bytes() && b.wire.flushed());
     assert_eq!(a.wq.stats.get(RailCounter::Syscalls) + b.wq.stats.get(RailCounter::Syscalls) - before, 2, "one to send, one to receive");
@@ -354,7 +354,7 @@ fn unsignaled_requests_are_acknowledged_with_something_else() {
     b.post(write(2, to.sge(0, 100), &from, 0));
     a.step().unwrap();
     assert_eq!(a.wq.sq.acked, 1, "the acknowledgement travels with the next request");
-    a.post(SendRequest { signaled: false, ..write(3, from.sge(0, 100), &to, 0) });
+    a.post(SendWr { signaled: false, ..write(3, from.sge(0, 100), &to, 0) });
     b.step().unwrap();
     let kept = b.wire.close();
     while a.step().is_ok() {}
@@ -369,7 +369,7 @@ fn a_queue_of_unsignaled_requests_never_stays_full() {
         let (mut a, mut b) = pair(Setup { caps, ..Setup::default() });
         let from = Memory::patterned(100, 1);
         let to = Memory::new(100, ALL);
-        let request = SendRequest { signaled: false, ..write(1, from.sge(0, 100), &to, 0) };
+        let request = SendWr { signaled: false, ..write(1, from.sge(0, 100), &to, 0) };
         let mut posted = 0;
         for _ in 0..10_000 {
             if a.wq.post_send(&[request]).is_ok() {

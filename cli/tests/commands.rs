@@ -1,0 +1,24 @@
+//! The program's commands as users run them. One program for all of these tests, so that their waits overlap.
+
+#[path = "../../tests/support/fake_ibverbs.rs"]
+mod fake_ibverbs;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+/// The tests, by command.
+mod commands {
+    pub mod check;
+    pub mod info;
+    pub mod library;
+    pub mod perf;
+    pub mod stats;
+    pub mod store;
+    pub mod top;
+}
+
+use commands::{stats, top};
+
+#[test]
+fn child_entry() {
+    support::enter(&[stats::ROLES, top::ROLES].concat());
+}

@@ -1,0 +1,575 @@
+//! The requester's half of a shared-memory queue pair: publishes a descriptor per send request, polls the responder's acks, writes the parts
+//! of copies that the responder grants it, and copies bytes that the responder cannot read. Driven by the thread that drives the queue pair.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::memory;
+use super::super::work_queues::{Fault, WorkQueues, Wqe};
+use super::control::ControlSocket;
+use super::copy_path::{CopyPath, PathChooser};
+use super::expose::Exposed;
+use super::grant::{self, Claim};
+use super::inline::pack;
+use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, Geometry, Head, PAYLOAD_WORDS, flag, op, source};
+use super::{Segment, stream};
+use crate::base::mem;
+use crate::base::stage::{self, Stage};
+use crate::base::stats::RailCounter;
+use crate::fabric::types::*;
+
+/// Up to this many bytes, two copies through the bounce ring are cheaper than a `process_vm_readv` of the responder.
+const BOUNCE_MAX: u32 = 8192;
+/// Bytes of a bounce ring that one descriptor takes at most: while the responder copies one piece out, the requester copies the next one in.
+/// At most a quarter of a small ring, so that a piece always finds contiguous room.
+const BOUNCE_CHUNK: u32 = 64 * 1024;
+/// Bytes copied into a bounce ring per call at most.
+const COPY_BUDGET: u64 = 1024 * 1024;
+/// READs in flight at most, as on a NIC (max_rd_atomic is 16 on current ones).
+const READS: usize = 16;
+/// Allocations of this side that a peer maps at most; bytes in any other are copied like private memory.
+pub const MAPPED_MAX: usize = 64;
+
+/// What the requester remembers of a descriptor that it has published.
+#[derive(Debug, Clone, Copy, Default)]
+struct InFlight {
+    /// The request that it is part of.
+    request: u64,
+    /// Offset of its first byte in the request.
+    at: u32,
+    /// Whether its bytes are in private memory, so that the responder may grant parts of the copy.
+    private: bool,
+}
+
+/// The requester's half.
+pub struct Requester {
+    direction: usize,
+    geometry: Geometry,
+    /// Descriptors published.
+    tail: u64,
+    /// Bytes of the bounce ring used.
+    bounce_tail: u64,
+    /// The responder's positions when last loaded.
+    desc_head: u64,
+    bounce_head: u64,
+    /// By descriptor. Filled during the first lap, within its capacity.
+    in_flight: Vec<InFlight>,
+    /// Bytes published of the request being sent.
+    at: u32,
+    /// READs whose response is not complete, and how many bytes of the oldest's have come.
+    reads: VecDeque<u64>,
+    read_at: u32,
+    /// Whether the responder can read private memory; false for good once its kernel has refused.
+    pulls: bool,
+    /// What is being written to the fill stream: request, next byte, end.
+    fill: Option<(u64, u32, u32)>,
+    /// The last value of `fill_want` that was acted upon.
+    fill_seen: u64,
+    exposed: Arc<Exposed>,
+    /// Ids of the allocations that were passed to the peer.
+    passed: Vec<u32>,
+    /// The oldest descriptor of which a part may be claimed, and the one after the last.
+    grant_at: u64,
+    grant_end: u64,
+    /// Chooses between CMA and the bounce ring for bulk data that can take either.
+    copy_path: PathChooser,
+    /// Whether the responder's private memory can be written; false for good once the kernel has refused.
+    writes: bool,
+    /// `acked` when the responder's descriptors were last drained: no later descriptor carries an older ack.
+    acked_at_drain: u64,
+}
+
+impl Requester {
+    /// A half with nothing in flight, towards a queue pair of process `peer`. `slots` are the slots of the send queue.
+    pub fn new(direction: usize, geometry: Geometry, exposed: Arc<Exposed>, peer: Option<i32>, slots: usize) -> Self {
+        Requester {
+            direction,
+            geometry,
+            tail: 0,
+            bounce_tail: 0,
+            desc_head: 0,
+            bounce_head: 0,
+            in_flight: Vec::with_capacity(DESCS as usize),
+            at: 0,
+            reads: VecDeque::with_capacity(READS),
+            read_at: 0,
+            pulls: true,
+            fill: None,
+            fill_seen: 0,
+            exposed,
+            passed: Vec::with_capacity(MAPPED_MAX),
+            grant_at: 0,
+            grant_end: 0,
+            copy_path: PathChooser::towards(peer, slots),
+            writes: true,
+            acked_at_drain: 0,
+        }
+    }
+
+    /// The queue pair is closed: deregistrations need not set its `revoked` word.
+    pub fn retire(&self) {
+        self.exposed.retire();
+    }
+
+    /// Publishes posted requests as far as there is room; true if anything was published.
+    #[inline(always)]
+    pub fn transmit(&mut self, wq: &mut WorkQueues, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
+        let mut moved = false;
+        let mut budget = COPY_BUDGET;
+        while wq.sq.pending() {
+            if self.tail - self.desc_head >= DESCS {
+                // Pairs with the Release in `Responder::complete_desc`: the responder has consumed the descriptors below it.
+                self.desc_head = segment.direction(self.direction).desc_head.load(Ordering::Acquire).min(self.tail);
+                if self.tail - self.desc_head >= DESCS {
+                    break;
+                }
+            }
+            if !self.publish_inline(wq, segment)? && !self.publish_not_inline(wq, segment, control, &mut budget)? {
+                break;
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Publishes the next request, or a piece of it, if its bytes do not fit the descriptor; false if there is no room.
+    #[inline(never)]
+    fn publish_not_inline(
+        &mut self,
+        wq: &mut WorkQueues,
+        segment: &Segment,
+        control: &ControlSocket,
+        budget: &mut u64,
+    ) -> Result<bool, Fault> {
+        let request = wq.sq.sent;
+        let wqe = *wq.sq.get(request);
+        if wqe.opcode == Opcode::Read {
+            return Ok(self.publish_read(wq, &wqe, request, segment));
+        }
+        if wqe.inline || wqe.len <= BOUNCE_MAX {
+            return self.publish_bounce(wq, &wqe, request, segment);
+        }
+        if self.at == 0 && self.responder_can_read(&wqe, wq, segment, control)? {
+            return self.publish_in_place(wq, &wqe, request, segment);
+        }
+        if *budget == 0 {
+            return Ok(false);
+        }
+        *budget = budget.saturating_sub(u64::from(BOUNCE_CHUNK));
+        self.publish_bounce(wq, &wqe, request, segment)
+    }
+
+    /// Whether something is outstanding, so that the responder's cache line has to be loaded.
+    #[inline]
+    pub fn has_unacked(&self, wq: &WorkQueues) -> bool {
+        wq.sq.acked != wq.sq.sent || self.fill.is_some()
+    }
+
+    /// Takes the ack that a descriptor of the responder carries: the low bits of the number of requests that it has acked.
+    #[inline(always)]
+    pub fn on_piggybacked_ack(&mut self, wq: &mut WorkQueues, acked: u16) -> Result<(), Fault> {
+        let more = acked.wrapping_sub(wq.sq.acked as u16);
+        // A READ completes only with its response, which `poll_acks` polls. A descriptor may be older than the last ack that was loaded from the
+        // responder's cache line: then `more` wraps. One that has waited for a receive for 2^15 acks or more cannot be told from a newer one.
+        if more == 0 || more > 1 << 15 || !self.reads.is_empty() || wq.sq.acked - self.acked_at_drain >= 1 << 15 {
+            return Ok(());
+        }
+        let from = wq.sq.acked;
+        wq.ack(from + u64::from(more))?;
+        self.on_acked(wq, from, wq.sq.acked);
+        Ok(())
+    }
+
+    /// Every descriptor that the responder has published was received.
+    #[inline]
+    pub fn acks_drained(&mut self, wq: &WorkQueues) {
+        self.acked_at_drain = wq.sq.acked;
+    }
+
+    /// Polls what the responder has written for this direction: acks, a NAK, READ responses, and a wish for the fill stream.
+    #[inline(always)]
+    pub fn poll_acks(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
+        let direction = segment.direction(self.direction);
+        // Pairs with the Release in `Responder::complete_desc`: what the responder wrote for the acked requests, responses included, is visible.
+        let acked = direction.acked.load(Ordering::Acquire);
+        let mut moved = false;
+        let mut upto = acked;
+        if !self.reads.is_empty() {
+            moved |= self.poll_read_response(wq, segment)?;
+            // A READ is acked only once its response is complete.
+            upto = self.reads.front().map_or(acked, |&read| acked.min(read));
+        }
+        if upto != wq.sq.acked {
+            let from = wq.sq.acked;
+            wq.ack(upto)?;
+            self.on_acked(wq, from, upto);
+            moved = true;
+        }
+        if direction.fill_want.load(Ordering::Acquire) != self.fill_seen {
+            self.on_fill_wanted(wq, direction)?;
+        }
+        if self.fill.is_some() {
+            moved |= self.write_fill(wq, segment)?;
+        }
+        let nak = direction.nak.load(Ordering::Acquire);
+        if nak != 0 {
+            return Err(self.on_nak(wq, direction, nak));
+        }
+        if direction.revoked.load(Ordering::Relaxed) != 0 {
+            return Err(Fault::oldest(WcStatus::LocProtErr, "memory was deregistered while the peer was reading it"));
+        }
+        Ok(moved)
+    }
+
+    /// The responder has refused a request. Requests that it acked before stay acked.
+    #[cold]
+    #[inline(never)]
+    fn on_nak(&self, wq: &mut WorkQueues, direction: &DirectionState, nak: u64) -> Fault {
+        let acked = direction.acked.load(Ordering::Acquire);
+        let upto = self.reads.front().map_or(acked, |&read| acked.min(read));
+        if let Err(protocol_error) = wq.ack(upto) {
+            return protocol_error;
+        }
+        let status = super::status_from(nak);
+        Fault::oldest(status, format!("the peer refused a request: {status}"))
+    }
+
+    /// Requests `from..upto` are acked.
+    #[inline(always)]
+    fn on_acked(&mut self, wq: &WorkQueues, from: u64, upto: u64) {
+        self.exposed.remove(from, upto);
+        self.copy_path.on_acked(from, upto, |request| wq.sq.get(request).len);
+    }
+
+    /// Publishes the next request with its bytes in the descriptor; false if they are too many, or if it is a READ.
+    #[inline(always)]
+    fn publish_inline(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
+        let request = wq.sq.sent;
+        let wqe = wq.sq.get(request);
+        if wqe.len as usize > DESC_INLINE || wqe.opcode == Opcode::Read {
+            return Ok(false);
+        }
+        let packed = if wqe.inline {
+            let from = wq.sq.inline_bytes(request);
+            // SAFETY: the slice is valid for its length, at most DESC_INLINE.
+            unsafe { pack(from.as_ptr(), from.len()) }
+        } else if wqe.len > 0 {
+            let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+            // SAFETY: the pin vouches for `len` bytes, at most DESC_INLINE.
+            unsafe { pack(pin.as_ptr(), pin.len()) }
+        } else {
+            Some((0, [0; PAYLOAD_WORDS]))
+        };
+        let Some((mask, payload)) = packed else { return Ok(false) };
+        wq.stats.add(RailCounter::TxInline, u64::from(wqe.len));
+        let head = Head { inline: wqe.len as u8, words: mask, ..Head::default() };
+        self.publish(segment, wqe, request, source::INLINE, head.bits(), 0, wqe.len, payload);
+        wq.sq.sent += 1;
+        Ok(true)
+    }
+
+    fn publish_bounce(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+        let len = (wqe.len - self.at).min(BOUNCE_CHUNK.min((self.geometry.bounce / 4) as u32));
+        let Some(position) = self.reserve(u64::from(len), segment) else { return Ok(false) };
+        let to = segment.ring(self.direction, position, len as usize);
+        if wqe.inline {
+            let from = wq.sq.inline_bytes(request);
+            // SAFETY: `to` is valid for `len` bytes, which is the length of `from`: inline requests are one piece.
+            unsafe { mem::copy(from.as_ptr(), to, from.len().min(len as usize)) };
+        } else {
+            // The whole rest is checked, so that a request that would fail halfway moves nothing.
+            let left = (wqe.len - self.at) as usize;
+            let pin = wq.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left, Access::empty()).map_err(local_fault)?;
+            // SAFETY: the pin vouches for `left >= len` bytes and `to` is valid for `len`.
+            unsafe { mem::copy(pin.as_ptr(), to, len as usize) };
+        }
+        self.bounce_tail = position + round(u64::from(len));
+        wq.stats.add(RailCounter::TxBounce, u64::from(len));
+        self.publish(
+            segment,
+            wqe,
+            request,
+            source::BOUNCE,
+            0,
+            self.at,
+            len,
+            [position, u64::from(wqe.len - self.at), u64::from(len), 0, 0],
+        );
+        self.at += len;
+        if self.at == wqe.len {
+            self.at = 0;
+            wq.sq.sent += 1;
+        } else {
+            stage::reach(Stage::SendHalf);
+        }
+        Ok(true)
+    }
+
+    /// Whether the responder is to read the request's bytes where they are, rather than from the bounce ring. Passes an allocation on first use.
+    fn responder_can_read(&mut self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
+        let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+        if let Some((id, _)) = pin.allocation()
+            && self.pass_allocation(id, control)?
+        {
+            return Ok(true);
+        }
+        let can = self.pulls && segment.peer_pulls();
+        Ok(can && (segment.cma_only || self.copy_path.choose(wq.sq.sent, wqe.len) == CopyPath::Cma))
+    }
+
+    /// Passes our allocation `id` to the peer if it does not have it; whether it has it now.
+    fn pass_allocation(&mut self, id: u32, control: &ControlSocket) -> Result<bool, Fault> {
+        if self.passed.contains(&id) {
+            return Ok(true);
+        }
+        if !control.passes_descriptors() || self.passed.len() == MAPPED_MAX {
+            return Ok(false);
+        }
+        let Some(allocation) = memory::by_id(id) else { return Ok(false) };
+        let passed = control
+            .pass_memory(id, allocation.shm.len() as u64, allocation.shm.fd().as_raw_fd())
+            .map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?;
+        if passed {
+            self.passed.push(id);
+        }
+        Ok(passed)
+    }
+
+    fn publish_in_place(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+        self.exposed.add(request, wqe.lkey);
+        // Checked after it was exposed: if a deregistration runs at the same time, either this check fails or it sees the exposure.
+        let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
+        match pin.allocation() {
+            Some((id, offset)) if self.passed.contains(&id) => {
+                wq.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
+                self.publish(segment, wqe, request, source::MAPPED, 0, 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
+            }
+            _ => {
+                wq.stats.add(RailCounter::TxCma, u64::from(wqe.len));
+                self.publish(segment, wqe, request, source::PRIVATE, 0, 0, wqe.len, [wqe.addr, 0, u64::from(wqe.len), 0, 0]);
+                self.grant_end = self.tail;
+            }
+        }
+        wq.sq.sent += 1;
+        Ok(true)
+    }
+
+    /// Whether there may be a part of a copy to claim.
+    #[inline]
+    pub fn may_claim(&self) -> bool {
+        self.grant_at != self.grant_end
+    }
+
+    /// Claims one part of the oldest copy for which the responder has a grant, and writes it; true if there was one.
+    pub fn write_claimed_part(&mut self, wq: &mut WorkQueues, segment: &Segment) -> bool {
+        while self.grant_at != self.grant_end {
+            let desc = self.grant_at;
+            let InFlight { request, private, .. } = self.in_flight.get((desc % DESCS) as usize).copied().unwrap_or_default();
+            if !private || request < wq.sq.acked || !self.writes || !segment.writes_allowed {
+                self.grant_at += 1;
+                continue;
+            }
+            let wqe = *wq.sq.get(request);
+            let grant = segment.grant(self.direction, desc);
+            match grant::claim(grant, desc, wqe.len) {
+                Claim::NotOpen => return false,
+                Claim::Over => self.grant_at += 1,
+                Claim::Part(part, to) => {
+                    stage::reach(Stage::SendShared);
+                    let from = wqe.addr.wrapping_add(u64::from(part.offset));
+                    let to = to.wrapping_add(u64::from(part.offset));
+                    wq.stats.add(RailCounter::Syscalls, 1);
+                    let copied = wq.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
+                        // Checked each time, as the process may have ended, or run another program, with its grants open.
+                        // SAFETY: the pin vouches for the part, the cookie for the process, and the claim, which the responder waits for, for the
+                        // range at `to`.
+                        segment.is_the_peer() && unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
+                    });
+                    if copied {
+                        grant::part_written(grant, desc);
+                        wq.stats.add(RailCounter::TxGranted, u64::from(part.len));
+                    } else {
+                        grant::part_not_written(grant, desc);
+                        self.writes = false;
+                    }
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn publish_read(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> bool {
+        if self.reads.len() == READS {
+            return false;
+        }
+        self.reads.push_back(request);
+        self.publish(segment, wqe, request, source::PRIVATE, 0, 0, wqe.len, [0, 0, u64::from(wqe.len), 0, 0]);
+        wq.sq.sent += 1;
+        true
+    }
+
+    /// Publishes a descriptor for `len` bytes of the request from `at` on. `more` are the bits of its head that describe an inline payload.
+    #[allow(clippy::too_many_arguments)] // They are the descriptor.
+    #[inline(always)]
+    fn publish(
+        &mut self,
+        segment: &Segment,
+        wqe: &Wqe,
+        request: u64,
+        source: u8,
+        more: u64,
+        at: u32,
+        len: u32,
+        payload: [u64; PAYLOAD_WORDS],
+    ) {
+        let (op, imm) = match wqe.opcode {
+            Opcode::Send => (op::SEND, 0),
+            Opcode::SendWithImm => (op::SEND, flag::IMM),
+            Opcode::Write => (op::WRITE, 0),
+            Opcode::WriteWithImm => (op::WRITE, flag::IMM),
+            Opcode::Read => (op::READ, 0),
+        };
+        let last = if at + len == wqe.len { flag::LAST } else { 0 };
+        let desc: &Desc = segment.desc(self.direction, self.tail);
+        let [addr, key, rest @ .., word] = &desc.words;
+        addr.store(wqe.remote_addr.wrapping_add(u64::from(at)), Ordering::Relaxed);
+        key.store(u64::from(wqe.rkey) | u64::from(wqe.imm) << 32, Ordering::Relaxed);
+        for (to, from) in rest.iter().zip(payload) {
+            to.store(from, Ordering::Relaxed);
+        }
+        // Piggybacks the newest ack. Only this side writes the word.
+        let acked = segment.direction(1 - self.direction).acked.load(Ordering::Relaxed) as u16;
+        let bits = Head { op, source, flags: imm | last, acked, ..Head::default() }.bits() | more;
+        // Pairs with the Acquire in `Responder::published`: the descriptor and its bounced bytes are visible before its number.
+        word.store(Head::word(bits, self.tail), Ordering::Release);
+        let private = source == source::PRIVATE && op != op::READ;
+        match self.in_flight.get_mut((self.tail % DESCS) as usize) {
+            Some(in_flight) => {
+                in_flight.request = request;
+                in_flight.at = at;
+                in_flight.private = private;
+            }
+            None => self.grow(request, at, private),
+        }
+        self.tail += 1;
+    }
+
+    /// Appends an entry to `in_flight` during the first lap.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, request: u64, at: u32, private: bool) {
+        self.in_flight.push(InFlight { request, at, private });
+    }
+
+    /// The position of `len` contiguous free bytes in the bounce ring; none if there are none now. The caller uses them by moving `bounce_tail`.
+    fn reserve(&mut self, len: u64, segment: &Segment) -> Option<u64> {
+        let size = self.geometry.bounce;
+        let offset = self.bounce_tail & (size - 1);
+        let position = if offset + round(len) > size { self.bounce_tail + (size - offset) } else { self.bounce_tail };
+        if position + round(len) - self.bounce_head > size {
+            // Pairs with the Release in `Responder::complete_desc`: the responder has copied the bytes below it.
+            self.bounce_head = segment.direction(self.direction).bounce_head.load(Ordering::Acquire).min(self.bounce_tail);
+            if position + round(len) - self.bounce_head > size {
+                return None;
+            }
+        }
+        Some(position)
+    }
+
+    /// Copies what has come of the oldest READs' responses into place.
+    #[cold]
+    fn poll_read_response(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
+        let direction = segment.direction(self.direction);
+        let mut moved = false;
+        while let Some(&read) = self.reads.front() {
+            let wqe = *wq.sq.get(read);
+            let left = wqe.len - self.read_at;
+            if left > 0 {
+                let addr = wqe.addr + u64::from(self.read_at);
+                let pin = wq
+                    .pin_local(wqe.lkey, addr, left as usize, Access::LOCAL_WRITE)
+                    .map_err(|status| Fault::oldest(status, "the local memory of a READ is not registered for writing"))?;
+                // SAFETY: the pin vouches for `left` bytes, the segment for the stream.
+                let n = unsafe {
+                    stream::read(segment.resp(self.direction), &direction.resp_tail, &direction.resp_head, pin.as_ptr(), pin.len())
+                };
+                self.read_at += n as u32;
+                moved |= n > 0;
+                if self.read_at < wqe.len {
+                    break;
+                }
+            } else if direction.acked.load(Ordering::Acquire) <= read {
+                break;
+            }
+            wq.stats.add(RailCounter::RxBounce, u64::from(wqe.len));
+            self.reads.pop_front();
+            self.read_at = 0;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// The responder cannot read a descriptor's bytes: begins to write them to the fill stream, and uses the bounce ring from now on.
+    #[cold]
+    fn on_fill_wanted(&mut self, wq: &WorkQueues, direction: &DirectionState) -> Result<(), Fault> {
+        let want = direction.fill_want.load(Ordering::Acquire);
+        self.fill_seen = want;
+        if want == 0 {
+            return Ok(());
+        }
+        self.pulls = false;
+        wq.stats.add(RailCounter::CmaRefused, 1);
+        let protocol_error =
+            || Fault::oldest(WcStatus::GeneralErr, format!("the peer asked for the bytes of descriptor {want}, which is not in flight"));
+        let desc = want - 1;
+        if desc >= self.tail || self.tail - desc > DESCS {
+            return Err(protocol_error());
+        }
+        let InFlight { request, at, .. } = *self.in_flight.get((desc % DESCS) as usize).ok_or_else(protocol_error)?;
+        if request < wq.sq.acked || request >= wq.sq.sent {
+            return Err(protocol_error());
+        }
+        let wqe = wq.sq.get(request);
+        let from = direction.fill_from.load(Ordering::Relaxed);
+        if wqe.inline || wqe.opcode == Opcode::Read || from > u64::from(wqe.len - at) {
+            return Err(protocol_error());
+        }
+        // All bytes were counted as CMA when the descriptor was published; `write_fill` counts those that were not read.
+        wq.stats.take(RailCounter::TxCma, u64::from(wqe.len - at) - from);
+        self.fill = Some((request, at + from as u32, wqe.len));
+        Ok(())
+    }
+
+    /// Writes to the fill stream what it has room for.
+    #[cold]
+    fn write_fill(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
+        let Some((request, at, end)) = self.fill else { return Ok(false) };
+        if request < wq.sq.acked || at == end {
+            self.fill = None;
+            return Ok(false);
+        }
+        let wqe = *wq.sq.get(request);
+        let direction = segment.direction(self.direction);
+        let pin = wq
+            .pin_local(wqe.lkey, wqe.addr + u64::from(at), (end - at) as usize, Access::empty())
+            .map_err(|status| Fault::oldest(status, "memory was deregistered while it was being sent"))?;
+        // SAFETY: the pin vouches for the rest of the request, the segment for the stream.
+        let n = unsafe { stream::write(segment.fill(self.direction), &direction.fill_tail, &direction.fill_head, pin.as_ptr(), pin.len()) };
+        wq.stats.add(RailCounter::TxBounce, n as u64);
+        self.fill = Some((request, at + n as u32, end));
+        Ok(n > 0)
+    }
+}
+
+/// Bytes of the bounce ring that a piece of `len` bytes takes: whole cache lines.
+pub fn round(len: u64) -> u64 {
+    len.next_multiple_of(64)
+}
+
+#[cold]
+fn local_fault(status: WcStatus) -> Fault {
+    Fault::sending(status, "a send request names local memory that is not registered")
+}

@@ -1,0 +1,84 @@
+//! Several rails in one comm: two interfaces merged into one device by makeVDevice, as NCCL merges the ports of a NIC.
+
+use crate::support;
+use railhead::base::stats::{CommKind, RailCounter};
+use support::comms::{self, SIZES};
+use support::holdings;
+use support::netns::{Cable, usable};
+use support::plugin::Plugin;
+use support::{Ctx, Role, World};
+
+pub const ROLES: &[(&str, Role)] = &[("merges", merges), ("may_not_merge", may_not_merge)];
+
+fn version() -> u32 {
+    std::env::var("RHT_VERSION").map_or(12, |v| v.parse().expect("a version"))
+}
+
+/// Merges its two interfaces, exchanges every size over the result, and says how many bytes each rail has sent.
+fn merges(ctx: &Ctx) {
+    let mut plugin = Plugin::start(version());
+    assert_eq!(plugin.devices().expect("devices"), 2);
+    let parts = [0, 1].map(|dev| plugin.properties(dev).expect("properties"));
+    assert_eq!(parts[0].vdevs, Some(vec![0]));
+    let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
+    assert_eq!((merged, plugin.devices().expect("devices")), (2, 3));
+    let whole = plugin.properties(merged).expect("properties");
+    assert_eq!(whole.name, format!("{}+{}", parts[0].name, parts[1].name));
+    assert_eq!((whole.speed, whole.vdevs), (parts[0].speed + parts[1].speed, Some(vec![0, 1])));
+
+    let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
+    comms::exchange(&plugin, ctx.rank, send, recv, &SIZES).expect("exchange");
+    let sender = holdings::comms(std::process::id() as i32).into_iter().find(|c| c.kind == CommKind::Send).expect("a send comm");
+    let sent = |c: RailCounter| sender.rails.iter().map(|r| r.counters[c as usize].to_string()).collect::<Vec<_>>().join(" ");
+    ctx.say(&format!("{} {}", sent(RailCounter::TxTcp), sent(RailCounter::TxCma)));
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+    plugin.finalize().expect("finalize");
+}
+
+fn may_not_merge(_: &Ctx) {
+    let plugin = Plugin::start(version());
+    assert_eq!(plugin.devices().expect("devices"), 2);
+    let refused = plugin.make_vdevice(&[0, 1]).expect_err("interfaces that are no ports of one NIC, and that nobody named");
+    assert!(refused.to_string().contains('5'), "{refused}");
+    assert_eq!(plugin.devices().expect("devices"), 2);
+}
+
+/// Two ranks in a network namespace that has two interfaces.
+fn world(role: &'static str, cable: &Cable) -> World {
+    let world = World::new(role, 2).env("RAILHEAD_SOCKET_IFNAME", "=lo,rht");
+    (0..2).fold(world, |world, rank| world.wrap(rank, &cable.at(0)))
+}
+
+#[test]
+fn a_merged_device_uses_both_interfaces() {
+    if !usable() {
+        return;
+    }
+    let cable = Cable::new();
+    for version in ["9", "11", "12"] {
+        for (wire, streams) in [("tcp", "0"), ("tcp", "2"), ("shm", "0")] {
+            // The second setting is about RDMA NICs.
+            let world = world("merges", &cable).env("RAILHEAD_FORCE_MERGE", "lo,rht").env("NCCL_IB_MERGE_NICS", "0");
+            let world = world.env("RHT_VERSION", version);
+            let mut ranks = world.env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_TCP_STREAMS", streams).spawn();
+            let large = SIZES.iter().filter(|len| **len >= 1 << 20).sum::<usize>() as u64;
+            for rank in 0..2 {
+                let words: Vec<u64> = ranks.hear(rank).split(' ').map(|word| word.parse().expect("a number")).collect();
+                let (first, second) = if wire == "tcp" { (words[0], words[1]) } else { (words[2], words[3]) };
+                assert!(first >= large / 3 && second >= large / 3, "{wire}, version {version}: {words:?}");
+            }
+            ranks.finish();
+        }
+    }
+}
+
+#[test]
+fn interfaces_are_not_merged_unasked() {
+    if !usable() {
+        return;
+    }
+    let cable = Cable::new();
+    world("may_not_merge", &cable).spawn().finish();
+}
