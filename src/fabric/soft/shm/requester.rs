@@ -178,7 +178,7 @@ impl Requester {
         }
         let from = wq.sq.acked;
         wq.ack(from + u64::from(more))?;
-        self.on_acked(wq, from, wq.sq.acked);
+        self.on_acked(from, wq.sq.acked);
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Requester {
         if upto != wq.sq.acked {
             let from = wq.sq.acked;
             wq.ack(upto)?;
-            self.on_acked(wq, from, upto);
+            self.on_acked(from, upto);
             moved = true;
         }
         if direction.fill_want.load(Ordering::Acquire) != self.fill_seen {
@@ -238,9 +238,9 @@ impl Requester {
 
     /// Requests `from..upto` are acked.
     #[inline(always)]
-    fn on_acked(&mut self, wq: &WorkQueues, from: u64, upto: u64) {
+    fn on_acked(&mut self, from: u64, upto: u64) {
         self.exposed.remove(from, upto);
-        self.copy_path.on_acked(from, upto, |request| wq.sq.get(request).len);
+        self.copy_path.on_acked(upto);
     }
 
     /// Publishes the next request with its bytes in the descriptor; false if they are too many, or if it is a READ.
