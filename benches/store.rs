@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
-use railhead::store::tcp::wire::{self, MAGIC, Part, Query};
+use railhead::store::tcp::wire::{self, MAGIC, Part, RequestType};
 
 /// Connections of the round trips.
 const CONNECTIONS: [usize; 3] = [1, 8, 64];
@@ -55,8 +55,8 @@ impl Client {
     fn greet(port: u16, count: usize) -> Client {
         let poll = Poll::new().expect("epoll");
         let mut hello = Vec::new();
-        wire::encode(&mut hello, Query::Validate, &[Part::Word(MAGIC)]);
-        wire::encode(&mut hello, Query::Ping, &[Part::Word(7)]);
+        wire::encode(&mut hello, RequestType::Validate, &[Part::Word(MAGIC)]);
+        wire::encode(&mut hello, RequestType::Ping, &[Part::Word(7)]);
         let connect = |index| {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connect");
             stream.set_nodelay(true).expect("no delay");
@@ -112,8 +112,8 @@ impl Client {
         let value = [b'v'; SIZE];
         let request = |index| {
             let (mut request, key) = (Vec::new(), format!("bench/{index}"));
-            wire::encode(&mut request, Query::Set, &[Part::Key(&key), Part::Value(&value)]);
-            wire::encode(&mut request, Query::Get, &[Part::Key(&key)]);
+            wire::encode(&mut request, RequestType::Set, &[Part::Key(&key), Part::Value(&value)]);
+            wire::encode(&mut request, RequestType::Get, &[Part::Key(&key)]);
             request
         };
         let requests: Vec<Vec<u8>> = (0..self.connections.len()).map(request).collect();
@@ -174,7 +174,7 @@ impl Client {
 /// The request for a barrier that nobody has come to.
 fn barrier() -> Vec<u8> {
     let (key, mut request) = (format!("bench/barrier/{}/{:?}", std::process::id(), Instant::now()), Vec::new());
-    wire::encode(&mut request, Query::Barrier, &[Part::Key(&key), Part::Int(CLIENTS as i64)]);
+    wire::encode(&mut request, RequestType::Barrier, &[Part::Key(&key), Part::Int(CLIENTS as i64)]);
     request
 }
 

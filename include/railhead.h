@@ -587,7 +587,7 @@ railhead_status_t railhead_store_set(railhead_store_t *store,
                                      size_t size);
 
 // Waits until the key exists, for at most `timeout_ms` (less than 0: for ever), and copies its value. The caller frees it with
-// railhead_store_free; behind it stands a 0 that is not counted.
+// railhead_store_free; a 0 that is not counted follows it.
 railhead_status_t railhead_store_get(railhead_store_t *store,
                                      const char *key,
                                      int64_t timeout_ms,
@@ -624,7 +624,7 @@ railhead_status_t railhead_store_compare_set(railhead_store_t *store,
 railhead_status_t railhead_store_append(railhead_store_t *store, const char *key, const void *value, size_t size);
 
 // Waits until all keys exist, for at most `timeout_ms`, and copies their values, in the order of the keys. One railhead_store_free frees the array and
-// all values; behind each stands a 0 that is not counted.
+// all values; a 0 that is not counted follows each.
 railhead_status_t railhead_store_multi_get(railhead_store_t *store,
                                            const char *const *keys,
                                            size_t count,

@@ -186,8 +186,10 @@ fn no_context(number: u64) -> Error {
     Error::internal(format!("context {number} was finalized before, or never made"))
 }
 
-/// Checks that a context is live, and returns its traffic class.
-pub fn context(context: Handle) -> Result<Option<i32>> {
+/// The traffic class of a context, if it has one.
+///
+/// Errors: a context that was finalized, or never made.
+pub fn traffic_class(context: Handle) -> Result<Option<i32>> {
     let process = current()?;
     let number = context.context_number(process.number)?;
     let state = process.state();

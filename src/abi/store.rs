@@ -191,7 +191,7 @@ pub unsafe extern "C" fn railhead_store_set(
 }
 
 /// Waits until the key exists, for at most `timeout_ms` (less than 0: for ever), and copies its value. The caller frees it with
-/// railhead_store_free; behind it stands a 0 that is not counted.
+/// railhead_store_free; a 0 that is not counted follows it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_get(
     store: *mut railhead_store_t,
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn railhead_store_append(
 }
 
 /// Waits until all keys exist, for at most `timeout_ms`, and copies their values, in the order of the keys. One railhead_store_free frees the array and
-/// all values; behind each stands a 0 that is not counted.
+/// all values; a 0 that is not counted follows each.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_store_multi_get(
     store: *mut railhead_store_t,

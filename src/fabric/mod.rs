@@ -31,6 +31,7 @@ use std::sync::Arc;
 use crate::base::config::{Config, Fabric};
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
+use crate::base::mem::Pages;
 use crate::base::process::Process;
 use crate::base::stats::RailStats;
 
@@ -127,6 +128,15 @@ impl Domain {
         }
     }
 
+    /// Registers pages of our own.
+    ///
+    /// Errors: as for [`Domain::register`].
+    pub fn register_pages(&self, pages: &Pages, access: Access) -> Result<PagesRegion> {
+        // SAFETY: a `PagesRegion` drops its region before its clone of the pages.
+        let region = self.register(unsafe { pages.as_memory() }, access)?;
+        Ok(PagesRegion { region, _pages: pages.clone() })
+    }
+
     /// Registers memory that a DMA-BUF names, from `offset` on. Requests name it by the addresses of `memory`. Any thread; the descriptor
     /// stays the caller's.
     ///
@@ -161,6 +171,20 @@ pub enum MemoryRegion {
     Soft(soft::MemoryRegion),
     /// A NIC.
     Verbs(verbs::MemoryRegion),
+}
+
+/// A region over pages of our own, which it keeps mapped.
+pub struct PagesRegion {
+    region: MemoryRegion,
+    _pages: Pages,
+}
+
+impl std::ops::Deref for PagesRegion {
+    type Target = MemoryRegion;
+
+    fn deref(&self) -> &MemoryRegion {
+        &self.region
+    }
 }
 
 impl MemoryRegion {

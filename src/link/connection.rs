@@ -10,7 +10,7 @@ use super::queue_pairs::QueuePairs;
 
 /// A connection whose handshake is done; `M` is the memory that its peer writes to.
 pub struct Connection<M> {
-    /// Queue pairs, told of their counterparts. Dropped before the memory.
+    /// Queue pairs, told of their counterparts.
     pub qps: QueuePairs,
     /// What the peer writes to.
     pub memory: M,

@@ -65,13 +65,13 @@ impl WaitSet {
         self.within(HANDSHAKE_POLL);
     }
 
-    /// Requests are outstanding, whose age is wait_shown at every `look` if that is set.
+    /// Requests are outstanding, whose age is checked every `look` if that is set.
     pub fn with_requests(&mut self, look: Option<Duration>) {
         self.within(look.map_or(REQUEST_POLL, |look| look.clamp(HANDSHAKE_POLL, REQUEST_POLL)));
     }
 }
 
-/// A member that its caller shares with the thread, until he closes it.
+/// A member that its caller shares with the thread, until it is closed.
 struct Attended<T> {
     value: Option<T>,
     /// The caller has called since the thread last thought of sleep.
@@ -133,7 +133,7 @@ impl Parking {
     /// A caller's call is over.
     #[inline]
     fn called(&self) {
-        // Set before the thread last had the lock that the caller has just given back, or the thread has yet to look at what he did.
+        // Set before the thread last had the lock that the caller has just given back, or the thread has yet to see what the caller did.
         if self.wakes.load(Ordering::Relaxed) && self.wakes.swap(false, Ordering::Relaxed) {
             self.wakeup.notify();
         }
@@ -170,7 +170,7 @@ impl Work for Members {
     }
 
     fn on_idle(&mut self, operations: &mut dyn Iterator<Item = &mut Watched>, _idle_sleep: Duration) -> IdleAction {
-        // Before any lock is taken: whoever gets one behind this thread sees it.
+        // Before any lock is taken: whoever gets one after this thread sees it.
         self.parking.wakes.store(true, Ordering::Relaxed);
         let mut wait = WaitSet::default();
         for op in operations {

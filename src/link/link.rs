@@ -58,7 +58,7 @@ pub struct Link {
 struct PendingFault {
     status: WcStatus,
     text: String,
-    /// When the reason was first wait_shown for; 0 before.
+    /// When the reason was first looked for; 0 before.
     since: u64,
 }
 
@@ -245,7 +245,7 @@ impl Link {
     }
 
     /// A fabric reports that it gave up on a request only by the completion of a signaled one, and clear-to-sends are signaled rarely: so one that
-    /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted behind them.
+    /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted after them.
     fn probe_unsignaled(&mut self, now: u64) {
         if !self.qps.has_unsignaled(CTS_QP) {
             self.unsignaled_since = 0;

@@ -136,7 +136,7 @@ impl Liveness {
         self.ended.is_some()
     }
 
-    /// Whether the peer's process was stopped when last wait_shown at.
+    /// Whether the peer's process was stopped when last checked.
     #[inline]
     pub fn stopped(&self) -> bool {
         self.stopped

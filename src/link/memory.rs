@@ -8,7 +8,7 @@
 //!
 //! Of a shared region the keys stay valid when one of its registrations is given back, so a peer that was told of them can go on writing what
 //! the others have registered. Nobody can stop it without stopping the others, but a receive that is outstanding under the handle never
-//! completes: [`MrTable::kept`] tells the comms to look, and they fail.
+//! completes: [`MrTable::shared_deregs`] tells the comms to look, and they fail.
 //!
 //! A handle is an index and a generation, never a pointer, so an unknown or stale one is noticed.
 
@@ -82,7 +82,7 @@ pub struct MrTable {
     /// The shared regions of each physical device that shares any.
     caches: Vec<Option<Mutex<Cache<MemoryRegion>>>>,
     /// Deregistrations that left a region to others.
-    kept: AtomicU64,
+    shared_deregs: AtomicU64,
 }
 
 /// What is behind a registration on one physical device.
@@ -102,7 +102,7 @@ impl MrTable {
         MrTable {
             registrations: Slab::default(),
             caches: shares.into_iter().map(|shares| shares.then(Mutex::default)).collect(),
-            kept: AtomicU64::new(0),
+            shared_deregs: AtomicU64::new(0),
         }
     }
 
@@ -176,7 +176,7 @@ impl MrTable {
 
     /// Gives a registration back. Once it returns nothing is written or read under its keys any more, unless it shared a region with another
     /// registration of the same range that is still there: then a peer may write until the comms that it concerns have noticed
-    /// ([`MrTable::kept`]).
+    /// ([`MrTable::shared_deregs`]).
     ///
     /// Errors: a handle that is not, or no longer, known, or belongs to another device.
     pub fn deregister(&self, dev: usize, mr: MrHandle) -> Result<()> {
@@ -187,8 +187,8 @@ impl MrTable {
         let regions = self.registrations.remove(mr.0 as u32, (mr.0 >> 32) as u32, |entry| std::mem::take(&mut *lock(&entry.regions)));
         let regions = regions.ok_or_else(|| unknown("deregMr", mr))?;
         if self.release(regions) {
-            // Pairs with the Acquire in `kept`: who sees this sees that the handle is stale.
-            self.kept.fetch_add(1, Ordering::Release);
+            // Pairs with the Acquire in `shared_deregs`: who sees this sees that the handle is stale.
+            self.shared_deregs.fetch_add(1, Ordering::Release);
         }
         Ok(())
     }
@@ -209,9 +209,9 @@ impl MrTable {
     /// Changes when a registration was given back whose region others keep. Whoever has work outstanding under handles then asks
     /// [`MrTable::is_registered`] of each.
     #[inline(always)]
-    pub fn kept(&self) -> u64 {
+    pub fn shared_deregs(&self) -> u64 {
         // Pairs with the Release in `deregister`.
-        self.kept.load(Ordering::Acquire)
+        self.shared_deregs.load(Ordering::Acquire)
     }
 
     /// Whether a handle names a registration.

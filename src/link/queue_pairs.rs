@@ -8,11 +8,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
+use crate::base::mem::Pages;
 use crate::base::process::Process;
 use crate::base::stats::RailStats;
 use crate::fabric::{
-    Access, Capabilities, Completion, CompletionQueue, Domain, Endpoint, MemoryRegion, Opcode, Payload, PostError, QpCaps, QpId, QpState,
-    RecvWr, SendWr, Sge, UserMemory, WcOpcode, WcStatus,
+    Access, Capabilities, Completion, CompletionQueue, Domain, Endpoint, Opcode, PagesRegion, Payload, PostError, QpCaps, QpId, QpState,
+    RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE};
@@ -103,8 +104,7 @@ pub struct RailDevice {
     pub stats: RailStats,
 }
 
-/// All queue pairs of a link, and the regions over the link's own memory. Dropped in this order: after the queue pairs are gone
-/// nothing touches the regions.
+/// All queue pairs of a link, and the regions that the peer writes to, which are dropped after them.
 pub struct QueuePairs {
     queues: Vec<CompletionQueue>,
     /// What to sleep on for the queues, if they notify.
@@ -112,7 +112,8 @@ pub struct QueuePairs {
     qps: Vec<Qp>,
     /// Queue pairs that are connected to themselves, one per rail, once a flush has been asked for.
     loops: Vec<QpId>,
-    own: Vec<MemoryRegion>,
+    /// The memory that the peer writes to, rail by rail: a sender's CTS FIFO, a receiver's completion records.
+    inbox: Vec<PagesRegion>,
     /// The peer's key for its memory that this side writes: FIFO or records.
     remote_keys: [u32; MAX_RAILS],
     /// That memory.
@@ -137,13 +138,13 @@ pub enum Side {
 }
 
 impl QueuePairs {
-    /// Makes the queue pairs and registers `own` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's. `notify` if they are to
+    /// Makes the queue pairs and registers `inbox` for the peer's WRITEs. A `traffic_class` outside 0..=255 is the system's. `notify` if they are to
     /// be armed.
     pub fn new(
         devices: &[RailDevice],
         qps_per_rail: usize,
         side: Side,
-        own: UserMemory,
+        inbox: &Pages,
         traffic_class: i32,
         notify: bool,
     ) -> Result<QueuePairs> {
@@ -157,7 +158,7 @@ impl QueuePairs {
             sleep_fds: Vec::new(),
             qps: Vec::new(),
             loops: Vec::new(),
-            own: Vec::new(),
+            inbox: Vec::new(),
             remote_keys: [0; MAX_RAILS],
             remote_memory: 0,
             next: 0,
@@ -170,7 +171,7 @@ impl QueuePairs {
             if notify {
                 all.sleep_fds.push(device.domain.notification_fd()?);
             }
-            all.own.push(device.domain.register(own, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
+            all.inbox.push(device.domain.register_pages(inbox, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
         }
         for _ in 0..qps_per_rail {
             for (rail, (device, cq)) in devices.iter().zip(&mut all.queues).enumerate() {
@@ -202,14 +203,14 @@ impl QueuePairs {
         self.qps.len()
     }
 
-    /// Keys of this side's own memory, for the peer.
+    /// Keys of the inbox, for the peer.
     pub fn inbox_keys(&self) -> Vec<u32> {
-        self.own.iter().map(MemoryRegion::rkey).collect()
+        self.inbox.iter().map(|region| region.rkey()).collect()
     }
 
-    /// Drops the regions over this side's own memory, so that the peer's WRITEs into it fail. For tests.
+    /// Deregisters the inbox, so that the peer's WRITEs into it fail. For tests.
     pub fn forget_inbox(&mut self) {
-        self.own.clear();
+        self.inbox.clear();
     }
 
     /// Endpoints rail by rail, as the handshake lists them.
@@ -241,7 +242,7 @@ impl QueuePairs {
         });
         self.queues.truncate(rails);
         self.sleep_fds.truncate(rails);
-        self.own.truncate(rails);
+        self.inbox.truncate(rails);
     }
 
     /// Connects every queue pair to its counterpart; `endpoints` rail by rail. `memory` and `keys` are the peer's.
@@ -289,7 +290,7 @@ impl QueuePairs {
     }
 
     /// The queue pair of a message that takes one request: not striped, and short enough for an immediate that goes with it and tells its size.
-    /// `None` for another, or if there is no room. It stays the same until [`QueuePairs::next_qp`].
+    /// `None` for any other message, and if the queue is full. It stays the same until [`QueuePairs::next_qp`].
     #[inline(always)]
     pub fn qp_for_fast_path(&self, len: usize, split_min: usize) -> Option<usize> {
         let qp = self.qps.get(self.next)?;
@@ -375,7 +376,7 @@ impl QueuePairs {
         cq.qp(it.id).post_recv(&RecvWr { wr_id, sge: Sge::default() })
     }
 
-    /// Takes completions of a rail: how many. `None` behind the last rail.
+    /// Takes completions of a rail: how many. `None` after the last rail.
     #[inline(always)]
     pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> Option<usize> {
         self.queues.get_mut(rail).map(|cq| cq.poll(out))

@@ -284,7 +284,7 @@ impl Acceptor {
         }
     }
 
-    /// A whole H1. An error drops the connection without a word: whoever sent it does not know the secret, or repeats what he heard.
+    /// A whole H1. An error drops the connection without a word: its sender does not know the secret, or replays a frame.
     fn on_h1(&mut self, h1: Vec<u8>, from: SocketAddr) -> std::result::Result<Step, WireError> {
         let (header, body) = frames::open(&h1, &self.secret, &[])?;
         if header.kind != Kind::Hello {
@@ -361,7 +361,7 @@ impl Acceptor {
             if self.resources.config.traffic_class < 0 { theirs.traffic_class } else { self.resources.config.traffic_class };
         // All that this side sends is clear-to-sends.
         let own_class = if self.resources.config.ib_fifo_tc < 0 { traffic_class } else { self.resources.config.ib_fifo_tc };
-        let mut qps = QueuePairs::new(&devices, qps_per_rail, Side::Recv, records.pages().as_memory(), own_class, self.resources.notify())?;
+        let mut qps = QueuePairs::new(&devices, qps_per_rail, Side::Recv, records.pages(), own_class, self.resources.notify())?;
         let used: Vec<Endpoint> = theirs
             .endpoints
             .chunks(usize::from(theirs.qps_per_rail))

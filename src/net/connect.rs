@@ -146,7 +146,7 @@ impl Dialer {
         let qps = self.resources.config.qps_per_rail as usize;
         let stats = self.stats.as_ref().ok_or_else(over)?;
         let devices = self.resources.rails(stats, usize::MAX)?;
-        let qps = QueuePairs::new(&devices, qps, Side::Send, fifo.pages().as_memory(), self.traffic_class, self.resources.notify())?;
+        let qps = QueuePairs::new(&devices, qps, Side::Send, fifo.pages(), self.traffic_class, self.resources.notify())?;
         self.ends = Some((qps, fifo));
 
         let addr = self.handle.addr;

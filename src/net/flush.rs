@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::error::Result;
 use crate::base::mem::Pages;
-use crate::fabric::{Access, MemoryRegion, Opcode, Payload, QpCaps, Sge};
+use crate::fabric::{Access, Opcode, PagesRegion, Payload, QpCaps, Sge};
 use crate::link::Link;
 use crate::link::limits::{MAX_RECVS, MAX_REQUESTS};
 use crate::link::memory::Registration;
@@ -19,7 +19,7 @@ use super::device::Physical;
 /// What the loopback queue pairs of a comm, one per rail, work on. They are destroyed with the comm's queues, before this.
 pub struct Flusher {
     /// Of `scratch`, one per rail.
-    regions: Vec<MemoryRegion>,
+    regions: Vec<PagesRegion>,
     /// Where the READs put their byte.
     scratch: Pages,
 }
@@ -31,7 +31,7 @@ impl Flusher {
         let caps = QpCaps { send_depth: MAX_REQUESTS as u32, recv_depth: 1, ..QpCaps::default() };
         let mut regions = Vec::new();
         for (rail, device) in devices.iter().enumerate().take(link.qps.rails()) {
-            regions.push(device.domain()?.register(scratch.as_memory(), Access::LOCAL_WRITE)?);
+            regions.push(device.domain()?.register_pages(&scratch, Access::LOCAL_WRITE)?);
             let stats = link.stats.rail(rail);
             link.qps.add_loop(rail, &caps, stats)?;
         }

@@ -1,7 +1,7 @@
 //! The bytes of the handshake: frames, their authentication, and the parameters that they carry. Pure; any thread.
 //!
 //! A frame is `header | body | MAC`. The header `{magic u32, version u16, kind u8, 0 u8, body length u32}` has this layout in every
-//! version, and nothing but it is wait_shown at before the MAC has been checked. The MAC covers header and body and everything said
+//! version, and nothing but it is read before the MAC has been checked. The MAC covers header and body and everything said
 //! before it, so that a frame of one conversation is worth nothing in another:
 //!
 //! ```text

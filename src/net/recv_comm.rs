@@ -72,7 +72,7 @@ impl RecvComm {
         }
         let early = (!link.confirmed() && !link.qps.keeps_early_requests).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
         let mrs = resources.mrs.clone();
-        let state = RecvState { records, slots: Box::new([FREE; SLOTS]), kept: mrs.kept(), mrs };
+        let state = RecvState { records, slots: Box::new([FREE; SLOTS]), shared_deregs: mrs.shared_deregs(), mrs };
         let encoded = [[0; SLOT_SIZE]; MAX_RECVS];
         let receiver = Receiver { link, early, state, tail: 0, flusher: None, dev: resources.device.index(), encoded };
         Ok(RecvComm { receiver: Polled::new(receiver, "a receive comm", resources.thread()?), resources })

@@ -13,12 +13,12 @@ use crate::link::{Failure, Link};
 
 /// Which receives are outstanding, and what is known of them.
 pub(super) struct RecvState {
-    /// Dropped after the link, which registered it.
+    /// What the sender writes its completion records into.
     pub records: Records,
     pub slots: Box<[RecvSlot; SLOTS]>,
     pub mrs: Arc<MrTable>,
-    /// [`MrTable::kept`] when the receives outstanding were last wait_shown at.
-    pub kept: u64,
+    /// [`MrTable::shared_deregs`] when the receives outstanding were last checked.
+    pub shared_deregs: u64,
 }
 
 /// A receive of which the sender was told.
@@ -58,9 +58,9 @@ impl RecvState {
     /// message. Called before each completion is believed: a message that came after `deregMr` had returned is not reported as received.
     #[inline(always)]
     pub fn check_registrations(&mut self, link: &mut Link) {
-        let kept = self.mrs.kept();
-        if kept != self.kept {
-            self.kept = kept;
+        let shared_deregs = self.mrs.shared_deregs();
+        if shared_deregs != self.shared_deregs {
+            self.shared_deregs = shared_deregs;
             self.look_for_deregistered(link);
         }
     }
@@ -100,7 +100,7 @@ impl RecvState {
         self.check_registrations(link);
         let qp = usize::from(wr.qp);
         match link.qps.post_recv(qp) {
-            // A queue pair that has failed since says so itself, behind what arrived before.
+            // A queue pair that has failed since says so itself, after what arrived before.
             Ok(()) | Err(PostError::State(_)) => {}
             Err(error) => return link.post_failed(WrKind::Recv, qp, error),
         }

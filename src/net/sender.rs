@@ -22,7 +22,7 @@ use super::resources::Resources;
 /// A sender whose peer has answered.
 pub(super) struct Sender {
     pub link: Link,
-    /// Dropped after the link, whose queue pairs registered it.
+    /// What the receiver writes its clear-to-sends into.
     pub fifo: CtsFifo,
     /// Sequence number of the group at the head of the FIFO.
     head: u64,

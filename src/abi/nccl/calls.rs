@@ -49,13 +49,13 @@ impl Length for usize {
     }
 }
 
-/// What tells connect the traffic class.
-pub(super) enum Scope {
-    /// Nothing.
-    Process,
-    /// Its own argument, which may be NULL.
-    Config(*const ncclNetCommConfig_t),
-    /// The context.
+/// Where connect takes the traffic class from.
+pub(super) enum TrafficClassFrom {
+    /// Nowhere: the settings decide.
+    Nowhere,
+    /// From connect's own argument, which may be NULL.
+    Argument(*const ncclNetCommConfig_t),
+    /// From the context.
     Context(*mut c_void),
 }
 
@@ -92,7 +92,7 @@ pub(super) unsafe fn finalize(v: u32, ctx: *mut c_void) -> ncclResult_t {
 }
 
 pub(super) unsafe fn set_net_attr(v: u32, ctx: *mut c_void) -> ncclResult_t {
-    call("setNetAttr", v, || plugin::context(Handle::from_pointer(ctx)).map(|_| ()))
+    call("setNetAttr", v, || plugin::traffic_class(Handle::from_pointer(ctx)).map(|_| ()))
 }
 
 pub(super) unsafe fn devices(v: u32, ndev: *mut c_int) -> ncclResult_t {
@@ -123,7 +123,13 @@ pub(super) unsafe fn make_v_device<const N: usize>(v: u32, d: *mut c_int, props:
     })
 }
 
-pub(super) unsafe fn listen(v: u32, scope: Scope, dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> ncclResult_t {
+pub(super) unsafe fn listen(
+    v: u32,
+    scope: TrafficClassFrom,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> ncclResult_t {
     call("listen", v, || {
         // SAFETY: this module's common requirement. The handle is NCCL's 64 bytes (128 from version 5, of which 64 are used).
         let (handle, listen_comm) = unsafe { (boundary::bytes(handle, "handle")?, Out::new(listen_comm, "listenComm")?) };
@@ -138,7 +144,7 @@ pub(super) unsafe fn listen(v: u32, scope: Scope, dev: c_int, handle: *mut c_voi
 
 pub(super) unsafe fn connect(
     v: u32,
-    scope: Scope,
+    scope: TrafficClassFrom,
     dev: c_int,
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
@@ -154,15 +160,15 @@ pub(super) unsafe fn connect(
     })
 }
 
-impl Scope {
+impl TrafficClassFrom {
     /// # Safety
     /// As for [`boundary::read`].
     unsafe fn traffic_class(&self) -> Result<Option<i32>> {
         match self {
-            Scope::Process => Ok(None),
+            TrafficClassFrom::Nowhere => Ok(None),
             // SAFETY: the requirement is the caller's own.
-            Scope::Config(config) => unsafe { traffic_class(*config) },
-            Scope::Context(ctx) => plugin::context(Handle::from_pointer(*ctx)),
+            TrafficClassFrom::Argument(config) => unsafe { traffic_class(*config) },
+            TrafficClassFrom::Context(ctx) => plugin::traffic_class(Handle::from_pointer(*ctx)),
         }
     }
 }
@@ -236,7 +242,7 @@ pub(super) unsafe fn dereg_mr(v: u32, comm: *mut c_void, mhandle: *mut c_void) -
     })
 }
 
-// Into each version's own function, as what it calls here: a message takes the path once, and a call costs more than most of its steps.
+// Inlined into each version's function, with all that it calls: most steps cost less than a call.
 #[inline(always)]
 pub(super) unsafe fn isend<L: Length>(
     v: u32,

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{self, Arrays, Scope};
+use super::calls::{self, Arrays, TrafficClassFrom};
 use super::types::{ncclDebugLogger_t, ncclNetCommConfig_t, ncclNetDeviceHandle_t, ncclProfilerCallback_t, ncclResult_t};
 use super::v4::{Close, DeregMr, Devices, GetProperties, Listen, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, listen, test};
@@ -69,7 +69,7 @@ unsafe extern "C" fn connect<const V: u32>(
     _sendDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Config(config), dev, handle, sendComm, Mode::NonBlocking) }
+    unsafe { calls::connect(V, TrafficClassFrom::Argument(config), dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Posts a send; see `v5::isend`. `phandle` is for a profiler and ignored.

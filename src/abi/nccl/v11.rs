@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{self, Scope};
+use super::calls::{self, TrafficClassFrom};
 use super::types::{ncclDebugLogger_t, ncclNetAttr_t, ncclNetCommConfig_t, ncclNetDeviceHandle_t, ncclProfilerCallback_t, ncclResult_t};
 use super::v4::{Close, DeregMr, Devices, GetProperties, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, test};
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn listen<const V: u32>(
     listenComm: *mut *mut c_void,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::listen(V, Scope::Context(ctx), dev, handle, listenComm) }
+    unsafe { calls::listen(V, TrafficClassFrom::Context(ctx), dev, handle, listenComm) }
 }
 
 /// Takes a connection to a listener one step further; see `v7::connect`. The traffic class is the context's.
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn connect<const V: u32>(
     _sendDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Context(ctx), dev, handle, sendComm, Mode::NonBlocking) }
+    unsafe { calls::connect(V, TrafficClassFrom::Context(ctx), dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Ends a context. Comms made with it live on until they are closed; with the last context and the last comm everything ends: threads

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{self, Arrays, Scope};
+use super::calls::{self, Arrays, TrafficClassFrom};
 use super::types::{ncclDebugLogger_t, ncclResult_t};
 use crate::abi::plugin::Description;
 use crate::base::error::Error;
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn getProperties<const V: u32, P: for<'a> TryFrom<&'a Desc
 /// `handle` is valid for 64 bytes, `listenComm` for a pointer.
 pub unsafe extern "C" fn listen<const V: u32>(dev: c_int, handle: *mut c_void, listenComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::listen(V, Scope::Process, dev, handle, listenComm) }
+    unsafe { calls::listen(V, TrafficClassFrom::Nowhere, dev, handle, listenComm) }
 }
 
 /// Connects to a listener. Blocks until the listener's host took the connection, not until the peer accepts it: NCCL 2.8 has every rank
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn listen<const V: u32>(dev: c_int, handle: *mut c_void, l
 /// `handle` is valid for 64 bytes, `sendComm` for a pointer.
 unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, sendComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Mode::Blocking) }
+    unsafe { calls::connect(V, TrafficClassFrom::Nowhere, dev, handle, sendComm, Mode::Blocking) }
 }
 
 /// Accepts a connection. Blocks until a peer connects that knows the handle.

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{self, Arrays, Scope};
+use super::calls::{self, Arrays, TrafficClassFrom};
 use super::types::ncclResult_t;
 use super::v4::{Accept, Close, Connect, DeregMr, Devices, GetProperties, Init, Listen, RegMr, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, regMr, test};
@@ -45,7 +45,7 @@ table! {
 /// `handle` is valid for 64 bytes, `sendComm` for a pointer.
 pub unsafe extern "C" fn connect<const V: u32>(dev: c_int, handle: *mut c_void, sendComm: *mut *mut c_void) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Mode::NonBlocking) }
+    unsafe { calls::connect(V, TrafficClassFrom::Nowhere, dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Accepts a connection if one has come; never blocks.

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{self, Scope};
+use super::calls::{self, TrafficClassFrom};
 use super::types::{ncclNetDeviceHandle_t, ncclResult_t};
 use super::v4::{Close, DeregMr, Devices, GetProperties, Init, Listen, RegMr, Test};
 use super::v4::{closeListen, closeRecv, closeSend, deregMr, devices, getProperties, init, listen, regMr, test};
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn connect<const V: u32>(
     _sendDevComm: *mut *mut ncclNetDeviceHandle_t,
 ) -> ncclResult_t {
     // SAFETY: the requirements are the same.
-    unsafe { calls::connect(V, Scope::Process, dev, handle, sendComm, Mode::NonBlocking) }
+    unsafe { calls::connect(V, TrafficClassFrom::Nowhere, dev, handle, sendComm, Mode::NonBlocking) }
 }
 
 /// Accepts a connection if one has come; see `v5::accept`. `*recvDevComm` is left alone.

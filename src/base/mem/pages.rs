@@ -1,15 +1,24 @@
 //! Private memory of our own that a peer WRITEs to: slots, records. Made at connection set-up, read on the thread that drives the comm.
 
+use std::sync::Arc;
+
 use memmap2::{Advice, MmapMut, MmapRaw};
 
 use super::{UserMemory, View, page_round};
 use crate::base::error::{Error, Result};
 
 /// Page-aligned, zeroed, anonymous memory, absent in a forked child (a copy there would be a different memory from the one that the NIC
-/// or the peer knows).
+/// or the peer knows). Clones are the same memory, which is unmapped with the last of them.
+#[derive(Clone)]
 pub struct Pages {
-    map: MmapRaw,
+    view: View,
+    _map: Arc<MmapRaw>,
 }
+
+// SAFETY: `view` is of `_map`, which may be used on any thread.
+unsafe impl Send for Pages {}
+// SAFETY: as above; the accessors are atomics and copies that allow for others' writes.
+unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Maps at least `len` bytes, rounded up to whole pages.
@@ -20,19 +29,19 @@ impl Pages {
         let map = MmapMut::map_anon(rounded).map_err(|e| Error::system(format!("mmap of {rounded} bytes"), e))?;
         let map = MmapRaw::from(map);
         map.advise(Advice::DontFork).map_err(|e| Error::system("madvise(MADV_DONTFORK)", e))?;
-        Ok(Pages { map })
+        Ok(Pages { view: View { base: map.as_mut_ptr(), len: map.len() }, _map: Arc::new(map) })
     }
 
     /// Address of the first byte.
     #[inline]
     pub fn addr(&self) -> usize {
-        self.map.as_mut_ptr() as usize
+        self.view.base as usize
     }
 
     /// Bytes: whole pages.
     #[inline]
     pub fn len(&self) -> usize {
-        self.map.len()
+        self.view.len
     }
 
     /// Never: there is at least one page.
@@ -40,16 +49,25 @@ impl Pages {
         false
     }
 
-    /// The whole of it, to be registered. The region must be dropped before the pages: declare it first, fields drop in order.
-    pub(crate) fn as_memory(&self) -> UserMemory {
-        // SAFETY: a private writable mapping that lives as long as `self`; that the region goes first is the rule above, which
-        // the few callers in this crate keep.
-        unsafe { UserMemory::new(self.map.as_mut_ptr(), self.map.len()) }
+    /// The whole of it, to be registered.
+    ///
+    /// # Safety
+    /// The region is dropped before the last clone of the pages.
+    pub(crate) unsafe fn as_memory(&self) -> UserMemory {
+        // SAFETY: a private writable mapping; that it outlives the region is the caller's promise.
+        unsafe { UserMemory::new(self.view.base, self.view.len) }
+    }
+
+    /// The same for tests, which keep the pages.
+    #[cfg(test)]
+    pub(crate) fn to_register(&self) -> UserMemory {
+        // SAFETY: as above.
+        unsafe { self.as_memory() }
     }
 
     #[inline]
     pub(super) fn view(&self) -> View {
-        View { base: self.map.as_mut_ptr(), len: self.map.len() }
+        self.view
     }
 }
 
@@ -72,7 +90,7 @@ mod tests {
         let mut all = vec![1; 8192];
         pages.read(0, &mut all);
         assert!(all.iter().all(|&b| b == 0));
-        let memory = pages.as_memory();
+        let memory = pages.to_register();
         assert_eq!((memory.addr(), memory.len()), (pages.addr(), 8192));
         assert!(Pages::new(0).is_err() && Pages::new(usize::MAX).is_err());
     }

@@ -17,7 +17,8 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let mut function: unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void, usize) -> *mut libc::c_void = libc::memmove;
     // SAFETY: no instruction, and the value comes back as it was; the compiler must take it for any other.
     unsafe { asm!("/* {0} */", inout(reg) function, options(pure, nomem, nostack, preserves_flags)) };
-    // SAFETY: it is `memmove`, whose demands are the caller's; what is done by code that is not Rust is no data race of Rust's.
+    // SAFETY: it is `memmove`, whose demands are the caller's. The compiler does not know what is called, so the copy has the effect of one by a device:
+    // bytes that others write meanwhile come out old or new.
     unsafe { function(to.cast(), from.cast(), len) };
 }
 

@@ -39,7 +39,7 @@ use hub::Hub;
 pub use qp::QueuePair;
 pub use region::MemoryRegion;
 
-/// Bytes that a request may carry inline: a flow-control slot of `net`, exactly.
+/// Bytes that a request may carry inline: a clear-to-send, exactly.
 pub const MAX_INLINE: usize = 64;
 /// What the software fabric can do.
 pub const CAPABILITIES: Capabilities = Capabilities {

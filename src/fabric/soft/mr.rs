@@ -32,9 +32,9 @@ struct Entry {
     /// Copies in progress.
     users: AtomicU32,
     /// Id of the library's own allocation that holds the range; 0 for none.
-    segment: AtomicU32,
+    allocation: AtomicU32,
     /// Where in that allocation the range begins.
-    segment_offset: AtomicU64,
+    allocation_offset: AtomicU64,
 }
 
 struct Table {
@@ -112,9 +112,9 @@ pub fn register(memory: UserMemory, access: Access) -> Result<Region> {
     entry.len.store(memory.len() as u64, Ordering::Relaxed);
     entry.access.store(access.bits(), Ordering::Relaxed);
     let allocation = memory::find(memory.addr(), memory.len());
-    let (segment, offset) = allocation.as_ref().map_or((0, 0), |a| (a.id, memory.addr() - a.addr));
-    entry.segment.store(segment, Ordering::Relaxed);
-    entry.segment_offset.store(offset as u64, Ordering::Relaxed);
+    let (id, offset) = allocation.as_ref().map_or((0, 0), |a| (a.id, memory.addr() - a.addr));
+    entry.allocation.store(id, Ordering::Relaxed);
+    entry.allocation_offset.store(offset as u64, Ordering::Relaxed);
     // Pairs with the load in `pin`: who sees the key sees the range.
     entry.key.store(key, Ordering::Release);
     Ok(Region { entry, key, memory, _allocation: allocation.map(|a| a.shm) })
@@ -178,9 +178,9 @@ impl Pin {
 
     /// The library's own allocation that holds the range, and where in it the range begins.
     pub fn allocation(&self) -> Option<(u32, u64)> {
-        let segment = self.entry.segment.load(Ordering::Relaxed);
+        let id = self.entry.allocation.load(Ordering::Relaxed);
         let start = self.entry.addr.load(Ordering::Relaxed);
-        (segment != 0).then(|| (segment, self.entry.segment_offset.load(Ordering::Relaxed) + (self.addr as u64 - start)))
+        (id != 0).then(|| (id, self.entry.allocation_offset.load(Ordering::Relaxed) + (self.addr as u64 - start)))
     }
 }
 

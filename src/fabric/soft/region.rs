@@ -32,9 +32,9 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         self.0.refuse();
-        shm::revoke(self.0.key());
+        shm::end_peer_reads(self.0.key());
         self.0.drain();
         // A grant is opened under a pin: there are no new ones.
-        shm::withdraw(self.0.key());
+        shm::end_peer_writes(self.0.key());
     }
 }

@@ -59,7 +59,8 @@ pub fn choices(port: &Arc<Port>) -> Choices {
 
 fn relaxed_ordering(shared: &Arc<Shared>) -> Result<String> {
     let page = Pages::new(1)?;
-    let memory = page.as_memory();
+    // SAFETY: both regions below are dropped here, before the page.
+    let memory = unsafe { page.as_memory() };
     let (flags, _) = shared.flags(memory, Access::LOCAL_WRITE)?;
     let Some(reg_mr) = shared.library().reg_mr_iova2 else { return Ok("no".into()) };
     let (addr, flags) = (std::ptr::with_exposed_provenance_mut(memory.addr()), flags | Access::RELAXED_ORDERING.bits());

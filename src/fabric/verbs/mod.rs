@@ -4,6 +4,9 @@
 //! for the device's asynchronous events. Everything else belongs to a completion queue and the thread that polls it. The NIC makes progress
 //! without polls.
 //!
+//! The contract's ordered publish rests on the NIC, as in NCCL: a clear-to-send is one WRITE of 64 bytes into one aligned cache line, in memory that
+//! is registered without relaxed ordering, and is assumed to become visible with its last word last.
+//!
 //! Two limits, as a NIC tells less than the contract wants: a peer that is gone or has failed is noticed only by requests outstanding to it; and
 //! requests that do not complete within RAILHEAD_FABRIC_TIMEOUT_S fail the queue pair, RNR waits included.
 

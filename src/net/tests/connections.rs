@@ -277,7 +277,7 @@ fn memory_is_registered_while_the_comm_is_driven() {
             scope.spawn(|| {
                 let pages = Pages::new(1 << 20).unwrap();
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    let handles: Vec<_> = (0..20).map(|_| net.register(0, pages.as_memory(), MemoryKind::Host).unwrap()).collect();
+                    let handles: Vec<_> = (0..20).map(|_| net.register(0, pages.to_register(), MemoryKind::Host).unwrap()).collect();
                     handles.into_iter().for_each(|mr| net.deregister(0, mr).unwrap());
                 }
             });

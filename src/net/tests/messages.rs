@@ -281,20 +281,20 @@ fn each_registration_has_a_region_of_its_own_on_each_rail() {
     let net = net(config());
     let dev = many_rails(&net, 2);
     let pages = Pages::new(1 << 16).unwrap();
-    let outer = net.register(0, pages.as_memory(), MemoryKind::Host).unwrap();
-    let again = net.register(0, pages.as_memory(), MemoryKind::Host).unwrap();
+    let outer = net.register(0, pages.to_register(), MemoryKind::Host).unwrap();
+    let again = net.register(0, pages.to_register(), MemoryKind::Host).unwrap();
     let keys = |mr| net.mrs.lookup("test", 0, mr, pages.addr(), 1).unwrap().rkeys();
     assert_ne!(keys(outer), keys(again));
     assert_eq!(net.mrs.counts(), (2, 2));
-    let fused = net.register(dev, pages.as_memory(), MemoryKind::Host).unwrap();
+    let fused = net.register(dev, pages.to_register(), MemoryKind::Host).unwrap();
     assert_eq!(net.mrs.counts(), (3, 4));
     assert!(matches!(net.deregister(0, fused), Err(Error::Internal(_))));
     net.deregister(0, outer).unwrap();
     net.deregister(dev, fused).unwrap();
     assert_eq!(net.mrs.counts(), (1, 1));
     net.deregister(0, again).unwrap();
-    assert_eq!((net.mrs.counts(), net.mrs.kept()), ((0, 0), 0));
-    assert!(matches!(net.register(0, pages.as_memory(), MemoryKind::Device), Err(Error::Usage(_))));
+    assert_eq!((net.mrs.counts(), net.mrs.shared_deregs()), ((0, 0), 0));
+    assert!(matches!(net.register(0, pages.to_register(), MemoryKind::Device), Err(Error::Usage(_))));
 }
 
 /// The flush path of device memory, over host memory that says it is a device's.
@@ -303,9 +303,10 @@ fn device_memory_is_flushed_by_a_read() {
     let net = net(config());
     let mut pair = Pair::new(&net, 0);
     let pages = Pages::new(4096).unwrap();
-    let make =
-        |_: usize| net.physical[0].domain()?.register(pages.as_memory(), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ);
-    let mr = net.mrs.register(0, &[0], pages.as_memory(), MemoryKind::Device, make).unwrap();
+    let make = |_: usize| {
+        net.physical[0].domain()?.register(pages.to_register(), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)
+    };
+    let mr = net.mrs.register(0, &[0], pages.to_register(), MemoryKind::Device, make).unwrap();
     let buffer = RecvBuffer { addr: pages.addr(), len: 4096, tag: 0, mr };
     assert!(pair.recv.iflush(&[RecvBuffer { len: 0, ..buffer }]).unwrap().is_none());
     for _ in 0..1000 {

@@ -50,7 +50,7 @@ struct Buffer {
 impl Buffer {
     fn new(net: &Net, dev: usize, len: usize) -> Buffer {
         let pages = Pages::new(len.max(1)).unwrap();
-        let mr = net.register(dev, pages.as_memory(), MemoryKind::Host).unwrap();
+        let mr = net.register(dev, pages.to_register(), MemoryKind::Host).unwrap();
         Buffer { pages, mr }
     }
 

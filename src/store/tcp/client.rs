@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::connection::Connection;
 use super::server::{Server, ServerOptions};
 use super::shared_connection::{ConnectionGuard, SharedConnection};
-use super::wire::{Event, Part, Query};
+use super::wire::{Event, Part, RequestType};
 use crate::base::config::Secret;
 use crate::base::{clock, fork};
 use crate::store::deadline::Deadline;
@@ -164,7 +164,7 @@ impl TcpStore {
     }
 
     /// An operation that has no timeout of its own.
-    fn call<R>(&self, query: Query, parts: &[Part<'_>], reply: impl FnOnce(&mut Connection) -> Result<R>) -> Result<R> {
+    fn call<R>(&self, query: RequestType, parts: &[Part<'_>], reply: impl FnOnce(&mut Connection) -> Result<R>) -> Result<R> {
         let mut connection = self.acquire(Deadline::after(self.timeout))?;
         connection.send(query, parts)?;
         reply(&mut connection)
@@ -172,14 +172,14 @@ impl TcpStore {
 
     fn add_to(&self, key: Part<'_>, delta: i64, deadline: Deadline) -> Result<i64> {
         let mut connection = self.acquire(deadline)?;
-        connection.send(Query::Add, &[key, Part::Int(delta)])?;
+        connection.send(RequestType::Add, &[key, Part::Int(delta)])?;
         connection.number()
     }
 }
 
 /// Waits for keys.
 fn wait_on(connection: &mut Connection, keys: &[&str], timeout: Duration) -> Result<()> {
-    connection.send(Query::Wait, &counted(keys))?;
+    connection.send(RequestType::Wait, &counted(keys))?;
     if connection.wait_reply()? {
         return Ok(());
     }
@@ -203,13 +203,13 @@ impl Store for TcpStore {
 
     /// Has no reply: only this store's later operations are sure to see the value.
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(Query::Set, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
+        self.call(RequestType::Set, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let mut connection = self.acquire(Deadline::after(timeout))?;
         wait_on(&mut connection, &[key], timeout)?;
-        connection.send(Query::Get, &[Part::Key(key)])?;
+        connection.send(RequestType::Get, &[Part::Key(key)])?;
         connection.bytes()
     }
 
@@ -218,7 +218,7 @@ impl Store for TcpStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.call(Query::Check, &counted(keys), |connection| connection.array().map(|[reply]| reply == super::wire::READY))
+        self.call(RequestType::Check, &counted(keys), |connection| connection.array().map(|[reply]| reply == super::wire::READY))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
@@ -230,18 +230,18 @@ impl Store for TcpStore {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        self.call(Query::CompareSet, &[Part::Key(key), Part::Value(expected), Part::Value(desired)], Connection::bytes)
+        self.call(RequestType::CompareSet, &[Part::Key(key), Part::Value(expected), Part::Value(desired)], Connection::bytes)
     }
 
     /// Has no reply, like `set`.
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(Query::Append, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
+        self.call(RequestType::Append, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let mut connection = self.acquire(Deadline::after(timeout))?;
         wait_on(&mut connection, keys, timeout)?;
-        connection.send(Query::MultiGet, &counted(keys))?;
+        connection.send(RequestType::MultiGet, &counted(keys))?;
         keys.iter().map(|_| connection.bytes()).collect()
     }
 
@@ -249,19 +249,19 @@ impl Store for TcpStore {
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
         let fields = entries.iter().flat_map(|(key, value)| [Part::Key(key), Part::Value(value)]);
         let parts: Vec<Part<'_>> = std::iter::once(Part::Count(entries.len())).chain(fields).collect();
-        self.call(Query::MultiSet, &parts, |_| Ok(()))
+        self.call(RequestType::MultiSet, &parts, |_| Ok(()))
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
-        Ok(self.call(Query::DeleteKey, &[Part::Key(key)], Connection::number)? > 0)
+        Ok(self.call(RequestType::DeleteKey, &[Part::Key(key)], Connection::number)? > 0)
     }
 
     fn num_keys(&self) -> Result<i64> {
-        self.call(Query::GetNumKeys, &[], Connection::number)
+        self.call(RequestType::GetNumKeys, &[], Connection::number)
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        self.call(Query::ListKeys, &[], |connection| {
+        self.call(RequestType::ListKeys, &[], |connection| {
             let mut keys = Vec::new();
             for _ in 0..connection.number()? {
                 let key = connection.bytes()?;
@@ -273,7 +273,7 @@ impl Store for TcpStore {
 
     /// Has no reply, like `set`.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(Query::QueuePush, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
+        self.call(RequestType::QueuePush, &[Part::Key(key), Part::Value(value)], |_| Ok(()))
     }
 
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
@@ -284,7 +284,7 @@ impl Store for TcpStore {
             if !timeout.is_zero() {
                 wait_on(&mut connection, &[key], timeout)?;
             }
-            connection.send(Query::QueuePop, &[Part::Key(key)])?;
+            connection.send(RequestType::QueuePop, &[Part::Key(key)])?;
             if connection.number()? > 0 {
                 return connection.bytes();
             }
@@ -301,7 +301,7 @@ impl Store for TcpStore {
     }
 
     fn queue_len(&self, key: &str) -> Result<i64> {
-        self.call(Query::QueueLen, &[Part::Key(key)], Connection::number)
+        self.call(RequestType::QueueLen, &[Part::Key(key)], Connection::number)
     }
 
     /// On a connection of its own.
@@ -330,7 +330,7 @@ impl Store for TcpStore {
 
     fn barrier(&self, key: &str, world_size: i64, timeout: Duration) -> Result<()> {
         let mut connection = self.acquire(Deadline::after(timeout))?;
-        connection.send(Query::Barrier, &[Part::Key(key), Part::Int(world_size)])?;
+        connection.send(RequestType::Barrier, &[Part::Key(key), Part::Int(world_size)])?;
         if connection.wait_reply()? {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use rustix::net::RecvFlags;
 use socket2::{Domain, Type};
 
 use super::secret::{self, End, NONCE, SECRET_WANTED};
-use super::wire::{self, Event, MAGIC, Part, Query};
+use super::wire::{self, Event, MAGIC, Part, RequestType};
 use crate::base::config::Secret;
 use crate::base::fd::{Socket, TcpStream};
 use crate::base::mac::MAC_SIZE;
@@ -154,11 +154,11 @@ impl Connection {
             broken: None,
         };
         let nonce = std::process::id();
-        wire::encode(&mut connection.request, Query::Validate, &[Part::Word(MAGIC)]);
+        wire::encode(&mut connection.request, RequestType::Validate, &[Part::Word(MAGIC)]);
         if let Some(key) = secret.key() {
             connection.prove(key)?;
         }
-        connection.send(Query::Ping, &[Part::Word(nonce)])?;
+        connection.send(RequestType::Ping, &[Part::Word(nonce)])?;
         match connection.array().map(u32::from_le_bytes)? {
             answer if answer == nonce => {}
             SECRET_WANTED if secret.key().is_none() => {
@@ -180,7 +180,7 @@ impl Connection {
     /// Proves to the server that this client knows the secret, and checks that the server does, too.
     fn prove(&mut self, key: &[u8]) -> std::result::Result<(), Failure> {
         let refused = |what: &str| Err(Failure::Final(Error::Network(format!("{what}: RAILHEAD_STORE_SECRET"))));
-        self.send(Query::Challenge, &[])?;
+        self.send(RequestType::Challenge, &[])?;
         let answer = self.array().map_err(|error| if self.ended { Failure::ClosedOnChallenge(error) } else { error.into() });
         match answer? {
             [secret::SECRET] => {}
@@ -190,7 +190,7 @@ impl Connection {
         let (theirs, mut ours) = (self.array()?, [0; NONCE]);
         rand::fill(&mut ours).map_err(Error::from)?;
         let code = secret::code(key, End::Client, &theirs, &ours);
-        self.send(Query::Prove, &[Part::Bare(&ours), Part::Bare(&code)])?;
+        self.send(RequestType::Prove, &[Part::Bare(&ours), Part::Bare(&code)])?;
         match self.array()? {
             [secret::SECRET] => {}
             [secret::WRONG_SECRET] => return refused("The server has another secret than this process"),
@@ -204,7 +204,7 @@ impl Connection {
     ///
     /// Errors: [`Error::Unsupported`] from a server that closes the connection, as torch's do.
     pub fn watch(&mut self, key: &str) -> Result<()> {
-        self.send(Query::WatchKey, &[Part::Key(key)])?;
+        self.send(RequestType::WatchKey, &[Part::Key(key)])?;
         match self.array() {
             Ok([wire::WATCHING]) => Ok(()),
             Ok(_) => Err(self.protocol_error("a watch")),
@@ -231,7 +231,7 @@ impl Connection {
     }
 
     /// Sends a request.
-    pub fn send(&mut self, query: Query, parts: &[Part<'_>]) -> Result<()> {
+    pub fn send(&mut self, query: RequestType, parts: &[Part<'_>]) -> Result<()> {
         if let Some(reason) = &self.broken {
             return Err(Error::Network(reason.clone()));
         }
@@ -321,7 +321,7 @@ impl Connection {
     pub fn wait_reply(&mut self) -> Result<bool> {
         while self.taken == self.filled {
             if !self.fill(self.deadline)? {
-                if let Err(error) = self.send(Query::CancelWait, &[]) {
+                if let Err(error) = self.send(RequestType::CancelWait, &[]) {
                     // The server goes on waiting, and cannot be told otherwise.
                     self.give_up(error.to_string());
                     return Err(error);

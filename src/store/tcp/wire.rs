@@ -48,12 +48,12 @@ macro_rules! queries {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
         #[allow(missing_docs)]
-        pub enum Query { $($name = $value),* }
+        pub enum RequestType { $($name = $value),* }
 
-        impl Query {
+        impl RequestType {
             fn from_byte(byte: u8) -> Option<Self> {
                 match byte {
-                    $($value => Some(Query::$name),)*
+                    $($value => Some(RequestType::$name),)*
                     _ => None,
                 }
             }
@@ -62,7 +62,7 @@ macro_rules! queries {
             fn shape(self) -> &'static [Field] {
                 use Field::*;
                 match self {
-                    $(Query::$name => &$shape),*
+                    $(RequestType::$name => &$shape),*
                 }
             }
         }
@@ -136,7 +136,7 @@ pub enum Part<'a> {
 }
 
 /// Appends a request.
-pub fn encode(out: &mut Vec<u8>, query: Query, parts: &[Part<'_>]) {
+pub fn encode(out: &mut Vec<u8>, query: RequestType, parts: &[Part<'_>]) {
     out.push(query as u8);
     for part in parts {
         match *part {

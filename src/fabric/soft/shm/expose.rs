@@ -84,6 +84,6 @@ impl Exposed {
 
 /// Tells every peer that may be reading memory of `key`, which was deregistered. On return, peers take nothing they read later for valid.
 #[cold]
-pub fn revoke(key: u32) {
+pub fn end_peer_reads(key: u32) {
     LIVE.with(|live| live.iter().filter(|exposed| exposed.names(key)).for_each(|exposed| exposed.revoke()));
 }

@@ -319,7 +319,7 @@ impl LeaseTable {
 
 /// Withdraws every grant for memory of `key`, which was deregistered and is not pinned any more, so that there are no new ones.
 #[cold]
-pub fn withdraw(key: u32) {
+pub fn end_peer_writes(key: u32) {
     let names = |lease: u64| lease != 0 && lease as u32 == key;
     let tables: Vec<_> =
         LIVE.with(|live| live.iter().filter(|table| table.leases.iter().any(|l| names(l.load(Ordering::SeqCst)))).cloned().collect());

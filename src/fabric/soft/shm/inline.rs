@@ -11,7 +11,7 @@ use crate::base::mem;
 #[inline(always)]
 pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WORDS])> {
     if len == 8 {
-        // SAFETY: the first word is all there is.
+        // SAFETY: `len` is 8, and the caller vouches for `len` bytes.
         let word = unsafe { mem::load(from) };
         return Some((u8::from(word != 0), [word, 0, 0, 0, 0]));
     }
@@ -21,7 +21,7 @@ pub unsafe fn pack(from: *const u8, len: usize) -> Option<(u8, [u64; PAYLOAD_WOR
     }
 }
 
-/// [`pack`] of `whole` words and `rest` bytes behind them.
+/// [`pack`] of `whole` words and `rest` bytes after them.
 ///
 /// # Safety
 /// `from` must be valid for so many bytes, at most [`DESC_INLINE`].
@@ -43,7 +43,7 @@ unsafe fn pack_words(from: *const u8, whole: usize, rest: usize) -> Option<(u8, 
     }
     if rest > 0 {
         let mut word = 0u64;
-        // SAFETY: the bytes behind the whole words are fewer than a word, and the caller's.
+        // SAFETY: the bytes after the whole words are fewer than a word, and the caller's.
         unsafe { mem::copy(from.add(8 * whole), std::ptr::from_mut(&mut word).cast::<u8>(), rest) };
         put(whole, word);
     }

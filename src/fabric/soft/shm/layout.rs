@@ -135,7 +135,7 @@ pub struct Desc {
 
 /// Words of a descriptor that may hold payload.
 pub const PAYLOAD_WORDS: usize = 5;
-/// Most bytes of an inline payload: a flow-control slot of `net`, of which one rail uses five words.
+/// Most bytes of an inline payload: a clear-to-send, of which one rail uses five words.
 pub const DESC_INLINE: usize = 64;
 
 /// The last word of a descriptor:

@@ -172,7 +172,7 @@ impl Requester {
     pub fn on_piggybacked_ack(&mut self, wq: &mut WorkQueues, acked: u16) -> Result<(), Fault> {
         let more = acked.wrapping_sub(wq.sq.acked as u16);
         // A READ completes only with its response, which `poll_acks` polls. A descriptor may be older than the last ack that was loaded from the
-        // responder's cache line: then `more` wraps. One that has waited for a receive for 2^15 acks or more cannot be told from a newer one.
+        // responder's cache line: then `more` wraps. After 2^15 acks its 16 bits are ambiguous; `poll_acks` then finds the ack.
         if more == 0 || more > 1 << 15 || !self.reads.is_empty() || wq.sq.acked - self.acked_at_drain >= 1 << 15 {
             return Ok(());
         }
@@ -383,8 +383,8 @@ impl Requester {
                     wq.stats.add(RailCounter::Syscalls, 1);
                     let copied = wq.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
                         // Checked each time, as the process may have ended, or run another program, with its grants open.
-                        // SAFETY: the pin vouches for the part, the cookie for the process, and the claim, which the responder waits for, for the
-                        // range at `to`.
+                        // SAFETY: the pin keeps our bytes valid. The peer granted the range at `to`, and waits for this part before it takes the
+                        // memory back. That the pid is still the peer's was just seen; `write_peer` tells what remains.
                         segment.is_the_peer() && unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
                     });
                     if copied {

@@ -8,7 +8,7 @@ use crate::base::mem;
 
 const MASK: u64 = STREAM - 1;
 
-/// Copies as much of the `len` bytes at `src` as fits behind `tail`, given the reader's `head`; returns how many and publishes the
+/// Copies as much of the `len` bytes at `src` as fits after `tail`, given the reader's `head`; returns how many and publishes the
 /// new tail. An impossible `head`, from a hostile reader, leaves no room.
 ///
 /// # Safety

@@ -76,7 +76,7 @@ impl Frame {
         frame
     }
 
-    /// Copies a payload of at most [`MAX_INLINE`] bytes behind the header.
+    /// Copies a payload of at most [`MAX_INLINE`] bytes after the header.
     pub fn copy(&mut self, payload: &[u8]) {
         self.own[HEADER_SIZE..HEADER_SIZE + payload.len()].copy_from_slice(payload);
         self.own_len = HEADER_SIZE + payload.len();

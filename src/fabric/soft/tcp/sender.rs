@@ -26,7 +26,7 @@ const QUEUED_MAX: usize = 2 << 20;
 /// Requests at most that are begun and not sent whole.
 pub const WINDOW: usize = 64;
 
-/// An ack to be sent, and a NAK behind it; or neither.
+/// An ack to be sent, and a NAK after it; or neither.
 #[derive(Debug)]
 struct PendingAck {
     bytes: [u8; 2 * HEADER_SIZE],

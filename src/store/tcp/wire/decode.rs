@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Field, Query};
+use super::{Field, RequestType};
 use crate::base::mac::MAC_SIZE;
 use crate::store::tcp::secret::NONCE;
 
@@ -156,7 +156,7 @@ pub struct Decoder {
     pos: usize,
     /// Fields read so far.
     spans: Vec<Span>,
-    query: Option<Query>,
+    query: Option<RequestType>,
     /// Index in the query's shape.
     field: usize,
     /// Keys, or keys and values, still to come of a field that is several.
@@ -235,7 +235,7 @@ impl Decoder {
             Some(query) => query,
             None => {
                 let Some([byte]) = self.take() else { return Ok(false) };
-                let query = Query::from_byte(byte).ok_or(WireError::UnknownQuery(byte))?;
+                let query = RequestType::from_byte(byte).ok_or(WireError::UnknownQuery(byte))?;
                 self.query = Some(query);
                 query
             }
@@ -337,28 +337,28 @@ impl Decoder {
         let word = || key.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
         let int = || second.first_chunk().map(|bytes| i64::from_le_bytes(*bytes));
         Some(match self.query? {
-            Query::Validate => ClientRequest::Validate { magic: word()? },
-            Query::Set => ClientRequest::Set { key, value: second },
-            Query::CompareSet => ClientRequest::CompareSet { key, expected: second, desired: all.get(2)? },
-            Query::Get => ClientRequest::Get { key },
-            Query::Add => ClientRequest::Add { key, delta: int()? },
-            Query::Check => ClientRequest::Check { keys: all },
-            Query::Wait => ClientRequest::Wait { keys: all },
-            Query::GetNumKeys => ClientRequest::GetNumKeys,
-            Query::DeleteKey => ClientRequest::DeleteKey { key },
-            Query::Append => ClientRequest::Append { key, value: second },
-            Query::MultiGet => ClientRequest::MultiGet { keys: all },
-            Query::MultiSet => ClientRequest::MultiSet { entries: all },
-            Query::CancelWait => ClientRequest::CancelWait,
-            Query::Ping => ClientRequest::Ping { nonce: word()? },
-            Query::QueuePush => ClientRequest::QueuePush { key, value: second },
-            Query::QueuePop => ClientRequest::QueuePop { key },
-            Query::QueueLen => ClientRequest::QueueLen { key },
-            Query::ListKeys => ClientRequest::ListKeys,
-            Query::Barrier => ClientRequest::Barrier { key, world_size: int()? },
-            Query::Challenge => ClientRequest::Challenge,
-            Query::Prove => ClientRequest::Prove { nonce: key.first_chunk()?, code: second },
-            Query::WatchKey => ClientRequest::WatchKey { key },
+            RequestType::Validate => ClientRequest::Validate { magic: word()? },
+            RequestType::Set => ClientRequest::Set { key, value: second },
+            RequestType::CompareSet => ClientRequest::CompareSet { key, expected: second, desired: all.get(2)? },
+            RequestType::Get => ClientRequest::Get { key },
+            RequestType::Add => ClientRequest::Add { key, delta: int()? },
+            RequestType::Check => ClientRequest::Check { keys: all },
+            RequestType::Wait => ClientRequest::Wait { keys: all },
+            RequestType::GetNumKeys => ClientRequest::GetNumKeys,
+            RequestType::DeleteKey => ClientRequest::DeleteKey { key },
+            RequestType::Append => ClientRequest::Append { key, value: second },
+            RequestType::MultiGet => ClientRequest::MultiGet { keys: all },
+            RequestType::MultiSet => ClientRequest::MultiSet { entries: all },
+            RequestType::CancelWait => ClientRequest::CancelWait,
+            RequestType::Ping => ClientRequest::Ping { nonce: word()? },
+            RequestType::QueuePush => ClientRequest::QueuePush { key, value: second },
+            RequestType::QueuePop => ClientRequest::QueuePop { key },
+            RequestType::QueueLen => ClientRequest::QueueLen { key },
+            RequestType::ListKeys => ClientRequest::ListKeys,
+            RequestType::Barrier => ClientRequest::Barrier { key, world_size: int()? },
+            RequestType::Challenge => ClientRequest::Challenge,
+            RequestType::Prove => ClientRequest::Prove { nonce: key.first_chunk()?, code: second },
+            RequestType::WatchKey => ClientRequest::WatchKey { key },
         })
     }
 }

@@ -10,50 +10,50 @@ use crate::base::mac::MAC_SIZE;
 use crate::store::tcp::secret::NONCE;
 
 /// What a torch 2.15 client sent, and the request that it stands for.
-fn recorded() -> Vec<(&'static str, Query, Vec<Part<'static>>)> {
+fn recorded() -> Vec<(&'static str, RequestType, Vec<Part<'static>>)> {
     vec![
-        ("00cef7853c", Query::Validate, vec![Word(MAGIC)]),
-        ("0d54270000", Query::Ping, vec![Word(10068)]),
-        ("040500000000000000696e69742f0100000000000000", Query::Add, vec![OwnKey("init/"), Int(1)]),
-        ("0102000000000000002f6b010000000000000076", Query::Set, vec![Key("k"), Value(b"v")]),
-        ("06010000000000000002000000000000002f6b", Query::Wait, vec![Count(1), Key("k")]),
-        ("0302000000000000002f6b", Query::Get, vec![Key("k")]),
-        ("0402000000000000002f6e0300000000000000", Query::Add, vec![Key("n"), Int(3)]),
-        ("0402000000000000002f6ef9ffffffffffffff", Query::Add, vec![Key("n"), Int(-7)]),
-        ("0203000000000000002f63730000000000000000010000000000000078", Query::CompareSet, vec![Key("cs"), Value(b""), Value(b"x")]),
+        ("00cef7853c", RequestType::Validate, vec![Word(MAGIC)]),
+        ("0d54270000", RequestType::Ping, vec![Word(10068)]),
+        ("040500000000000000696e69742f0100000000000000", RequestType::Add, vec![OwnKey("init/"), Int(1)]),
+        ("0102000000000000002f6b010000000000000076", RequestType::Set, vec![Key("k"), Value(b"v")]),
+        ("06010000000000000002000000000000002f6b", RequestType::Wait, vec![Count(1), Key("k")]),
+        ("0302000000000000002f6b", RequestType::Get, vec![Key("k")]),
+        ("0402000000000000002f6e0300000000000000", RequestType::Add, vec![Key("n"), Int(3)]),
+        ("0402000000000000002f6ef9ffffffffffffff", RequestType::Add, vec![Key("n"), Int(-7)]),
+        ("0203000000000000002f63730000000000000000010000000000000078", RequestType::CompareSet, vec![Key("cs"), Value(b""), Value(b"x")]),
         (
             "0203000000000000002f636d03000000000000006f6c6403000000000000006e6577",
-            Query::CompareSet,
+            RequestType::CompareSet,
             vec![Key("cm"), Value(b"old"), Value(b"new")],
         ),
-        ("05020000000000000002000000000000002f6b03000000000000002f7a7a", Query::Check, vec![Count(2), Key("k"), Key("zz")]),
-        ("060000000000000000", Query::Wait, vec![Count(0)]),
-        ("050000000000000000", Query::Check, vec![Count(0)]),
-        ("0c", Query::CancelWait, vec![]),
-        ("07", Query::GetNumKeys, vec![]),
-        ("0802000000000000002f6b", Query::DeleteKey, vec![Key("k")]),
-        ("0903000000000000002f617001000000000000007a", Query::Append, vec![Key("ap"), Value(b"z")]),
+        ("05020000000000000002000000000000002f6b03000000000000002f7a7a", RequestType::Check, vec![Count(2), Key("k"), Key("zz")]),
+        ("060000000000000000", RequestType::Wait, vec![Count(0)]),
+        ("050000000000000000", RequestType::Check, vec![Count(0)]),
+        ("0c", RequestType::CancelWait, vec![]),
+        ("07", RequestType::GetNumKeys, vec![]),
+        ("0802000000000000002f6b", RequestType::DeleteKey, vec![Key("k")]),
+        ("0903000000000000002f617001000000000000007a", RequestType::Append, vec![Key("ap"), Value(b"z")]),
         (
             "0b020000000000000002000000000000002f6101000000000000003102000000000000002f62010000000000000032",
-            Query::MultiSet,
+            RequestType::MultiSet,
             vec![Count(2), Key("a"), Value(b"1"), Key("b"), Value(b"2")],
         ),
-        ("0a020000000000000002000000000000002f6102000000000000002f62", Query::MultiGet, vec![Count(2), Key("a"), Key("b")]),
-        ("0e02000000000000002f71010000000000000076", Query::QueuePush, vec![Key("q"), Value(b"v")]),
-        ("0f02000000000000002f71", Query::QueuePop, vec![Key("q")]),
-        ("1002000000000000002f71", Query::QueueLen, vec![Key("q")]),
-        ("11", Query::ListKeys, vec![]),
-        ("1204000000000000002f6261720100000000000000", Query::Barrier, vec![Key("bar"), Int(1)]),
+        ("0a020000000000000002000000000000002f6102000000000000002f62", RequestType::MultiGet, vec![Count(2), Key("a"), Key("b")]),
+        ("0e02000000000000002f71010000000000000076", RequestType::QueuePush, vec![Key("q"), Value(b"v")]),
+        ("0f02000000000000002f71", RequestType::QueuePop, vec![Key("q")]),
+        ("1002000000000000002f71", RequestType::QueueLen, vec![Key("q")]),
+        ("11", RequestType::ListKeys, vec![]),
+        ("1204000000000000002f6261720100000000000000", RequestType::Barrier, vec![Key("bar"), Int(1)]),
     ]
 }
 
 /// Torch's, and those of our own.
-fn requests() -> Vec<(&'static str, Query, Vec<Part<'static>>)> {
+fn requests() -> Vec<(&'static str, RequestType, Vec<Part<'static>>)> {
     const PROOF: &str = "81303132333435363738394142434445466162636465666768696a6b6c6d6e6f707172737475767778797a2e2e2e2e2e2e";
     let own = [
-        ("80", Query::Challenge, vec![]),
-        (PROOF, Query::Prove, vec![Bare(b"0123456789ABCDEF"), Bare(b"abcdefghijklmnopqrstuvwxyz......")]),
-        ("8202000000000000002f6b", Query::WatchKey, vec![Key("k")]),
+        ("80", RequestType::Challenge, vec![]),
+        (PROOF, RequestType::Prove, vec![Bare(b"0123456789ABCDEF"), Bare(b"abcdefghijklmnopqrstuvwxyz......")]),
+        ("8202000000000000002f6b", RequestType::WatchKey, vec![Key("k")]),
     ];
     recorded().into_iter().chain(own).collect()
 }
@@ -75,30 +75,30 @@ fn again(request: &ClientRequest<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     let key = |key: &[u8]| text(key).to_owned();
     match request {
-        ClientRequest::Validate { magic } => encode(&mut out, Query::Validate, &[Word(*magic)]),
-        ClientRequest::Set { key: k, value } => encode(&mut out, Query::Set, &[OwnKey(&key(k)), Value(value)]),
+        ClientRequest::Validate { magic } => encode(&mut out, RequestType::Validate, &[Word(*magic)]),
+        ClientRequest::Set { key: k, value } => encode(&mut out, RequestType::Set, &[OwnKey(&key(k)), Value(value)]),
         ClientRequest::CompareSet { key: k, expected, desired } => {
-            encode(&mut out, Query::CompareSet, &[OwnKey(&key(k)), Value(expected), Value(desired)]);
+            encode(&mut out, RequestType::CompareSet, &[OwnKey(&key(k)), Value(expected), Value(desired)]);
         }
-        ClientRequest::Get { key: k } => encode(&mut out, Query::Get, &[OwnKey(&key(k))]),
-        ClientRequest::Add { key: k, delta } => encode(&mut out, Query::Add, &[OwnKey(&key(k)), Int(*delta)]),
-        ClientRequest::Check { keys } => out = [vec![Query::Check as u8], several(keys, 1)].concat(),
-        ClientRequest::Wait { keys } => out = [vec![Query::Wait as u8], several(keys, 1)].concat(),
-        ClientRequest::GetNumKeys => encode(&mut out, Query::GetNumKeys, &[]),
-        ClientRequest::DeleteKey { key: k } => encode(&mut out, Query::DeleteKey, &[OwnKey(&key(k))]),
-        ClientRequest::Append { key: k, value } => encode(&mut out, Query::Append, &[OwnKey(&key(k)), Value(value)]),
-        ClientRequest::MultiGet { keys } => out = [vec![Query::MultiGet as u8], several(keys, 1)].concat(),
-        ClientRequest::MultiSet { entries } => out = [vec![Query::MultiSet as u8], several(entries, 2)].concat(),
-        ClientRequest::CancelWait => encode(&mut out, Query::CancelWait, &[]),
-        ClientRequest::Ping { nonce } => encode(&mut out, Query::Ping, &[Word(*nonce)]),
-        ClientRequest::QueuePush { key: k, value } => encode(&mut out, Query::QueuePush, &[OwnKey(&key(k)), Value(value)]),
-        ClientRequest::QueuePop { key: k } => encode(&mut out, Query::QueuePop, &[OwnKey(&key(k))]),
-        ClientRequest::QueueLen { key: k } => encode(&mut out, Query::QueueLen, &[OwnKey(&key(k))]),
-        ClientRequest::ListKeys => encode(&mut out, Query::ListKeys, &[]),
-        ClientRequest::Challenge => encode(&mut out, Query::Challenge, &[]),
-        ClientRequest::Prove { nonce, code } => encode(&mut out, Query::Prove, &[Bare(*nonce), Bare(code)]),
-        ClientRequest::WatchKey { key: k } => encode(&mut out, Query::WatchKey, &[OwnKey(&key(k))]),
-        ClientRequest::Barrier { key: k, world_size } => encode(&mut out, Query::Barrier, &[OwnKey(&key(k)), Int(*world_size)]),
+        ClientRequest::Get { key: k } => encode(&mut out, RequestType::Get, &[OwnKey(&key(k))]),
+        ClientRequest::Add { key: k, delta } => encode(&mut out, RequestType::Add, &[OwnKey(&key(k)), Int(*delta)]),
+        ClientRequest::Check { keys } => out = [vec![RequestType::Check as u8], several(keys, 1)].concat(),
+        ClientRequest::Wait { keys } => out = [vec![RequestType::Wait as u8], several(keys, 1)].concat(),
+        ClientRequest::GetNumKeys => encode(&mut out, RequestType::GetNumKeys, &[]),
+        ClientRequest::DeleteKey { key: k } => encode(&mut out, RequestType::DeleteKey, &[OwnKey(&key(k))]),
+        ClientRequest::Append { key: k, value } => encode(&mut out, RequestType::Append, &[OwnKey(&key(k)), Value(value)]),
+        ClientRequest::MultiGet { keys } => out = [vec![RequestType::MultiGet as u8], several(keys, 1)].concat(),
+        ClientRequest::MultiSet { entries } => out = [vec![RequestType::MultiSet as u8], several(entries, 2)].concat(),
+        ClientRequest::CancelWait => encode(&mut out, RequestType::CancelWait, &[]),
+        ClientRequest::Ping { nonce } => encode(&mut out, RequestType::Ping, &[Word(*nonce)]),
+        ClientRequest::QueuePush { key: k, value } => encode(&mut out, RequestType::QueuePush, &[OwnKey(&key(k)), Value(value)]),
+        ClientRequest::QueuePop { key: k } => encode(&mut out, RequestType::QueuePop, &[OwnKey(&key(k))]),
+        ClientRequest::QueueLen { key: k } => encode(&mut out, RequestType::QueueLen, &[OwnKey(&key(k))]),
+        ClientRequest::ListKeys => encode(&mut out, RequestType::ListKeys, &[]),
+        ClientRequest::Challenge => encode(&mut out, RequestType::Challenge, &[]),
+        ClientRequest::Prove { nonce, code } => encode(&mut out, RequestType::Prove, &[Bare(*nonce), Bare(code)]),
+        ClientRequest::WatchKey { key: k } => encode(&mut out, RequestType::WatchKey, &[OwnKey(&key(k))]),
+        ClientRequest::Barrier { key: k, world_size } => encode(&mut out, RequestType::Barrier, &[OwnKey(&key(k)), Int(*world_size)]),
     }
     out
 }
@@ -193,11 +193,11 @@ fn each_limit_is_torchs_and_is_kept_before_the_bytes_come() {
         out
     };
     let fits = [
-        make(Query::Set, &[Key(&key), Value(&value)]),
-        make(Query::CompareSet, &[Key(&key), Value(&value), Value(&value)]),
-        make(Query::Wait, &[Count(3), Key(&key), Key(&key), Key(&key)]),
-        make(Query::MultiSet, &[Count(2), Key(&key), Value(&value), Key(&key), Value(&value)]),
-        make(Query::Barrier, &[Key(&key), Int(i64::MIN)]),
+        make(RequestType::Set, &[Key(&key), Value(&value)]),
+        make(RequestType::CompareSet, &[Key(&key), Value(&value), Value(&value)]),
+        make(RequestType::Wait, &[Count(3), Key(&key), Key(&key), Key(&key)]),
+        make(RequestType::MultiSet, &[Count(2), Key(&key), Value(&value), Key(&key), Value(&value)]),
+        make(RequestType::Barrier, &[Key(&key), Int(i64::MIN)]),
     ];
     for request in fits {
         assert_eq!(first(&request, &TIGHT), Ok(true), "{request:?}");
@@ -207,29 +207,38 @@ fn each_limit_is_torchs_and_is_kept_before_the_bytes_come() {
         bytes.truncate(bytes.len() - body);
         bytes
     };
-    for query in [Query::Set, Query::CompareSet, Query::Get, Query::Add, Query::DeleteKey, Query::Append, Query::QueuePop, Query::Barrier] {
+    for query in [
+        RequestType::Set,
+        RequestType::CompareSet,
+        RequestType::Get,
+        RequestType::Add,
+        RequestType::DeleteKey,
+        RequestType::Append,
+        RequestType::QueuePop,
+        RequestType::Barrier,
+    ] {
         assert_eq!(first(&cut(make(query, &[Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11, TIGHT.key)), "{query:?}");
     }
-    for query in [Query::Check, Query::Wait, Query::MultiGet, Query::MultiSet] {
+    for query in [RequestType::Check, RequestType::Wait, RequestType::MultiGet, RequestType::MultiSet] {
         assert_eq!(first(&cut(make(query, &[Count(1), Key(&long_key)]), 11), &TIGHT), Err(WireError::LongKey(11, TIGHT.key)), "{query:?}");
         assert_eq!(first(&make(query, &[Count(4)]), &TIGHT), Err(WireError::ManyKeys(4, TIGHT.keys)), "{query:?}");
         assert_eq!(first(&make(query, &[Int(-1)]), &TIGHT), Err(WireError::ManyKeys(u64::MAX, TIGHT.keys)), "{query:?}");
     }
-    for query in [Query::Set, Query::Append, Query::QueuePush, Query::CompareSet] {
+    for query in [RequestType::Set, RequestType::Append, RequestType::QueuePush, RequestType::CompareSet] {
         assert_eq!(
             first(&cut(make(query, &[Key(&key), Value(&long_value)]), 21), &TIGHT),
             Err(WireError::LongValue(21, TIGHT.value)),
             "{query:?}"
         );
     }
-    let late = make(Query::CompareSet, &[Key(&key), Value(&value), Value(&long_value)]);
+    let late = make(RequestType::CompareSet, &[Key(&key), Value(&value), Value(&long_value)]);
     assert_eq!(first(&cut(late, 21), &TIGHT), Err(WireError::LongValue(21, TIGHT.value)));
-    let pairs = make(Query::MultiSet, &[Count(1), Key(&key), Value(&long_value)]);
+    let pairs = make(RequestType::MultiSet, &[Count(1), Key(&key), Value(&long_value)]);
     assert_eq!(first(&cut(pairs, 21), &TIGHT), Err(WireError::LongValue(21, TIGHT.value)));
-    let long = make(Query::MultiSet, &[Count(3), Key(&key), Value(&value), Key(&key), Value(&value), Key(&key), Value(&value)]);
+    let long = make(RequestType::MultiSet, &[Count(3), Key(&key), Value(&value), Key(&key), Value(&value), Key(&key), Value(&value)]);
     assert_eq!(first(&cut(long, 20), &TIGHT), Err(WireError::LongRequest(120)));
     // A length that would overflow.
-    assert_eq!(first(&[&[Query::Get as u8][..], &[0xff; 8]].concat(), &TIGHT), Err(WireError::LongKey(u64::MAX, TIGHT.key)));
+    assert_eq!(first(&[&[RequestType::Get as u8][..], &[0xff; 8]].concat(), &TIGHT), Err(WireError::LongKey(u64::MAX, TIGHT.key)));
     for byte in (19..128).chain(131..=u8::MAX) {
         assert_eq!(first(&[byte], &TIGHT), Err(WireError::UnknownQuery(byte)));
     }
@@ -240,7 +249,7 @@ fn announced_lengths_take_no_memory() {
     let mut decoder = Decoder::default();
     let limits = Limits::default();
     let mut out = Vec::new();
-    encode(&mut out, Query::MultiSet, &[Count(limits.keys), Key("k")]);
+    encode(&mut out, RequestType::MultiSet, &[Count(limits.keys), Key("k")]);
     out.extend_from_slice(&(limits.value as u64).to_le_bytes());
     decoder.feed(&out);
     assert!(decoder.next(&limits).unwrap().is_none());
@@ -252,9 +261,9 @@ fn an_idle_connection_keeps_little() {
     let mut decoder = Decoder::default();
     let limits = Limits::default();
     let mut out = Vec::new();
-    encode(&mut out, Query::Set, &[Key("k"), Value(&vec![0; 1 << 20])]);
+    encode(&mut out, RequestType::Set, &[Key("k"), Value(&vec![0; 1 << 20])]);
     let keys: Vec<Part<'_>> = std::iter::once(Count(10_000)).chain((0..10_000).map(|_| Key("k"))).collect();
-    encode(&mut out, Query::Check, &keys);
+    encode(&mut out, RequestType::Check, &keys);
     for piece in out.chunks(1_000) {
         decoder.feed(piece);
         while decoder.next(&limits).unwrap().is_some() {}
@@ -277,19 +286,25 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
     let made = |query, key: String, a: Vec<u8>, b: Vec<u8>, n: i64| {
         let mut out = Vec::new();
         match query {
-            Query::Validate | Query::Ping => encode(&mut out, query, &[Word(n as u32)]),
-            Query::GetNumKeys | Query::CancelWait | Query::ListKeys | Query::Challenge => encode(&mut out, query, &[]),
-            Query::Prove => encode(&mut out, query, &[Bare(&[n as u8; NONCE]), Bare(&[a.len() as u8; MAC_SIZE])]),
-            Query::Set | Query::Append | Query::QueuePush => encode(&mut out, query, &[Key(&key), Value(&a)]),
-            Query::CompareSet => encode(&mut out, query, &[Key(&key), Value(&a), Value(&b)]),
-            Query::Get | Query::DeleteKey | Query::QueuePop | Query::QueueLen | Query::WatchKey => encode(&mut out, query, &[Key(&key)]),
-            Query::Add | Query::Barrier => encode(&mut out, query, &[Key(&key), Int(n)]),
-            Query::Check | Query::Wait | Query::MultiGet => encode(&mut out, query, &[Count(3), Key(&key), Key(""), Key(&key)]),
-            Query::MultiSet => encode(&mut out, query, &[Count(2), Key(&key), Value(&a), Key("x"), Value(&b)]),
+            RequestType::Validate | RequestType::Ping => encode(&mut out, query, &[Word(n as u32)]),
+            RequestType::GetNumKeys | RequestType::CancelWait | RequestType::ListKeys | RequestType::Challenge => {
+                encode(&mut out, query, &[])
+            }
+            RequestType::Prove => encode(&mut out, query, &[Bare(&[n as u8; NONCE]), Bare(&[a.len() as u8; MAC_SIZE])]),
+            RequestType::Set | RequestType::Append | RequestType::QueuePush => encode(&mut out, query, &[Key(&key), Value(&a)]),
+            RequestType::CompareSet => encode(&mut out, query, &[Key(&key), Value(&a), Value(&b)]),
+            RequestType::Get | RequestType::DeleteKey | RequestType::QueuePop | RequestType::QueueLen | RequestType::WatchKey => {
+                encode(&mut out, query, &[Key(&key)])
+            }
+            RequestType::Add | RequestType::Barrier => encode(&mut out, query, &[Key(&key), Int(n)]),
+            RequestType::Check | RequestType::Wait | RequestType::MultiGet => {
+                encode(&mut out, query, &[Count(3), Key(&key), Key(""), Key(&key)])
+            }
+            RequestType::MultiSet => encode(&mut out, query, &[Count(2), Key(&key), Value(&a), Key("x"), Value(&b)]),
         }
         out
     };
-    (known().prop_map(|byte| Query::from_byte(byte).unwrap()), part_key(), value(), value(), any::<i64>())
+    (known().prop_map(|byte| RequestType::from_byte(byte).unwrap()), part_key(), value(), value(), any::<i64>())
         .prop_map(move |(query, key, a, b, n)| made(query, key, a, b, n))
 }
 

@@ -131,8 +131,8 @@ fn a_withdrawn_grant_waits_for_the_part_being_written_and_gives_out_no_other() {
     let Claim::Part(..) = claim(grant, 0, 4 << 20) else { panic!("nothing to take") };
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
-        withdraw(78);
-        withdraw(77);
+        end_peer_writes(78);
+        end_peer_writes(77);
         sender.send(()).unwrap();
     });
     while grant.claims.load(Ordering::Relaxed) & WITHDRAWN == 0 {
