@@ -93,7 +93,10 @@ demo: deps library
 	done
 
 # TEST_ARGS: for the test programs, such as --show-output or part of a name.
-test: deps-test examples
+test: deps-test library
+	@echo "== the examples"
+	$(MAKE) --no-print-directory -C c_examples
+	@echo "== all tests"
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
 	@echo "== RAILHEAD_PROGRESS=thread"
 	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS)

@@ -1,6 +1,6 @@
 //! One connected peer: what `net`, and whoever else moves data between two processes, stands on.
 //!
-//! A [`Link`] has queue pairs on one or more rails ([`queue_pairs`]), cuts a message over them ([`plan`]), knows each outstanding request
+//! A [`Link`] has queue pairs on one or more rails ([`queue_pairs`]), cuts a message over them ([`plan`], [`sends`]), knows each outstanding request
 //! ([`request`]) by the id in its work requests ([`wr_id`]), takes their completions, and notices when the peer is gone ([`liveness`]) or when something
 //! waits too long ([`stall`]). What comes in is accounted for slot by slot ([`incoming`]). Registered memory is in [`memory`]; the thread that moves
 //! links along under RAILHEAD_PROGRESS=thread in [`device_thread`].
@@ -21,6 +21,7 @@ pub mod memory;
 pub mod plan;
 pub mod queue_pairs;
 pub mod request;
+pub mod sends;
 mod stall;
 pub mod wr_id;
 

@@ -3,17 +3,16 @@
 
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
-use crate::base::stats::{CommCounter, WaitCause};
+use crate::base::stats::WaitCause;
 use crate::engine::Progress;
-use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
 use crate::link::device_thread::WaitSet;
-use crate::link::incoming::{CompletionRecord, Imm, epoch};
-use crate::link::limits::{IMM_LIMIT, MAX_MESSAGE, MAX_RECVS, RECORD_SIZE, SLOTS};
+use crate::link::incoming::Imm;
+use crate::link::limits::{MAX_MESSAGE, MAX_RECVS};
 use crate::link::memory::{MrHandle, MrTable, Registration};
-use crate::link::plan::Plan;
-use crate::link::queue_pairs::{QueuePairs, Side, Wr};
-use crate::link::request::{Request, Sizes};
-use crate::link::wr_id::{RequestId, WrId, WrKind};
+use crate::link::queue_pairs::Side;
+use crate::link::request::Sizes;
+use crate::link::sends::{self, Message, stripe_completed};
+use crate::link::wr_id::{RequestId, WrKind};
 use crate::link::{Connection, Link, too_long};
 
 use super::cts_fifo::{CtsFifo, Slot, SlotState, valid_group};
@@ -83,8 +82,9 @@ impl Sender {
             return self.isend_slow(index, addr, len, registration);
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.link.requests.insert(request(len, 1 << qp, sequence)) else { return self.poll_then_no_request() };
-        let write = Message { slot, sequence, addr, registration, id }.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
+        let Some(id) = self.link.requests.insert(sends::request(len, 1 << qp, sequence)) else { return self.poll_then_no_request() };
+        let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, registration, id };
+        let write = message.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.link.qps.post_send(qp, [write], WrKind::Data, id, true) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
         }
@@ -104,8 +104,9 @@ impl Sender {
             return self.poll_then_no_request();
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.link.requests.insert(request(len, qps, sequence)) else { return Ok(None) };
-        if let Err((qp, error)) = (Message { slot, sequence, addr, registration, id }).post_long(&mut self.link, plan) {
+        let Some(id) = self.link.requests.insert(sends::request(len, qps, sequence)) else { return Ok(None) };
+        let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, registration, id };
+        if let Err((qp, error)) = message.post(&mut self.link, plan) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
         }
         self.posted(index);
@@ -253,80 +254,5 @@ impl Sender {
             }
         }
         self.link.finish(id)
-    }
-}
-
-/// The request of a message of `len` bytes that takes these queue pairs.
-#[inline(always)]
-fn request(len: usize, pending_qps: u64, sequence: u64) -> Request {
-    let mut bytes = [0; MAX_RECVS];
-    bytes[0] = len as u32;
-    Request { n: 1, left: 1, pending_qps, sequence, bytes }
-}
-
-/// A message that is being posted.
-#[derive(Clone, Copy)]
-struct Message<'a> {
-    slot: &'a Slot,
-    sequence: u64,
-    addr: usize,
-    /// None for a message without bytes.
-    registration: Option<&'a Registration>,
-    id: RequestId,
-}
-
-impl Message<'_> {
-    /// The WRITE of `len` bytes of it, with an immediate.
-    #[inline(always)]
-    fn write(&self, qps: &QueuePairs, qp: usize, offset: usize, len: usize, imm: Imm) -> Wr<'static> {
-        let rail = qps.rail_of(qp);
-        let lkey = self.registration.map_or(0, |registration| registration.lkey(rail));
-        Wr {
-            opcode: Opcode::WriteWithImm,
-            payload: Payload::Sge(Sge { addr: (self.addr + offset) as u64, len: len as u32, lkey }),
-            remote: (self.slot.addr.wrapping_add(offset as u64), self.slot.rkeys.get(rail).copied().unwrap_or(0)),
-            imm: imm.encode((self.sequence % SLOTS as u64) as u8),
-        }
-    }
-
-    /// Posts it in more than one request: several stripes, or one whose immediate does not tell all, or goes apart.
-    #[inline(never)]
-    fn post_long(self, link: &mut Link, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
-        let qps = &mut link.qps;
-        let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
-        let record = CompletionRecord { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
-        for stripe in 0..plan.stripes {
-            let (qp, offset, len) = plan.stripe(stripe);
-            let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
-            let data = self.write(qps, qp, offset, len, imm);
-            let remote = qps.remote(qp, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
-            let record = Wr { opcode: Opcode::Write, payload: Payload::Inline(&record), remote, imm: 0 };
-            // Data too long to go with its immediate goes before it.
-            let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
-            let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
-            let posted = match (whole, len <= qps.max_with_imm(qp) as usize) {
-                (true, true) => qps.post_send(qp, [data], WrKind::Data, self.id, true),
-                (true, false) => qps.post_send(qp, [body, empty], WrKind::Data, self.id, true),
-                (false, true) => qps.post_send(qp, [record, data], WrKind::Data, self.id, true),
-                (false, false) => qps.post_send(qp, [record, body, empty], WrKind::Data, self.id, true),
-            };
-            if !whole {
-                // The rails count a record's bytes as they count a message's.
-                link.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
-            }
-            posted.map_err(|error| (qp, error))?;
-        }
-        Ok(())
-    }
-}
-
-/// A stripe has completed: the peer has all of it.
-#[inline]
-fn stripe_completed(link: &mut Link, wr: &WrId, _: &Completion) {
-    let Some(request) = link.requests.get_mut(wr.id) else { return };
-    request.pending_qps &= !(1 << wr.qp);
-    if request.pending_qps == 0 && request.left > 0 {
-        request.left = 0;
-        stage::reach(Stage::SendDone);
     }
 }

@@ -184,7 +184,10 @@ fn every_target_is_measured_and_judged() {
         println!("SKIP: 1000 comms need more than the {} files that may be open here", limit.rlim_max);
         return;
     }
-    let verdicts = Perf::new(&library()).args(["--targets", "--json", "--env", "RAILHEAD_PROGRESS=thraed"]).run().json();
+    let verdicts = Perf::new(&library())
+        .args(["--targets", "--rounds", "2", "--round-ms", "10", "--json", "--env", "RAILHEAD_PROGRESS=thraed"])
+        .run()
+        .json();
     let verdicts = verdicts.as_array().unwrap();
     for verdict in verdicts {
         let told =

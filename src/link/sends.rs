@@ -1,0 +1,96 @@
+//! Messages on their way to the peer: what is posted for one, on which queue pairs, and when all of it has completed. Used by the thread that drives
+//! the link.
+
+use crate::base::stage::{self, Stage};
+use crate::base::stats::CommCounter;
+use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
+
+use super::Link;
+use super::incoming::{CompletionRecord, Imm, epoch};
+use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
+use super::memory::Registration;
+use super::plan::Plan;
+use super::queue_pairs::{QueuePairs, Wr};
+use super::request::Request;
+use super::wr_id::{RequestId, WrId, WrKind};
+
+/// The request of a message of `len` bytes that takes these queue pairs.
+#[inline(always)]
+pub fn request(len: usize, pending_qps: u64, sequence: u64) -> Request {
+    let mut bytes = [0; MAX_RECVS];
+    bytes[0] = len as u32;
+    Request { n: 1, left: 1, pending_qps, sequence, bytes }
+}
+
+/// A message that is being posted.
+#[derive(Clone, Copy)]
+pub struct Message<'a> {
+    /// The receiver's slot (its low byte), and which use of it this is.
+    pub sequence: u64,
+    /// Where it goes.
+    pub remote_addr: u64,
+    /// The keys of that memory, rail by rail.
+    pub rkeys: &'a [u32; MAX_RAILS],
+    /// Where it is.
+    pub addr: usize,
+    /// None for a message without bytes.
+    pub registration: Option<&'a Registration>,
+    /// Its request.
+    pub id: RequestId,
+}
+
+impl Message<'_> {
+    /// The WRITE of `len` bytes of it, with an immediate.
+    #[inline(always)]
+    pub fn write(&self, qps: &QueuePairs, qp: usize, offset: usize, len: usize, imm: Imm) -> Wr<'static> {
+        let rail = qps.rail_of(qp);
+        let lkey = self.registration.map_or(0, |registration| registration.lkey(rail));
+        Wr {
+            opcode: Opcode::WriteWithImm,
+            payload: Payload::Sge(Sge { addr: (self.addr + offset) as u64, len: len as u32, lkey }),
+            remote: (self.remote_addr.wrapping_add(offset as u64), self.rkeys.get(rail).copied().unwrap_or(0)),
+            imm: imm.encode((self.sequence % SLOTS as u64) as u8),
+        }
+    }
+
+    /// Posts it as planned, in any number of work requests.
+    #[inline(never)]
+    pub fn post(self, link: &mut Link, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
+        let qps = &mut link.qps;
+        let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
+        let record = CompletionRecord { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
+        for stripe in 0..plan.stripes {
+            let (qp, offset, len) = plan.stripe(stripe);
+            let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
+            let data = self.write(qps, qp, offset, len, imm);
+            let remote = qps.remote(qp, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
+            let record = Wr { opcode: Opcode::Write, payload: Payload::Inline(&record), remote, imm: 0 };
+            // Data too long to go with its immediate goes before it.
+            let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
+            let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
+            let posted = match (whole, len <= qps.max_with_imm(qp) as usize) {
+                (true, true) => qps.post_send(qp, [data], WrKind::Data, self.id, true),
+                (true, false) => qps.post_send(qp, [body, empty], WrKind::Data, self.id, true),
+                (false, true) => qps.post_send(qp, [record, data], WrKind::Data, self.id, true),
+                (false, false) => qps.post_send(qp, [record, body, empty], WrKind::Data, self.id, true),
+            };
+            if !whole {
+                // The rails count a record's bytes as they count a message's.
+                link.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
+            }
+            posted.map_err(|error| (qp, error))?;
+        }
+        Ok(())
+    }
+}
+
+/// A stripe has completed: the peer has all of it.
+#[inline]
+pub fn stripe_completed(link: &mut Link, wr: &WrId, _: &Completion) {
+    let Some(request) = link.requests.get_mut(wr.id) else { return };
+    request.pending_qps &= !(1 << wr.qp);
+    if request.pending_qps == 0 && request.left > 0 {
+        request.left = 0;
+        stage::reach(Stage::SendDone);
+    }
+}
