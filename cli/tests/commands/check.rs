@@ -60,7 +60,7 @@ const MUTANTS: &[Mutant] = &[
     mutant("connect_after_accept", "connect-first", "did not return from connect"),
     mutant("connect_after_accept", "connect-both", "waited in vain for connect and accept"),
     mutant("refuse_self", "connect-self", "connect returned 5"),
-    mutant("one_handle", "many-listeners", "listener 0: isend returned|in vain for accept|return from accept"),
+    mutant("one_handle", "many-listeners", "listener 0: isend returned|in vain for accept|return from accept|connect returned 6"),
     mutant("listen_once", "listen-again", "listen returned 2"),
     mutant("close_listen_blocks", "listen-again", "did not return from closeListen"),
     mutant("listen_kills", "listen-closed", "irecv returned 3"),

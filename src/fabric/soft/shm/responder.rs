@@ -147,7 +147,7 @@ impl Responder {
         self.grants.stop().then_some(self.grants)
     }
 
-    /// Receives the descriptors that the peer has published, and gives `tx` the acks that they carry; true if anything moved. Stops before a
+    /// Receives the descriptors that the peer has published, and gives the requester the acks that they carry; true if anything moved. Stops before a
     /// descriptor of memory that is not in `maps`, and sets `needs_mapping`; called with it set, receives that descriptor in any case.
     #[inline(always)]
     pub fn receive(&mut self, wq: &mut WorkQueues, tx: &mut Requester, segment: &Segment, maps: &mut PeerMappings) -> Result<bool, Fault> {

@@ -1,8 +1,8 @@
 //! The segment that two queue pairs share, as one side sees it: the areas of the mapping, the peer's process, and the peer's private memory,
 //! as far as the kernel and the peer let this side read and write it.
 //!
-//! `soft::connect` makes it and introduces the sides to each other; then [`ShmWire`](super::ShmWire) and its halves [`requester`](super::tx) and
-//! [`responder`](super::rx) use it. All on the thread that drives the queue pair. Every load of what the peer stored checks the value.
+//! `soft::connect` makes it and introduces the sides to each other; then [`ShmWire`](super::ShmWire) and its halves [`requester`](super::requester) and
+//! [`responder`](super::responder) use it. All on the thread that drives the queue pair. Every load of what the peer stored checks the value.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
