@@ -74,7 +74,7 @@ conforms_as_a_device! {
 /// The fabric's clauses that ask something of a device. The knobs are turned down to an emulated CPU's.
 #[test]
 fn the_fabric_conforms() {
-    let line = "RHT_PUBLISHES=20000 ./softroce --ignored verbs:: --test-threads 2 --nocapture";
+    let line = "RHT_PUBLISHES=5000 ./softroce --ignored verbs:: --test-threads 2 --nocapture";
     let Some(ran) = MACHINE.run(1, 900, line) else { return };
     ran.passes().says("test verbs::order::writes ... ok").says("; 0 failed; 0 ignored;");
 }

@@ -695,7 +695,7 @@ fn supplied(ctx: &Ctx) {
             assert!(got == data(1 - ctx.rank, emptied), "message {emptied}");
             emptied += 1;
         }
-        (emptied == 30).then_some(())
+        (filled == 30 && emptied == 30).then_some(())
     });
     proxy.stop().expect("stop");
     proxy.destroy().expect("destroy");

@@ -99,7 +99,7 @@ fn perf_beside_perftest() {
             echo
             echo "ours$turn $(ours --sizes 8,64K,1M)"
         done"#;
-    let turns: u32 = std::env::var("RHT_TURNS").map_or(3, |text| text.parse().expect("RHT_TURNS: a number"));
+    let turns: u32 = std::env::var("RHT_TURNS").map_or(1, |text| text.parse().expect("RHT_TURNS: a number"));
     let Some(ran) = MACHINE.run(1, 200 + 40 * turns, &format!("TURNS={turns}; {line}")) else { return };
     ran.passes();
     let figure = |turn: u32, what: &str, size: u64| {
