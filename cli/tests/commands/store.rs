@@ -249,6 +249,23 @@ fn a_server_says_what_it_cannot_do_and_refuses_what_is_too_much() {
     }
 }
 
+/// Where a process listens, as /proc/net/tcp and tcp6 have it. (Whether a connect elsewhere fails would say it of all processes.)
+fn listens_at(pid: u32) -> Vec<String> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten();
+    let sockets: Vec<String> = links.filter_map(|link| std::fs::read_link(link.path()).ok()?.to_str().map(str::to_owned)).collect();
+    let mut places = Vec::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for line in std::fs::read_to_string(table).expect(table).lines().skip(1) {
+            // Local address, state (0A: LISTEN) and inode are fields 1, 3 and 9 of proc_net_tcp.
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            if fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9])) {
+                places.push(fields[1].to_owned());
+            }
+        }
+    }
+    places
+}
+
 #[test]
 fn serves_at_the_address_that_it_is_told_until_a_signal() {
     for (bind, environment) in [(Some("::1"), "127.0.0.1"), (Some("[::1]"), "127.0.0.1"), (None, "::1")] {
@@ -259,7 +276,8 @@ fn serves_at_the_address_that_it_is_told_until_a_signal() {
         let port = place.strip_prefix("[::1]:").expect("the address").to_owned();
         let server = Server { child, place };
         server.prints("add", &["n"], "1\n");
-        assert!(TcpStream::connect(("127.0.0.1", port.parse().expect("a port"))).is_err(), "there alone");
+        let port: u16 = port.parse().expect("a port");
+        assert_eq!(listens_at(server.child.id()), [format!("00000000000000000000000001000000:{port:04X}")], "there alone");
         // SAFETY: our own child, not yet waited for.
         unsafe { libc::kill(server.child.id() as i32, libc::SIGINT) };
         let mut server = server;
