@@ -262,7 +262,8 @@ impl Probe {
         let run = &mut self.run;
         if run.acked < self.most {
             run.acked += messages;
-            run.began = now;
+            // Also where more are in flight than before: it is measured anew.
+            (run.began, run.counted, run.bytes) = (now, 0, 0);
             return false;
         }
         run.counted += messages;

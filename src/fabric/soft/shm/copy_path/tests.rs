@@ -88,6 +88,19 @@ fn the_faster_path_is_found_for_each_class_and_found_again_when_it_changes() {
 }
 
 #[test]
+fn more_messages_in_flight_than_before_decide_nothing() {
+    for times in [[900, 400], [400, 900]] {
+        for n in 9..160 {
+            let mut world = World::new(1);
+            world.send(n, 64 << 10, 8, times);
+            world.send(400, 64 << 10, 9, times);
+            let expected = if times[1] < times[0] { 50 } else { 0 };
+            assert_eq!(world.send(50, 64 << 10, 9, times), expected, "{n} messages, then one more in flight; {times:?}");
+        }
+    }
+}
+
+#[test]
 fn queue_pairs_find_the_faster_path_together() {
     for qps in [2, 8, 64] {
         for times in [[400, 500], [500, 400]] {
