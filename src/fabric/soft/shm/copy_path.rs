@@ -6,9 +6,10 @@
 //! byte passes from one core's cache into the other's. Either path may be five times as fast as the other.
 //!
 //! A probe sends runs of messages by each path in turn, on all queue pairs to the process at once: they share the memory's bandwidth, so
-//! that one cannot be measured while others use the other path. It measures a run once what is in flight is all of the run, less the time in which nothing
-//! is in flight. The better run of each path decides, as other load can slow a run down but not speed it up. The answer holds for a number
-//! of messages, which doubles whenever the next probe gives the same answer.
+//! that one cannot be measured while others use the other path. The first messages of a run share the time with the last ones of the run before,
+//! which took the other path, so they are not measured. Nor is time in which nothing is in flight. The better run of each path decides, as other
+//! load can slow a run down but not speed it up. The answer holds for a number of messages, which doubles whenever the next probe gives the same
+//! answer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
@@ -20,16 +21,29 @@ use crate::base::fork::PerProcess;
 const RUNS: usize = 4;
 /// An answer holds for at least so many times the messages that its probe took.
 const FIRST_HOLD: u32 = 4;
-/// The same answer again holds for twice as many messages as the last time, up to this number.
-const LONGEST_HOLD: u32 = 1 << 20;
-/// Messages of other classes after which a probe that gets none of its own is given up.
+/// A probe is given up after so many messages of classes that wait to be probed themselves.
 const GIVE_UP: u32 = 1024;
-/// The first size of the next class, and messages of a run that are measured at least. What fits the caches moves at another speed than what does not.
-const CLASSES: [(u32, u32); 4] = [(32 << 10, 32), (256 << 10, 32), (2 << 20, 16), (u32::MAX, 8)];
+
+/// Sizes that are measured together: what fits the caches moves at another speed than what does not.
+struct Class {
+    /// The first size of the next class.
+    below: u32,
+    /// A run measures at least so many messages.
+    run: u32,
+    /// An answer holds for at most so many messages, which take some seconds if nothing else is sent.
+    longest_hold: u32,
+}
+
+const CLASSES: [Class; 4] = [
+    Class { below: 32 << 10, run: 32, longest_hold: 1 << 20 },
+    Class { below: 256 << 10, run: 32, longest_hold: 1 << 18 },
+    Class { below: 2 << 20, run: 16, longest_hold: 1 << 15 },
+    Class { below: u32::MAX, run: 8, longest_hold: 1 << 12 },
+];
 
 /// The class of a size.
 fn class_of(len: u32) -> usize {
-    CLASSES.iter().position(|(below, _)| len < *below).unwrap_or(CLASSES.len() - 1)
+    CLASSES.iter().position(|class| len < class.below).unwrap_or(CLASSES.len() - 1)
 }
 
 /// How the bytes of a WRITE or SEND get to the responder.
@@ -51,8 +65,10 @@ pub struct PathChooser {
     chosen: (u64, CopyPath),
     /// By class: the last path, used while another thread has the lock.
     paths: [CopyPath; CLASSES.len()],
-    /// Requests of a probe that are not acked, or not reported to the probe as another thread had the lock. Oldest first, with their sizes and runs.
+    /// Requests of a probe that it does not know to be acked. Oldest first, with their sizes and runs.
     measured: VecDeque<(u64, u32, u64)>,
+    /// Requests below the first number are acked, since the time that follows. The probe is told under the next lock.
+    acked: (u64, u64),
 }
 
 impl PathChooser {
@@ -73,7 +89,8 @@ impl PathChooser {
     }
 
     fn of(peer: Arc<Mutex<PeerPaths>>, slots: usize) -> PathChooser {
-        PathChooser { peer, chosen: (0, CopyPath::Cma), paths: [CopyPath::Cma; CLASSES.len()], measured: VecDeque::with_capacity(slots) }
+        let paths = [CopyPath::Cma; CLASSES.len()];
+        PathChooser { peer, chosen: (0, CopyPath::Cma), paths, measured: VecDeque::with_capacity(slots + 1), acked: (0, 0) }
     }
 
     /// The path of request number `request` of `len` bytes, which is sent next; the same however often it is asked for.
@@ -89,14 +106,10 @@ impl PathChooser {
         let class = class_of(len);
         let Some(path) = self.paths.get_mut(class) else { return CopyPath::Cma };
         let Ok(mut peer) = self.peer.try_lock() else { return *path };
+        report(&mut peer, &mut self.measured, self.acked);
         let run;
         (*path, run) = peer.choose(class, now);
-        if let Some(run) = run {
-            if self.measured.len() == self.measured.capacity() {
-                self.measured.pop_front();
-            }
-            self.measured.push_back((request, len, run));
-        }
+        self.measured.extend(run.map(|run| (request, len, run)));
         *path
     }
 
@@ -109,25 +122,29 @@ impl PathChooser {
     #[inline]
     fn on_acked_at(&mut self, upto: u64, now: impl FnOnce() -> u64) {
         if self.measured.front().is_some_and(|(request, ..)| *request < upto) {
-            self.report(upto, now);
+            self.acked = (upto, now());
+            if let Ok(mut peer) = self.peer.try_lock() {
+                report(&mut peer, &mut self.measured, self.acked);
+            }
         }
     }
+}
 
-    /// Reports acked requests to the probe, unless another thread has the lock.
-    #[cold]
-    fn report(&mut self, upto: u64, now: impl FnOnce() -> u64) {
-        if let Ok(mut peer) = self.peer.try_lock() {
-            let acked = self.measured.iter().take_while(|(request, ..)| *request < upto).count();
-            peer.on_acked(self.measured.drain(..acked).map(|(_, len, run)| (len, run)), now());
-        }
+/// Tells the probe of the requests below `upto`, which are acked since `at`.
+#[cold]
+fn report(peer: &mut PeerPaths, measured: &mut VecDeque<(u64, u32, u64)>, (upto, at): (u64, u64)) {
+    let acked = measured.iter().take_while(|(request, ..)| *request < upto).count();
+    if acked > 0 {
+        peer.on_acked(measured.drain(..acked).map(|(_, len, run)| (len, run)), at);
     }
 }
 
 impl Drop for PathChooser {
     fn drop(&mut self) {
-        // What is in flight will not be acked any more. The probe goes on, a little disturbed.
-        self.measured.iter_mut().for_each(|(_, len, _)| *len = 0);
-        self.report(u64::MAX, clock::now);
+        if let Ok(mut peer) = self.peer.lock() {
+            report(&mut peer, &mut self.measured, self.acked);
+            peer.on_lost(self.measured.drain(..).map(|(.., run)| run));
+        }
     }
 }
 
@@ -144,8 +161,9 @@ struct PeerPaths {
 #[derive(Debug, Clone, Copy)]
 struct ClassPath {
     path: CopyPath,
-    /// Messages until it is probed again, and for how many the answer held from the beginning.
+    /// It is probed again after so many messages.
     left: u32,
+    /// What `left` began with.
     hold: u32,
 }
 
@@ -161,13 +179,14 @@ struct Probe {
     class: usize,
     /// The number of its first run.
     first_run: u64,
-    /// Messages sent, those of them that are in flight, and the most that were.
+    /// Messages sent, those of them that are in flight, and the most that were in this run.
     sent: u32,
     in_flight: u32,
     most: u32,
-    /// Since when nothing is, 0 while something is.
+    /// When the last ack came, and since when nothing is in flight, 0 while something is.
+    latest: u64,
     idle_since: u64,
-    /// Messages of other classes since the last one of this.
+    /// Messages of classes that wait to be probed.
     others: u32,
     /// Finished runs, and the least nanoseconds per byte by each path.
     finished: usize,
@@ -180,9 +199,9 @@ struct Probe {
 struct Run {
     /// Tells its messages from those of earlier runs that are still in flight.
     number: u64,
-    /// Messages acked until it was measured: as many as are in flight at a time, as the first of them overlap those of the run before.
+    /// Messages acked before it was measured: as many as are in flight at a time.
     acked: u32,
-    /// Since when it is measured, by a clock that stands still while nothing is in flight; and messages and bytes acked since.
+    /// Since when it is measured, put off by the time in which nothing was in flight; and messages and bytes acked since.
     began: u64,
     counted: u32,
     bytes: u64,
@@ -192,43 +211,57 @@ impl PeerPaths {
     /// The path of the next message of class `index`, and the run that it is part of, if it is to be measured.
     fn choose(&mut self, index: usize, now: impl FnOnce() -> u64) -> (CopyPath, Option<u64>) {
         let Some(class) = self.classes.get_mut(index) else { return (CopyPath::Cma, None) };
-        match &mut self.probe {
-            Some(probe) if probe.class == index => return probe.add(now),
-            Some(probe) => {
-                probe.others += 1;
-                if probe.others > GIVE_UP {
-                    self.probe = None;
-                }
-            }
-            None => {}
+        if let Some(probe) = self.probe.as_mut().filter(|probe| probe.class == index) {
+            return probe.add(now);
         }
         class.left = class.left.saturating_sub(1);
-        if class.left > 0 || self.probe.is_some() {
-            return (class.path, None);
+        let path = class.path;
+        if class.left > 0 {
+            return (path, None);
+        }
+        if let Some(probe) = &mut self.probe {
+            probe.others += 1;
+            if probe.others < GIVE_UP {
+                return (path, None);
+            }
+            if let Some(given_up) = self.classes.get_mut(probe.class) {
+                given_up.left = probe.sent.saturating_mul(FIRST_HOLD);
+            }
         }
         self.runs += 1;
         let run = Run { number: self.runs, ..Run::default() };
         self.probe.insert(Probe { class: index, first_run: self.runs, run, ..Probe::default() }).add(now)
     }
 
-    /// Messages of these sizes and runs are acked.
-    fn on_acked(&mut self, acked: impl Iterator<Item = (u32, u64)>, now: u64) {
+    /// Messages of these sizes and runs are acked, since `at`.
+    fn on_acked(&mut self, acked: impl Iterator<Item = (u32, u64)>, at: u64) {
         let Some(probe) = &mut self.probe else { return };
-        if !probe.on_acked(acked, now) {
+        if !probe.on_acked(acked, at) {
             return;
         }
         self.runs += 1;
         probe.run = Run { number: self.runs, ..Run::default() };
-        let Some(class) = self.classes.get_mut(probe.class).filter(|_| probe.finished == RUNS) else { return };
-        let path = match probe.pace {
-            [Some(cma), Some(bounce)] if bounce < cma => CopyPath::Bounce,
-            [Some(_), Some(_)] => CopyPath::Cma,
-            _ => class.path,
-        };
-        let again = if path == class.path { class.hold.saturating_mul(2).min(LONGEST_HOLD) } else { 0 };
-        let hold = again.max(probe.sent.saturating_mul(FIRST_HOLD));
-        *class = ClassPath { path, left: hold, hold };
+        probe.most = probe.in_flight;
+        if probe.finished < RUNS {
+            return;
+        }
+        if let (Some(class), Some(Class { longest_hold, .. })) = (self.classes.get_mut(probe.class), CLASSES.get(probe.class)) {
+            let answer = match probe.pace {
+                [Some(cma), Some(bounce)] => Some(if bounce < cma { CopyPath::Bounce } else { CopyPath::Cma }),
+                _ => None,
+            };
+            let again = if answer == Some(class.path) { class.hold.saturating_mul(2).min(*longest_hold) } else { 0 };
+            let hold = again.max(probe.sent.saturating_mul(FIRST_HOLD));
+            *class = ClassPath { path: answer.unwrap_or(class.path), left: hold, hold };
+        }
         self.probe = None;
+    }
+
+    /// Messages of these runs will never be acked.
+    fn on_lost(&mut self, lost: impl Iterator<Item = u64>) {
+        if let Some(probe) = &mut self.probe {
+            probe.retire(lost);
+        }
     }
 }
 
@@ -239,26 +272,34 @@ impl Probe {
             self.run.began += now().saturating_sub(self.idle_since);
             self.idle_since = 0;
         }
-        self.others = 0;
         self.sent = self.sent.saturating_add(1);
         self.in_flight += 1;
         self.most = self.most.max(self.in_flight);
         (if self.finished.is_multiple_of(2) { CopyPath::Cma } else { CopyPath::Bounce }, Some(self.run.number))
     }
 
+    /// Messages of these runs are not in flight any more, since `latest` or before.
+    fn retire(&mut self, runs: impl Iterator<Item = u64>) {
+        let mine = runs.filter(|run| *run >= self.first_run).count();
+        self.in_flight = self.in_flight.saturating_sub(mine as u32);
+        if self.in_flight == 0 && self.idle_since == 0 {
+            self.idle_since = self.latest;
+        }
+    }
+
     /// Whether a run has ended.
-    fn on_acked(&mut self, acked: impl Iterator<Item = (u32, u64)>, now: u64) -> bool {
-        let (mut messages, mut bytes) = (0, 0);
-        for (len, run) in acked {
-            self.in_flight = self.in_flight.saturating_sub(u32::from(run >= self.first_run));
-            if run == self.run.number {
+    fn on_acked(&mut self, acked: impl Iterator<Item = (u32, u64)>, at: u64) -> bool {
+        // Threads report in any order.
+        let now = self.latest.max(at);
+        self.latest = now;
+        let (current, mut messages, mut bytes) = (self.run.number, 0, 0);
+        self.retire(acked.map(|(len, run)| {
+            if run == current {
                 messages += 1;
                 bytes += u64::from(len);
             }
-        }
-        if self.in_flight == 0 && self.idle_since == 0 {
-            self.idle_since = now;
-        }
+            run
+        }));
         let run = &mut self.run;
         if run.acked < self.most {
             run.acked += messages;
@@ -268,7 +309,7 @@ impl Probe {
         }
         run.counted += messages;
         run.bytes += bytes;
-        let least = CLASSES.get(self.class).map_or(1, |(_, least)| *least);
+        let least = CLASSES.get(self.class).map_or(1, |class| class.run);
         if run.counted < least.max(self.most.saturating_mul(4)) {
             return false;
         }

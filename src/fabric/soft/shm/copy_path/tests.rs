@@ -74,7 +74,7 @@ fn the_faster_path_is_found_for_each_class_and_found_again_when_it_changes() {
     for depth in [1, 8, 20] {
         let mut world = World::new(1);
         for (len, times) in [(16 << 10, [900, 400]), (64 << 10, [400, 900]), (1 << 20, [5000, 4900]), (64 << 20, [1000, 2000])] {
-            let measured = (CLASSES[class_of(len)].1 as usize).max(4 * depth);
+            let measured = (CLASSES[class_of(len)].run as usize).max(4 * depth);
             world.send(RUNS * (measured + 2 * depth) + depth, len, depth, times);
             let expected = if times[1] < times[0] { 100 } else { 0 };
             assert_eq!(world.send(100, len, depth, times), expected, "{len} bytes, {depth} outstanding");
@@ -259,4 +259,48 @@ fn a_request_that_is_asked_for_twice_counts_once() {
     let paths: Vec<CopyPath> = (0..400).map(|i| chooser.choose(i / 2, 65536)).collect();
     assert!(paths.chunks(2).all(|pair| pair[0] == pair[1]));
     assert_eq!(chooser.measured.len(), 200);
+}
+
+/// The sender pauses after each message, and the probe hears of the ack only when it sends the next one.
+#[test]
+fn a_pause_after_an_ack_that_found_the_lock_taken_is_not_copying() {
+    for times in [[400, 900], [900, 400]] {
+        let (mut chooser, mut clock) = (PathChooser::of(Arc::default(), 64), 1);
+        let peer = Arc::clone(&chooser.peer);
+        for request in 0..400 {
+            let path = chooser.choose_at(request, 65536, || clock);
+            clock += if path == CopyPath::Bounce { times[1] } else { times[0] };
+            let slower = (path == CopyPath::Bounce) == (times[1] > times[0]);
+            let held = (!slower).then(|| peer.lock().unwrap());
+            chooser.on_acked_at(request + 1, || clock);
+            drop(held);
+            clock += 1_000_000;
+        }
+        let expected = if times[1] < times[0] { CopyPath::Bounce } else { CopyPath::Cma };
+        let class = peer.lock().unwrap().classes[1];
+        assert!(class.hold > 0 && class.path == expected, "{class:?} for {times:?}");
+    }
+}
+
+#[test]
+fn the_class_in_which_little_moves_holds_up_no_other_and_is_held_up_by_none() {
+    for (every, rounds) in [(100, 4_000), (2_000, 800_000)] {
+        let mut chooser = PathChooser::of(Arc::default(), 64);
+        for request in 0..rounds {
+            chooser.choose_at(request, if request % every == 0 { 1 << 20 } else { 65536 }, || request);
+            chooser.on_acked_at(request + 1, || request + 1);
+        }
+        let peer = chooser.peer.lock().unwrap();
+        assert!(peer.classes[1].hold > 0, "one in {every}: {:?}", peer.classes);
+        assert!(every == 100 || peer.classes[2].hold > 0, "one in {every}: {:?}", peer.classes);
+    }
+}
+
+/// An hour of messages of 64 MiB must not pass before another load is noticed.
+#[test]
+fn large_messages_are_measured_again_before_long() {
+    let mut world = World::new(1);
+    world.send(100_000, 64 << 20, 8, [400, 900]);
+    let through = world.send(20_000, 64 << 20, 8, [900, 400]);
+    assert!(through > 14_000, "{through} of 20000 after the bounce ring became faster");
 }
