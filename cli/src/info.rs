@@ -14,7 +14,7 @@ use anyhow::Context;
 /// Ends with 1 if the plugin has no device.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Any NCCL net plugin. Without it, librailhead.so: beside this program, in ../lib, or wherever the loader finds it.
+    /// Any NCCL net plugin; `nccl:FILE` and `nccl-ib:FILE` are those inside libnccl.so.2. Without it, librailhead.so: beside this program, in ../lib, or wherever the loader finds it.
     #[arg(long)]
     plugin: Option<std::path::PathBuf>,
     /// As JSON.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::number::{ABIS, within};
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, absolute};
 use rank::Setting;
 use report::{Report, Result as RuleResult};
 use rules::{DEVICES, RULES, Rule};
@@ -30,7 +30,7 @@ use verdict::Outcome;
 /// Each rule runs in processes of its own. Exit status: 0 all rules passed, 1 a rule failed or nothing could be checked, 2 wrong usage.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The plugin: a shared library that exports ncclNetPlugin_v4 to v12
+    /// The plugin: a shared library that exports ncclNetPlugin_v4 to v12; `nccl:FILE` and `nccl-ib:FILE` are those inside libnccl.so.2
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
     plugin: Option<PathBuf>,
     /// Only this version of the interface; default: all that the plugin exports
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         part::play(&args.job(&path, rule, version), index)
     }
     // Loading by a bare name would search the library path; a file is what was asked for.
-    let path = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+    let path = absolute(&path)?;
     let versions = match args.abi {
         Some(version) => vec![Plugin::load(&path, Some(version))?.version()],
         None => Plugin::versions(&path)?,

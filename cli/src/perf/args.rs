@@ -17,7 +17,8 @@ use crate::number::{ABIS, within};
 /// GB are 10^9 bytes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The plugin: any shared library that exports ncclNetPlugin_v4 to v12.
+    /// The plugin: any shared library that exports ncclNetPlugin_v4 to v12. Or one of those inside NCCL: `nccl:FILE` is the Socket of libnccl.so.2,
+    /// `nccl-ib:FILE` its net_ib.
     #[arg(long, value_name = "FILE", required_unless_present = "rank")]
     pub plugin: Option<PathBuf>,
     /// Version of NCCL's table, 4 to 12; the newest that the plugin exports if not given.

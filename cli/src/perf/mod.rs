@@ -28,6 +28,7 @@ use std::rc::Rc;
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::plugin::absolute;
 pub use args::Args;
 use args::{Direction, Subject};
 use measure::What;
@@ -181,7 +182,7 @@ fn rows(args: &Args) -> anyhow::Result<Vec<What>> {
 
 fn spec(args: &Args, path: &Path) -> anyhow::Result<PluginSpec> {
     // A relative path without a slash would be looked for in the loader's directories.
-    let path = path.canonicalize().with_context(|| format!("cannot load {}", path.display()))?;
+    let path = absolute(path)?;
     Ok(PluginSpec { path, abi: args.abi, dev: args.dev, refuse_cma: args.refuse_cma })
 }
 

@@ -6,11 +6,15 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 
+use super::builtin::Builtin;
 use super::{Plugin, VERSIONS};
 
 impl Plugin {
-    /// The table of the newest version that `path` exports, or of `version`. Not initialised.
+    /// The table of the newest version that `path` exports, or of `version`; or one of NCCL's own. Not initialised.
     pub fn load(path: &Path, version: Option<u32>) -> anyhow::Result<Plugin> {
+        if let Some(builtin) = Builtin::named(path) {
+            return builtin.load(version).with_context(|| format!("cannot load {}", path.display()));
+        }
         for &v in VERSIONS.iter().rev().filter(|&&v| version.is_none_or(|wanted| wanted == v)) {
             match Plugin::open(path, v) {
                 Ok(plugin) => return Ok(plugin),

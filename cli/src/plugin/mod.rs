@@ -1,5 +1,6 @@
 //! A plugin behind its C ABI, for the commands that drive one.
 
+mod builtin;
 mod load;
 mod log;
 // The tests, which include the file too, use all of it.
@@ -9,6 +10,7 @@ mod table;
 use std::ffi::c_int;
 use std::fmt;
 
+pub use builtin::absolute;
 pub use log::{take_log, watch_log};
 pub use table::{Buf, HANDLE, HOST, Handle, MAX_RECVS, MISSING, Opaque, Plugin, Properties, Result, VERSIONS};
 

@@ -181,6 +181,14 @@ impl Plugin {
         Ok(Plugin { version, table: table.cast_const().cast(), library, ctx: GARBAGE })
     }
 
+    /// A table at an address.
+    ///
+    /// # Safety
+    /// `library` is open and belongs to the result, and `table` is a table of this version in it.
+    pub unsafe fn at(version: u32, table: *const *const c_void, library: Ptr) -> Plugin {
+        Plugin { version, table, library, ctx: GARBAGE }
+    }
+
     /// As NCCL's last user does: dlclose.
     pub fn unload(self) {
         // SAFETY: opened by `open`; `self` is gone afterwards.

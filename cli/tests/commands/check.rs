@@ -272,7 +272,7 @@ fn wrong_usage_is_told_with_what_is_right() {
         (&["--plugin", &plugin, "--abi", "3"], "expected a whole number from 4 to 12"),
         (&["--plugin", &plugin, "--abi", "7"], "exports no ncclNetPlugin_v7"),
         (&["--plugin", program], "cannot load|exports no ncclNetPlugin_v4 to v12"),
-        (&["--plugin", "/nowhere/libnccl-net.so"], "cannot open /nowhere/libnccl-net.so"),
+        (&["--plugin", "/nowhere/libnccl-net.so"], "cannot load /nowhere/libnccl-net.so"),
         (&[], "--plugin <FILE>"),
     ];
     for (arguments, message) in cases {

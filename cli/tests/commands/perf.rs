@@ -1,6 +1,7 @@
 //! `railhead perf` as its users run it: the built program against the library built beside it, and against other plugins. What it measures
 //! and shows is here.
 
+mod builtin;
 mod hosts;
 mod ranges;
 mod run;
@@ -185,7 +186,7 @@ fn every_target_is_measured_and_judged() {
         return;
     }
     let verdicts = Perf::new(&library())
-        .args(["--targets", "--rounds", "2", "--round-ms", "10", "--json", "--env", "RAILHEAD_PROGRESS=thraed"])
+        .args(["--targets", "--rounds", "1", "--round-ms", "1", "--json", "--env", "RAILHEAD_PROGRESS=thraed"])
         .run()
         .json();
     let verdicts = verdicts.as_array().unwrap();

@@ -24,14 +24,19 @@ pub fn fake(test: &str, abi: u32) -> PathBuf {
 
 /// As `fake`, with more arguments for the compiler.
 pub fn fake_with(test: &str, abi: u32, more: &[&str]) -> PathBuf {
+    built(&format!("libfake_{test}_{abi}.so"), "fake_net.c", &[more, &[&format!("-DFAKE_ABI={abi}")]].concat())
+}
+
+/// A library made of a source in tests/c.
+pub fn built(name: &str, source: &str, more: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("perf");
     std::fs::create_dir_all(&folder).expect("a folder");
-    let plugin = folder.join(format!("libfake_{test}_{abi}.so"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/c/fake_net.c");
+    let plugin = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/c").join(source);
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let built = Command::new(compiler)
         .args(more)
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", &format!("-DFAKE_ABI={abi}"), "-o"])
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-o"])
         .arg(&plugin)
         .arg(source)
         .output()
