@@ -6,6 +6,7 @@
 #   make test      everything once, and the plugin's tests again with RAILHEAD_PROGRESS=thread
 #   make soak      random traffic and faults for STRESS seconds, a long watch over the ready flag, the multi-process and fault tests ROUNDS times
 #   make bench     the table of all speed targets, and docs/perf.svg
+#   make bench-nccl  the plugin beside the Socket inside NCCL's own library, over shared memory and over TCP
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
 #   make bench-store   the store's server beside torch's, one client for both
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
@@ -30,6 +31,8 @@ PACKAGES := gcc libc6-dev make cmake pkg-config python3 libclang-dev libibverbs-
 # that has RDMA devices, which fetches the rest itself.
 TEST_PACKAGES := $(PACKAGES) g++ libc6-dbg binutils valgrind iproute2 util-linux procps tmux python3-venv openmpi-bin \
     qemu-system-x86 apt xz-utils
+# NCCL's own library, from NVIDIA's package.
+NCCL := target/nccl/nvidia/nccl/lib/libnccl.so.2
 LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
@@ -37,13 +40,15 @@ STAGED := --profile staged --features stages --target-dir target/stages
 SOAK := --test plugin --test store
 # Most tests wait most of the time.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
-# Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own.
+# Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own,
+# or take long for what a thread does not change.
 THREADED := --test plugin --test library -- library::misuse $(addprefix plugin::,basic concurrency faults handshake hostile last_call mapped \
-    multi_recv namespaces progress rails ready_flag reload stages stall)
+    multi_recv namespaces progress rails ready_flag reload stages stall) \
+    $(addprefix --skip ,a_flipped_bit a_damaged_handle nine_tenths_of_the_limit)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test soak bench bench-proxy bench-store instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test soak bench bench-nccl bench-proxy bench-store instructions fuzz header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -120,6 +125,22 @@ soak: deps-test examples
 # BENCH_ARGS: for the program, such as --rounds 25 or --json.
 bench: build
 	$(PROGRAM) perf --targets --plugin $(LIBRARY) --sizes 8,64,512,4K,16K,64K,256K,1M,4M,16M --plot docs/perf.svg $(BENCH_ARGS)
+
+$(NCCL):
+	@python3 -m venv target/nccl/venv
+	@target/nccl/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest target/nccl nvidia-nccl-cu12
+	@python3 -m zipfile -e target/nccl/nvidia_nccl_cu12-*.whl target/nccl
+
+# BENCH_ARGS: as above.
+bench-nccl: deps-test build
+	@if $(MAKE) --no-print-directory $(NCCL); then \
+	    for wire in shm tcp; do \
+	        echo; echo "== RAILHEAD_SOFT_WIRE=$$wire"; \
+	        RAILHEAD_SOFT_WIRE=$$wire $(PROGRAM) perf --plugin $(LIBRARY) --compare nccl:$(NCCL) --sizes 8,64K,1M --rounds 15 $(BENCH_ARGS) || exit 1; \
+	    done; \
+	else \
+	    echo "SKIP: NCCL's library (nvidia-nccl-cu12) cannot be had"; \
+	fi
 
 bench-proxy:
 	$(CARGO) bench --quiet $(STAGED) --bench proxy

@@ -141,7 +141,7 @@ impl CommTable {
     /// a plain flag can for the others.)
     #[inline]
     pub unsafe fn listen(&self, handle: Handle) -> Result<CommGuard<'_, ListenComm>> {
-        handle.expect(Kind::Listen, self.process)?;
+        handle.check_kind(Kind::Listen, self.process)?;
         // SAFETY: the requirement is the caller's own.
         unsafe { self.drive::<_, true>(handle.comm(), handle, AnyComm::as_listen) }
     }
@@ -152,7 +152,7 @@ impl CommTable {
     /// As for [`CommTable::listen`].
     #[inline(always)]
     pub unsafe fn send(&self, handle: Handle) -> Result<CommGuard<'_, SendComm>> {
-        handle.expect(Kind::Send, self.process)?;
+        handle.check_kind(Kind::Send, self.process)?;
         // SAFETY: the requirement is the caller's own.
         unsafe { self.drive::<_, false>(handle.comm(), handle, AnyComm::as_send) }
     }
@@ -163,7 +163,7 @@ impl CommTable {
     /// As for [`CommTable::listen`].
     #[inline(always)]
     pub unsafe fn recv(&self, handle: Handle) -> Result<CommGuard<'_, RecvComm>> {
-        handle.expect(Kind::Recv, self.process)?;
+        handle.check_kind(Kind::Recv, self.process)?;
         // SAFETY: the requirement is the caller's own.
         unsafe { self.drive::<_, false>(handle.comm(), handle, AnyComm::as_recv) }
     }
@@ -193,7 +193,7 @@ impl CommTable {
     /// The part of the send or receive comm that `handle` names which any thread may use, while another drives the comm.
     pub fn shared(&self, handle: Handle) -> Result<CommDevice> {
         match handle.kind() {
-            Some(kind @ (Kind::Send | Kind::Recv)) => handle.expect(kind, self.process)?,
+            Some(kind @ (Kind::Send | Kind::Recv)) => handle.check_kind(kind, self.process)?,
             _ => return Err(handle.is_no("send or receive comm")),
         }
         let key = handle.comm();
@@ -208,7 +208,7 @@ impl CommTable {
     ///
     /// Errors: not a `kind`; closed before; another thread is driving it.
     pub fn close(&self, handle: Handle, kind: Kind) -> Result<(AnyComm, Option<CommDevice>)> {
-        handle.expect(kind, self.process)?;
+        handle.check_kind(kind, self.process)?;
         let key = handle.comm();
         let (generation, slot) = self.open_slot(key, handle)?;
         if !slot.claim_surely() {

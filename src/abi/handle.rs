@@ -98,7 +98,7 @@ impl Handle {
 
     /// The number of a context of this process.
     pub fn context_number(self, process: u8) -> Result<u64> {
-        self.expect(Kind::Context, process)?;
+        self.check_kind(Kind::Context, process)?;
         Ok(self.0 & mask(CONTEXT_BITS))
     }
 
@@ -135,7 +135,7 @@ impl Handle {
 
     /// Checks the kind and that the handle was made in this process.
     #[inline]
-    pub fn expect(self, kind: Kind, process: u8) -> Result<()> {
+    pub fn check_kind(self, kind: Kind, process: u8) -> Result<()> {
         if self.0 >> 48 == tagged(kind, process) >> 48 { Ok(()) } else { Err(self.unexpected(kind, process)) }
     }
 

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_processors_are_read_and_nonsense_is_not() {
+    fn lists_of_processors_are_read_and_other_text_is_not() {
         for (text, cpus) in [("", vec![]), ("3", vec![3]), ("0-3, 8", vec![0, 1, 2, 3, 8]), ("5,1,5", vec![1, 5]), ("1023", vec![1023])] {
             assert_eq!(Cpus::parse(text), Some(Cpus(cpus)), "{text}");
         }

@@ -214,7 +214,7 @@ impl Liveness {
         }
     }
 
-    /// Reads what the peer said. `Some` if the connection has ended, `Err` for nonsense.
+    /// Reads what the peer said. `Some` if the connection has ended, `Err` for a protocol error.
     fn read_control(&mut self) -> std::result::Result<Option<&'static str>, String> {
         if self.ended.is_some() {
             return Ok(None);

@@ -1,9 +1,9 @@
 //! The accepting end of handshakes: the half-open connections of one listener, each a state machine that never waits. Polled by the
 //! thread that calls `accept`.
 //!
-//! A stranger can open connections and say anything on them. So those that have not shown the secret are bounded in number (the oldest
-//! goes) and, from their first byte, in time; nothing is made for them but a buffer. Whoever has shown it is a rank of ours, which
-//! may be slow or stopped, and is waited for.
+//! Anybody can open connections and send anything on them. So unauthenticated ones are bounded in number (the oldest is dropped) and, from
+//! their first byte, in time; nothing is made for them but a buffer. A peer that has shown the secret is a rank of ours, which may be slow or
+//! stopped, and is waited for.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -66,7 +66,7 @@ enum Step {
     SendRefusal { writer: FrameWriter, why: String, ours: Option<Error> },
 }
 
-/// How much a stranger has said.
+/// How much of its H1 an unauthenticated peer has sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Received {
     Nothing,
@@ -145,13 +145,14 @@ impl Acceptor {
         }
     }
 
-    /// Drops the oldest stranger who has said so much, if they are too many. Who has said nothing never takes the place of one who has.
+    /// Drops the oldest unauthenticated connection that has sent so much, if they are too many. One that has sent nothing never takes the place of one
+    /// that has.
     fn evict(&mut self, received: Received, now: u64) {
         if self.half_open.iter().filter(|half| half.received() == received).count() <= self.resources.config.half_open_max() {
             return;
         }
         let Some(oldest) = self.half_open.iter().position(|half| half.received() == received) else { return };
-        // It may have spoken since it was last heard.
+        // It may have sent something since it was last read.
         let spoke = self.half_open.get_mut(oldest).is_some_and(|half| {
             let _ = half.read_h1(now);
             half.received() != received
@@ -162,7 +163,7 @@ impl Acceptor {
         }
     }
 
-    /// Gives a descriptor back that a stranger has, first of those who have said nothing; false if there is none.
+    /// Closes an unauthenticated connection to get a descriptor back, first one that has sent nothing; false if there is none.
     pub fn drop_unauthenticated(&mut self) -> bool {
         let oldest = |received| self.half_open.iter().position(|half| half.received() == received);
         oldest(Received::Nothing).or_else(|| oldest(Received::Part)).and_then(|oldest| self.half_open.remove(oldest)).is_some()
@@ -343,7 +344,7 @@ impl Acceptor {
         Some(self.suspects.swap_remove(dead).label)
     }
 
-    /// Strangers must not fill the log: the first few are told of, then ever fewer.
+    /// Logs the first few, then ever fewer: unauthenticated peers must not fill the log.
     fn note_drop(&mut self, why: &str) {
         self.drops += 1;
         if self.drops <= 8 || self.drops.is_power_of_two() {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ready_values_are_nonsense() {
+    fn other_ready_values_are_protocol_errors() {
         let fifo = CtsFifo::new().unwrap();
         fifo.pages.store_u64(AT_READY, 2, Ordering::Relaxed);
         assert_eq!(fifo.read(0), SlotState::Invalid(2));

@@ -25,7 +25,7 @@ pub const PROTOCOL_VERSION: u16 = 4;
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of a frame's MAC (HMAC-SHA-256).
 pub const MAC_SIZE: usize = 32;
-/// Longest body: 64 endpoints of 128 bytes and room to spare. It bounds what a stranger can make a listener allocate.
+/// Longest body: 64 endpoints of 128 bytes and room to spare. It bounds what an unauthenticated peer can make a listener allocate.
 pub const MAX_BODY: usize = 12 * 1024;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"RHhs");

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn other_bytes_are_refused() {
         let good = sample("10.1.2.3:4567").encode();
         for (at, value) in [(0, 0u8), (AT_VERSION, 2), (AT_FAMILY, 5), (AT_ADDRESS, 9), (AT_SCOPE, 1)] {
             let mut bad = good;

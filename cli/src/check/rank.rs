@@ -176,8 +176,8 @@ impl Rank {
     }
 
     /// As `hear`, for a bounded time.
-    pub fn hear_within(&self, patience: Duration) -> Verdict<Option<Vec<u8>>> {
-        self.hear_until(Instant::now() + patience)
+    pub fn hear_within(&self, timeout: Duration) -> Verdict<Option<Vec<u8>>> {
+        self.hear_until(Instant::now() + timeout)
     }
 
     fn hear_until(&self, end: Instant) -> Verdict<Option<Vec<u8>>> {

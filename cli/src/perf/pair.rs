@@ -86,8 +86,8 @@ impl Process {
     }
 
     /// How it ended; waits for that, since its connection is closed before.
-    pub fn ended(&mut self, patience: Duration) -> String {
-        let deadline = Instant::now() + patience;
+    pub fn ended(&mut self, timeout: Duration) -> String {
+        let deadline = Instant::now() + timeout;
         loop {
             match self.0.try_wait() {
                 Ok(Some(status)) => {

@@ -19,7 +19,7 @@ const PORT: u16 = 18520;
 /// Sent by both sides first, so that neither talks to something else.
 const GREETING: &[u8; 16] = b"railhead perf 2\n";
 /// For the greeting, for connecting, and for a rank to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time before the kernel asks whether the other host still lives.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
@@ -53,7 +53,7 @@ fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
             socket.set_only_v6(false)?;
         }
         socket.bind(&address.into())?;
-        // Only one coordinator is served; strangers may come before it.
+        // Only one coordinator is served; others may come before it.
         socket.listen(16)?;
         Ok(socket.into())
     };
@@ -70,7 +70,7 @@ fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
 /// Connects with a listening side.
 pub fn connect(address: &str) -> anyhow::Result<TcpStream> {
     let addresses = resolve(address).context("--connect")?;
-    let connect = |address: &SocketAddr| TcpStream::connect_timeout(address, PATIENCE);
+    let connect = |address: &SocketAddr| TcpStream::connect_timeout(address, TIMEOUT);
     let mut last = None;
     for candidate in &addresses {
         match connect(candidate) {
@@ -105,7 +105,7 @@ fn greet(stream: &TcpStream) -> anyhow::Result<()> {
     use std::io::Read;
     stream.set_nodelay(true)?;
     SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut both: &TcpStream = stream;
     both.write_all(GREETING)?;
     let mut theirs = [0; GREETING.len()];
@@ -125,7 +125,7 @@ fn serve(stream: &TcpStream, from: SocketAddr, spec: &PluginSpec, cpu: Option<us
     let commands = commands(stream, &rank, spec, cpu);
     // A rank that has been told to finish ends by itself; any other is ended with its process.
     if matches!(commands, Ok(Ended::Finished)) {
-        let ended = process.ended(PATIENCE);
+        let ended = process.ended(TIMEOUT);
         ensure!(ended == ENDED_WELL, "the rank {ended}");
     }
     drop(process);

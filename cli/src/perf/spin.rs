@@ -7,7 +7,7 @@ pub struct Spin(u32);
 /// About a millisecond: longer than anything that is measured takes where each rank has a CPU of its own. Where it has not, the other
 /// rank should run instead. Not sooner: two ranks that take turns on one CPU faster than Linux's migration cost (0.5 ms) count as hot in
 /// its cache, and stay there beside an idle CPU.
-const PATIENCE: u32 = 1 << 15;
+const SPINS: u32 = 1 << 15;
 
 impl Spin {
     /// Something happened.
@@ -19,7 +19,7 @@ impl Spin {
     /// Nothing did.
     #[inline]
     pub fn idle(&mut self) {
-        if self.0 < PATIENCE {
+        if self.0 < SPINS {
             self.0 += 1;
             std::hint::spin_loop();
         } else {

@@ -22,7 +22,7 @@ use super::{Args, Source};
 use railhead::base::stats::WaitCause;
 
 /// Longest time until a signal is noticed.
-const PATIENCE: Duration = Duration::from_millis(50);
+const POLL_TIMEOUT: Duration = Duration::from_millis(50);
 /// From this age on, a wait is worth a colour.
 const LONG_WAIT_NS: u64 = 1_000_000_000;
 
@@ -94,7 +94,7 @@ pub fn run(mut source: Source, args: &Args) -> anyhow::Result<ExitCode> {
         screen.terminal.draw(|canvas| app.draw(canvas)).context("drawing")?;
         loop {
             let left = args.interval.saturating_sub(looked.elapsed());
-            match app.next(&signals, left.min(PATIENCE))? {
+            match app.next(&signals, left.min(POLL_TIMEOUT))? {
                 Next::Draw => break,
                 Next::End(code) => return Ok(code),
                 Next::Pause => {
@@ -122,10 +122,10 @@ fn has_colours(term: &str) -> bool {
 }
 
 /// Waits for input, at most that long; false if the terminal has hung up, which, asked for input, has none for ever.
-fn wait_for_input(patience: Duration) -> anyhow::Result<bool> {
+fn wait_for_input(timeout: Duration) -> anyhow::Result<bool> {
     let stdin = std::io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-    match poll(&mut fds, Some(&patience.try_into()?)) {
+    match poll(&mut fds, Some(&timeout.try_into()?)) {
         // A signal, which is looked at next.
         Ok(_) | Err(Errno::INTR) => Ok(!fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)),
         Err(error) => Err(error).context("waiting for a key"),
@@ -134,7 +134,7 @@ fn wait_for_input(patience: Duration) -> anyhow::Result<bool> {
 
 impl App {
     /// Waits for a key or a signal, at most that long.
-    fn next(&mut self, signals: &Signals, patience: Duration) -> anyhow::Result<Next> {
+    fn next(&mut self, signals: &Signals, timeout: Duration) -> anyhow::Result<Next> {
         // Before the key: what was typed must not get lost over a signal.
         match signals.take() {
             0 => {}
@@ -142,7 +142,7 @@ impl App {
             SIGCONT => return Ok(Next::Draw),
             signal => return Ok(Next::End(ExitCode::from(128 + signal as u8))),
         }
-        if !wait_for_input(patience)? {
+        if !wait_for_input(timeout)? {
             return Ok(Next::End(ExitCode::from(128 + SIGHUP as u8)));
         }
         let now = Duration::ZERO;

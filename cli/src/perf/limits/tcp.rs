@@ -11,7 +11,7 @@ use super::super::rank::coordinator::Coordinator;
 /// Tried in this order. The system's default may pace loopback (bbr halves it); cubic may need privilege, reno does not.
 const CONGESTION: [&str; 2] = ["cubic", "reno"];
 /// How long the other rank may take to connect: it does so at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Said by the rank that connects: the other can accept without waiting.
 const CONNECTED: &str = "connected";
 
@@ -31,7 +31,7 @@ pub fn pair(rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<(TcpSt
         listener.accept()?.0
     } else {
         let address: SocketAddr = coordinator.swap(String::new())?.parse().context("no address")?;
-        let connected = socket.connect_timeout(&address.into(), PATIENCE);
+        let connected = socket.connect_timeout(&address.into(), TIMEOUT);
         coordinator.swap(connected.as_ref().map_or_else(|e| format!("cannot connect: {e}"), |()| CONNECTED.into()))?;
         connected.context("cannot connect over loopback")?;
         TcpStream::from(socket)
