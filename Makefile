@@ -127,13 +127,15 @@ bench: build
 	$(PROGRAM) perf --targets --plugin $(LIBRARY) --sizes 8,64,512,4K,16K,64K,256K,1M,4M,16M --plot docs/perf.svg $(BENCH_ARGS)
 
 $(NCCL):
-	@python3 -m venv target/nccl/venv
-	@target/nccl/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest target/nccl nvidia-nccl-cu12
-	@python3 -m zipfile -e target/nccl/nvidia_nccl_cu12-*.whl target/nccl
+	@rm -rf target/nccl && python3 -m venv target/nccl/venv
+	@target/nccl/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest target/nccl nvidia-nccl-cu12==2.32.3
+	@python3 -m zipfile -e target/nccl/nvidia_nccl_cu12-*.whl target/nccl/part
+	@mv target/nccl/part/nvidia target/nccl/
 
 # BENCH_ARGS: as above.
 bench-nccl: deps-test build
-	@if $(MAKE) --no-print-directory $(NCCL); then \
+	-@$(MAKE) --no-print-directory $(NCCL)
+	@if [ -e $(NCCL) ]; then \
 	    for wire in shm tcp; do \
 	        echo; echo "== RAILHEAD_SOFT_WIRE=$$wire"; \
 	        RAILHEAD_SOFT_WIRE=$$wire $(PROGRAM) perf --plugin $(LIBRARY) --compare nccl:$(NCCL) --sizes 8,64K,1M --rounds 15 $(BENCH_ARGS) || exit 1; \

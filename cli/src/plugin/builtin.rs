@@ -2,7 +2,7 @@
 //!
 //! NCCL does not export their tables, so they are found by the file's symbol table, which NVIDIA's packages keep.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -63,7 +63,8 @@ impl Builtin {
         // SAFETY: loading runs the file's initialisers, which is what the caller asks for by naming it.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
-            bail!("the loader refuses it");
+            // SAFETY: what dlerror returns is a C string or NULL, which is ruled out behind an error.
+            bail!(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
         }
         let exported = CString::new(EXPORTED)?;
         // SAFETY: a loaded library and the name of a symbol.
@@ -89,16 +90,22 @@ impl Builtin {
             let Ok(name) = symbol.name() else { continue };
             match name {
                 EXPORTED => found.exported = symbol.address(),
-                "cudaGetDevice" => found.get_device = symbol.address(),
-                "cudaSetDevice" => found.set_device = symbol.address(),
+                "cudaGetDevice" if symbol.size() >= stub::GET_DEVICE.len() as u64 => found.get_device = symbol.address(),
+                "cudaSetDevice" if symbol.size() >= stub::SET_DEVICE.len() as u64 => found.set_device = symbol.address(),
                 _ if name == self.kind.table => found.table = symbol.address(),
                 _ if name.contains(self.kind.properties) => found.version = version_in(name).unwrap_or(found.version),
                 _ => {}
             }
         }
-        let Symbols { exported, table, version, get_device, set_device } = found;
-        if [exported, table, get_device, set_device].contains(&0) || !VERSIONS.contains(&version) {
-            bail!("its symbol table shows no {} of version 4 to 12: it is stripped, or it is not NCCL", self.kind.table);
+        let (table, version) = (self.kind.table, found.version);
+        if [found.exported, found.table].contains(&0) || version == 0 {
+            bail!("its symbol table shows no {table}: it is stripped, or it is not NCCL");
+        }
+        if !VERSIONS.contains(&version) {
+            bail!("its {table} is of version {version}; 4 to 12 can be driven");
+        }
+        if [found.get_device, found.set_device].contains(&0) {
+            bail!("the CUDA runtime is not linked into it");
         }
         Ok(found)
     }
@@ -154,9 +161,13 @@ mod stub {
                 _ => Err(std::io::Error::last_os_error()).context("its code cannot be changed (mprotect)"),
             }
         };
+        // SAFETY: as below; read alone.
+        if unsafe { std::slice::from_raw_parts(function as *const u8, code.len()) } == code {
+            return Ok(());
+        }
         protect(libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC)?;
-        // SAFETY: the function begins there and is longer than `code`, the pages are writable and private to this process, and nothing in the
-        // library has been called yet.
+        // SAFETY: the symbol table says that the function begins there and is no shorter than `code`; the pages are writable and private to this
+        // process. Nobody runs it meanwhile: it is done once, before anything of the library is called.
         unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), function as *mut u8, code.len()) };
         protect(libc::PROT_READ | libc::PROT_EXEC)
     }
@@ -188,7 +199,7 @@ mod tests {
         let builtin = |file: &Path| Builtin { kind: &KINDS[0], file: file.to_owned() };
         let program = std::env::current_exe().unwrap();
         let error = builtin(&program).load(None).err().unwrap().to_string();
-        assert_eq!(error, "its symbol table shows no ncclNetSocket of version 4 to 12: it is stripped, or it is not NCCL");
+        assert_eq!(error, "its symbol table shows no ncclNetSocket: it is stripped, or it is not NCCL");
         let error = builtin(Path::new("/etc/hostname")).load(None).err().unwrap().to_string();
         assert!(error.starts_with("it is no shared library"), "{error}");
     }

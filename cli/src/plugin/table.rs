@@ -191,7 +191,7 @@ impl Plugin {
 
     /// As NCCL's last user does: dlclose.
     pub fn unload(self) {
-        // SAFETY: opened by `open`; `self` is gone afterwards.
+        // SAFETY: open since `self` was made, which is gone afterwards.
         assert_eq!(unsafe { libc::dlclose(self.library) }, 0, "dlclose");
     }
 

@@ -27,11 +27,9 @@ fn nccls_socket_is_found_by_its_symbol_and_connects_without_cuda() {
 #[test]
 fn a_library_without_the_table_is_refused_with_the_reason() {
     let library = nccl("refused", &["-fvisibility=hidden"]);
-    Perf::new(&named("nccl-ib", &library))
-        .run()
-        .fails("its symbol table shows no ncclNetIb of version 4 to 12: it is stripped, or it is not NCCL");
+    Perf::new(&named("nccl-ib", &library)).run().fails("its symbol table shows no ncclNetIb: it is stripped, or it is not NCCL");
     Perf::new(&named("nccl", &library)).args(["--abi", "8"]).run().fails("its ncclNetSocket is of version 12");
     assert!(Command::new("strip").arg(&library).status().expect("strip").success());
-    Perf::new(&named("nccl", &library)).run().fails("its symbol table shows no ncclNetSocket of version 4 to 12: it is stripped");
+    Perf::new(&named("nccl", &library)).run().fails("its symbol table shows no ncclNetSocket: it is stripped");
     Perf::new(Path::new("nccl:/nowhere")).run().fails("cannot load nccl:/nowhere: No such file");
 }

@@ -23,6 +23,8 @@ const RUNS: usize = 4;
 const FIRST_HOLD: u32 = 4;
 /// A probe is given up after so many messages of classes that wait to be probed themselves.
 const GIVE_UP: u32 = 1024;
+/// That number is doubled so often at most.
+const MOST_DOUBLED: u32 = 8;
 
 /// Sizes that are measured together: what fits the caches moves at another speed than what does not.
 struct Class {
@@ -30,7 +32,7 @@ struct Class {
     below: u32,
     /// A run measures at least so many messages.
     run: u32,
-    /// An answer holds for at most so many messages, which take some seconds if nothing else is sent.
+    /// An answer holds for at most so many messages, unless its probe was long: half a minute of nothing else.
     longest_hold: u32,
 }
 
@@ -67,7 +69,8 @@ pub struct PathChooser {
     paths: [CopyPath; CLASSES.len()],
     /// Requests of a probe that it does not know to be acked. Oldest first, with their sizes and runs.
     measured: VecDeque<(u64, u32, u64)>,
-    /// Requests below the first number are acked, since the time that follows. The probe is told under the next lock.
+    /// Requests below the first number are acked; at the time that follows, the last measured one of them was. The probe is told under the next lock,
+    /// if it is still there.
     acked: (u64, u64),
 }
 
@@ -106,7 +109,9 @@ impl PathChooser {
         let class = class_of(len);
         let Some(path) = self.paths.get_mut(class) else { return CopyPath::Cma };
         let Ok(mut peer) = self.peer.try_lock() else { return *path };
-        report(&mut peer, &mut self.measured, self.acked);
+        if !self.measured.is_empty() {
+            report(&mut peer, &mut self.measured, self.acked);
+        }
         let run;
         (*path, run) = peer.choose(class, now);
         self.measured.extend(run.map(|run| (request, len, run)));
@@ -122,7 +127,10 @@ impl PathChooser {
     #[inline]
     fn on_acked_at(&mut self, upto: u64, now: impl FnOnce() -> u64) {
         if self.measured.front().is_some_and(|(request, ..)| *request < upto) {
-            self.acked = (upto, now());
+            // Not of requests that are not measured: an ack that waits to be reported keeps its time.
+            if self.measured.iter().any(|(request, ..)| (self.acked.0..upto).contains(request)) {
+                self.acked = (upto, now());
+            }
             if let Ok(mut peer) = self.peer.try_lock() {
                 report(&mut peer, &mut self.measured, self.acked);
             }
@@ -165,11 +173,13 @@ struct ClassPath {
     left: u32,
     /// What `left` began with.
     hold: u32,
+    /// How often its probe was given up since the last answer: each time, others wait twice as long for the next one.
+    given_up: u32,
 }
 
 impl Default for ClassPath {
     fn default() -> Self {
-        ClassPath { path: CopyPath::Cma, left: 0, hold: 0 }
+        ClassPath { path: CopyPath::Cma, left: 0, hold: 0, given_up: 0 }
     }
 }
 
@@ -221,12 +231,12 @@ impl PeerPaths {
         }
         if let Some(probe) = &mut self.probe {
             probe.others += 1;
-            if probe.others < GIVE_UP {
+            let Some(probed) = self.classes.get_mut(probe.class) else { return (path, None) };
+            if probe.others < GIVE_UP << probed.given_up.min(MOST_DOUBLED) {
                 return (path, None);
             }
-            if let Some(given_up) = self.classes.get_mut(probe.class) {
-                given_up.left = probe.sent.saturating_mul(FIRST_HOLD);
-            }
+            probed.given_up += 1;
+            probed.left = probe.sent.saturating_mul(FIRST_HOLD);
         }
         self.runs += 1;
         let run = Run { number: self.runs, ..Run::default() };
@@ -252,7 +262,7 @@ impl PeerPaths {
             };
             let again = if answer == Some(class.path) { class.hold.saturating_mul(2).min(*longest_hold) } else { 0 };
             let hold = again.max(probe.sent.saturating_mul(FIRST_HOLD));
-            *class = ClassPath { path: answer.unwrap_or(class.path), left: hold, hold };
+            *class = ClassPath { path: answer.unwrap_or(class.path), left: hold, hold, given_up: 0 };
         }
         self.probe = None;
     }
