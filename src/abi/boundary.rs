@@ -34,8 +34,8 @@ pub fn status(error: &Error, version: u32) -> ncclResult_t {
         Error::System { .. } => ncclResult_t::ncclSystemError,
         Error::Internal(_) => ncclResult_t::ncclInternalError,
         Error::Usage(_) => ncclResult_t::ncclInvalidUsage,
-        Error::Remote(_) if version <= 5 => ncclResult_t::ncclSystemError,
-        Error::Remote(_) => ncclResult_t::ncclRemoteError,
+        Error::Remote(_) | Error::Timeout(_) if version <= 5 => ncclResult_t::ncclSystemError,
+        Error::Remote(_) | Error::Timeout(_) => ncclResult_t::ncclRemoteError,
     }
 }
 

@@ -45,6 +45,7 @@ impl From<&BaseError> for railhead_status_t {
             BaseError::Internal(_) => RAILHEAD_INTERNAL,
             BaseError::Usage(_) => RAILHEAD_USAGE,
             BaseError::Remote(_) => RAILHEAD_NETWORK,
+            BaseError::Timeout(_) => RAILHEAD_TIMEOUT,
         }
     }
 }

@@ -29,6 +29,9 @@ pub enum Error {
     /// The peer is gone, or broke the protocol (`ncclRemoteError`).
     #[error("{0}")]
     Remote(String),
+    /// What was waited for did not happen in time. NCCL's interface has no such wait.
+    #[error("{0}")]
+    Timeout(String),
 }
 
 impl Error {
@@ -54,6 +57,7 @@ impl Error {
             Error::Internal(text) => Error::Internal(said(text)),
             Error::Usage(text) => Error::Usage(said(text)),
             Error::Remote(text) => Error::Remote(said(text)),
+            Error::Timeout(text) => Error::Timeout(said(text)),
         }
     }
 
@@ -70,6 +74,11 @@ impl Error {
     /// A peer that is gone or misbehaves.
     pub fn remote(what: impl Into<String>) -> Self {
         Error::Remote(what.into())
+    }
+
+    /// A wait that is over.
+    pub fn timeout(what: impl Into<String>) -> Self {
+        Error::Timeout(what.into())
     }
 }
 

@@ -25,13 +25,14 @@ pub mod soft;
 pub mod types;
 pub mod verbs;
 
+use std::marker::PhantomData;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::config::{Config, Fabric};
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
-use crate::base::mem::Pages;
+use crate::base::mem::{self, Pages};
 use crate::base::process::Process;
 use crate::base::stats::RailStats;
 
@@ -187,7 +188,59 @@ impl std::ops::Deref for PagesRegion {
     }
 }
 
+/// The bytes of a region, or part of them, while it is registered. Its peers may change them at any time.
+#[derive(Clone, Copy)]
+pub struct RegionView<'a> {
+    memory: UserMemory,
+    region: PhantomData<&'a MemoryRegion>,
+}
+
+impl RegionView<'_> {
+    /// First byte.
+    pub fn addr(&self) -> usize {
+        self.memory.addr()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// `len` bytes from `offset` on, if they are inside.
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        Some(RegionView { memory: self.memory.part(offset, len)?, ..*self })
+    }
+
+    /// Copies its first bytes, as many as both have.
+    pub fn read(&self, out: &mut [u8]) {
+        // SAFETY: inside of the region, whose memory is valid while it exists, which the lifetime says; `copy` allows for peers that write meanwhile.
+        unsafe { mem::copy(self.memory.addr() as *const u8, out.as_mut_ptr(), out.len().min(self.len())) };
+    }
+
+    /// Replaces its first bytes, as many as both have.
+    pub fn write(&self, from: &[u8]) {
+        // SAFETY: as above.
+        unsafe { mem::copy(from.as_ptr(), self.memory.addr() as *mut u8, from.len().min(self.len())) };
+    }
+
+    /// Copies another's first bytes here, as many as both have. They may overlap.
+    pub fn copy_from(&self, from: &RegionView<'_>) {
+        // SAFETY: as above, for both.
+        unsafe { mem::copy(from.memory.addr() as *const u8, self.memory.addr() as *mut u8, from.len().min(self.len())) };
+    }
+}
+
 impl MemoryRegion {
+    /// Its bytes.
+    pub fn view(&self) -> RegionView<'_> {
+        RegionView { memory: self.memory(), region: PhantomData }
+    }
+
     /// Key for local use.
     pub fn lkey(&self) -> u32 {
         match self {

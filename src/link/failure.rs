@@ -2,28 +2,43 @@
 
 use crate::base::error::{Error, Result};
 
-/// A link that cannot go on.
+/// Whose doing it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Ours, or the caller's mistake.
+    Internal,
+    /// The peer's.
+    Remote,
+    /// Nobody's, as far as known: it took too long.
+    Timeout,
+}
+
+/// What cannot go on: a link, or what stands on links.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// Ours or the caller's mistake, rather than the peer's.
-    internal: bool,
+    kind: Kind,
     text: String,
 }
 
 impl Failure {
     /// The peer is gone or broke the protocol.
     pub fn remote(text: String) -> Self {
-        Failure { internal: false, text }
+        Failure { kind: Kind::Remote, text }
     }
 
     /// A mistake on this side.
     pub fn internal(text: String) -> Self {
-        Failure { internal: true, text }
+        Failure { kind: Kind::Internal, text }
     }
 
     /// To fail later calls as the first one failed.
     pub fn from_error(error: &Error) -> Self {
-        Failure { internal: !matches!(error, Error::Remote(_)), text: error.to_string() }
+        let kind = match error {
+            Error::Remote(_) => Kind::Remote,
+            Error::Timeout(_) => Kind::Timeout,
+            _ => Kind::Internal,
+        };
+        Failure { kind, text: error.to_string() }
     }
 
     /// The same with the comm and its state around it.
@@ -33,13 +48,17 @@ impl Failure {
 
     /// Whether it is the peer's doing.
     pub fn is_remote(&self) -> bool {
-        !self.internal
+        self.kind != Kind::Internal
     }
 
     /// As an error, once per call that it makes fail.
     #[cold]
     pub fn error(&self) -> Error {
-        if self.internal { Error::internal(self.text.clone()) } else { Error::remote(self.text.clone()) }
+        match self.kind {
+            Kind::Internal => Error::internal(self.text.clone()),
+            Kind::Remote => Error::remote(self.text.clone()),
+            Kind::Timeout => Error::timeout(self.text.clone()),
+        }
     }
 
     /// The same as a result.

@@ -44,7 +44,12 @@ pub struct Records {
 impl Records {
     /// Empty, and not registered yet.
     pub fn new() -> Result<Self> {
-        Ok(Records { pages: Pages::new(SLOTS * RECORD_SIZE)? })
+        Records::with_more(0)
+    }
+
+    /// With so many bytes behind them, for whatever else the peer writes.
+    pub fn with_more(bytes: usize) -> Result<Self> {
+        Ok(Records { pages: Pages::new(SLOTS * RECORD_SIZE + bytes)? })
     }
 
     /// The memory, to be registered for the sender.

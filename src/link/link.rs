@@ -27,6 +27,9 @@ const LOOK_EVERY: u32 = 64;
 /// Nanoseconds that a link whose peer is lost waits for the reason: the system closes the connections of a dying process one after the other.
 const EXPLAIN_NS: u64 = 50_000_000;
 
+/// How often an end of both kinds asks whether its peer still answers, while somebody waits.
+const PROBE_NS: u64 = 1_000_000_000;
+
 /// One connected peer. Fields drop in order: queue pairs, regions, then the control connection.
 pub struct Link {
     /// Queue pairs.
@@ -178,6 +181,11 @@ impl Link {
         (engine::Progress::Idle, watch)
     }
 
+    /// Whether it is about to fail, for which it wants to be polled.
+    pub fn has_fault(&self) -> bool {
+        self.fault.is_some()
+    }
+
     /// Whether it has failed for good.
     pub fn has_failed(&self) -> bool {
         self.failed.is_some()
@@ -213,6 +221,11 @@ impl Link {
         found > 0
     }
 
+    /// For who polls too rarely for one look in many polls: looks whether the peer is there.
+    pub fn look(&mut self, waits_for: WaitCause) {
+        let _ = self.idle(waits_for);
+    }
+
     /// One of many polls that found nothing.
     #[cold]
     fn idle(&mut self, waits_for: WaitCause) -> bool {
@@ -246,12 +259,16 @@ impl Link {
 
     /// A fabric reports that it gave up on a request only by the completion of a signaled one, and clear-to-sends are signaled rarely: so one that
     /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted after them.
+    ///
+    /// An end of both kinds has no control connection that would end with its peer, so it asks regularly.
     fn probe_unsignaled(&mut self, now: u64) {
-        if !self.qps.has_unsignaled(CTS_QP) {
+        let both = self.side == Side::Both;
+        let most = if both { PROBE_NS } else { self.unsignaled_max_ns };
+        if !both && !self.qps.has_unsignaled(CTS_QP) {
             self.unsignaled_since = 0;
         } else if self.unsignaled_since == 0 {
             self.unsignaled_since = now.max(1);
-        } else if now.saturating_sub(self.unsignaled_since) >= self.unsignaled_max_ns {
+        } else if now.saturating_sub(self.unsignaled_since) >= most {
             self.unsignaled_since = 0;
             let id = self.stall.last_probe_id();
             self.probe(id);
@@ -307,9 +324,9 @@ impl Link {
                 (WaitCause::Fabric, detail(text))
             }
             Side::Send => (WaitCause::PeerNoReceive, detail(why)),
-            Side::Recv if part => (WaitCause::Fabric, detail("part of it has arrived")),
-            Side::Recv if self.stall.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
-            Side::Recv => {
+            Side::Recv | Side::Both if part => (WaitCause::Fabric, detail("part of it has arrived")),
+            Side::Recv | Side::Both if self.stall.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
+            Side::Recv | Side::Both => {
                 (WaitCause::PeerNoSend, detail("nor taken the receive's clear-to-send: it does not poll, or the network does not deliver"))
             }
         }
@@ -320,13 +337,13 @@ impl Link {
         match (self.side, waiting.subject) {
             (Side::Send, Subject::Request(_)) => format!("send {number}"),
             (Side::Send, Subject::NextSend) => format!("send {number}, not yet posted,"),
-            (Side::Recv, _) => format!("receive {number}"),
+            (Side::Recv | Side::Both, _) => format!("receive {number}"),
         }
     }
 
     /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     fn probe(&mut self, id: RequestId) {
-        if self.side != Side::Recv || self.qps.room(CTS_QP) == 0 {
+        if self.side == Side::Send || self.qps.room(CTS_QP) == 0 {
             return;
         }
         // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.
@@ -335,7 +352,8 @@ impl Link {
         }
         let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(CTS_QP, 0), imm: 0 };
         // A queue pair that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.qps.post_send(CTS_QP, [nothing], WrKind::Cts, id, true);
+        let kind = if self.side == Side::Both { WrKind::Say } else { WrKind::Cts };
+        let _ = self.qps.post_send(CTS_QP, [nothing], kind, id, true);
     }
 
     /// A clear-to-send has completed, or a probe.

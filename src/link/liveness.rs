@@ -1,6 +1,6 @@
 //! Whether the peer still lives. Asked by the thread that drives the link, only on polls that found nothing, and then rarely.
 //!
-//! A link fails on evidence alone: a completion that failed, or the end of the control connection (the handshake's, kept for this),
+//! A link fails on evidence alone: a completion that failed, or the end of the control connection (the handshake's, kept for this, where there was one),
 //! or of the peer's process, with something outstanding. A peer that is slow or stopped is only reported, unless RAILHEAD_PEER_TIMEOUT_S
 //! says otherwise.
 
@@ -63,7 +63,8 @@ pub enum Verdict {
 
 /// The watch over one peer.
 pub struct Liveness {
-    stream: TcpStream,
+    /// The control connection, where the handshake left one.
+    stream: Option<TcpStream>,
     /// What the handshake still wants, where the comm was handed out before that came.
     confirm: Option<Box<dyn Confirm>>,
     frame: [u8; BYE.len()],
@@ -87,8 +88,8 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Watches `peer` over the handshake's connection.
-    pub fn new(stream: TcpStream, confirm: Option<Box<dyn Confirm>>, peer: &Peer, config: &Config) -> Liveness {
+    /// Watches `peer`, over the handshake's connection if there is one.
+    pub fn new(stream: Option<TcpStream>, confirm: Option<Box<dyn Confirm>>, peer: &Peer, config: &Config) -> Liveness {
         Liveness {
             stream,
             confirm,
@@ -219,8 +220,9 @@ impl Liveness {
         if self.ended.is_some() {
             return Ok(None);
         }
+        let Some(stream) = &mut self.stream else { return Ok(None) };
         if let Some(confirm) = &mut self.confirm {
-            match confirm.read(&mut self.stream) {
+            match confirm.read(stream) {
                 Ok(true) => self.confirm = None,
                 Ok(false) => return Ok(None),
                 Err(ConfirmError::Closed) => {
@@ -231,7 +233,7 @@ impl Liveness {
         }
         loop {
             let Some(rest) = self.frame.get_mut(self.frame_len..) else { return Err("control message overrun".into()) };
-            match self.stream.read(rest) {
+            match stream.read(rest) {
                 Ok(0) => return Ok(Some("the control connection was closed: its process died or was closed")),
                 Ok(n) => self.frame_len += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -253,9 +255,9 @@ impl Liveness {
 
     /// Tells the peer that this side closes on purpose. In a forked child the connection is the parent's.
     pub fn say_bye(&mut self) {
-        if self.epoch == fork::epoch() {
+        if let Some(stream) = self.stream.as_mut().filter(|_| self.epoch == fork::epoch()) {
             // Best effort: it only makes the peer's message better.
-            let _ = self.stream.write(&BYE);
+            let _ = stream.write(&BYE);
         }
     }
 }
@@ -264,9 +266,9 @@ impl Liveness {
     /// Ends the control connection because the comm has failed: a peer whose queue pairs cannot tell it learns all the same.
     #[cold]
     pub fn hang_up(&mut self) {
-        if self.epoch == fork::epoch() {
+        if let Some(stream) = self.stream.as_mut().filter(|_| self.epoch == fork::epoch()) {
             // It may have ended already.
-            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
 }
@@ -275,7 +277,7 @@ impl Liveness {
 impl Liveness {
     /// Writes bytes as the peer would never get them from an honest side.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        self.stream.as_mut().unwrap().write_all(bytes).unwrap();
     }
 }
 

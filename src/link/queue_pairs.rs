@@ -16,7 +16,7 @@ use crate::fabric::{
     RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE};
+use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SAYS, SLOT_SIZE, SLOTS};
 use super::plan::{Plan, wrapped};
 use super::wr_id::{RequestId, WrId, WrKind};
 
@@ -135,6 +135,24 @@ pub enum Side {
     Send,
     /// It posts clear-to-sends, and pre-posts a receive for every message that may come.
     Recv,
+    /// Both ends at once, of a [`Duplex`](super::duplex::Duplex).
+    Both,
+}
+
+impl Side {
+    /// Receives that a queue pair must hold.
+    pub fn recv_depth(self) -> usize {
+        match self {
+            Side::Send => 1,
+            Side::Recv => MAX_REQUESTS,
+            Side::Both => SLOTS + 2 * SAYS,
+        }
+    }
+
+    /// Entries of a send queue besides those of messages.
+    fn control_entries(self) -> u32 {
+        if self == Side::Both { 2 * SAYS as u32 } else { 0 }
+    }
 }
 
 impl QueuePairs {
@@ -148,11 +166,7 @@ impl QueuePairs {
         traffic_class: i32,
         notify: bool,
     ) -> Result<QueuePairs> {
-        let caps = QpCaps {
-            recv_depth: if side == Side::Recv { MAX_REQUESTS as u32 } else { 1 },
-            traffic_class: u8::try_from(traffic_class).ok(),
-            ..QpCaps::default()
-        };
+        let caps = QpCaps { recv_depth: side.recv_depth() as u32, traffic_class: u8::try_from(traffic_class).ok(), ..QpCaps::default() };
         let mut all = QueuePairs {
             queues: Vec::new(),
             sleep_fds: Vec::new(),
@@ -177,7 +191,8 @@ impl QueuePairs {
             for (rail, (device, cq)) in devices.iter().zip(&mut all.queues).enumerate() {
                 let max_with_imm = device.capabilities.max_with_imm;
                 // A clear-to-send takes one.
-                let caps = QpCaps { send_depth: message_entries(max_with_imm) * MAX_REQUESTS as u32, ..caps };
+                let send_depth = message_entries(max_with_imm) * MAX_REQUESTS as u32 + side.control_entries();
+                let caps = QpCaps { send_depth, ..caps };
                 let qp = cq.create_qp(&caps, device.stats.clone())?;
                 if cq.qp(qp).max_inline() < SLOT_SIZE {
                     return Err(Error::usage(format!(

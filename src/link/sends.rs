@@ -10,9 +10,12 @@ use super::incoming::{CompletionRecord, Imm, epoch};
 use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
 use super::memory::Registration;
 use super::plan::Plan;
-use super::queue_pairs::{QueuePairs, Wr};
+use super::queue_pairs::{CTS_QP, QueuePairs, Wr};
 use super::request::Request;
 use super::wr_id::{RequestId, WrId, WrKind};
+
+/// Entries of a send queue that a message takes on one queue pair at most: a record, data, and an immediate.
+pub const MOST_ENTRIES: u32 = 3;
 
 /// The request of a message of `len` bytes that takes these queue pairs.
 #[inline(always)]
@@ -22,9 +25,29 @@ pub fn request(len: usize, pending_qps: u64, sequence: u64) -> Request {
     Request { n: 1, left: 1, pending_qps, sequence, bytes }
 }
 
+/// What knows the keys of a message's memory for local use.
+pub trait LocalKeys {
+    /// Of a rail.
+    fn lkey(&self, rail: usize) -> u32;
+}
+
+impl LocalKeys for Registration {
+    #[inline(always)]
+    fn lkey(&self, rail: usize) -> u32 {
+        Registration::lkey(self, rail)
+    }
+}
+
+/// Rail by rail.
+impl LocalKeys for [u32; MAX_RAILS] {
+    #[inline(always)]
+    fn lkey(&self, rail: usize) -> u32 {
+        self.get(rail).copied().unwrap_or(0)
+    }
+}
+
 /// A message that is being posted.
-#[derive(Clone, Copy)]
-pub struct Message<'a> {
+pub struct Message<'a, K> {
     /// The receiver's slot (its low byte), and which use of it this is.
     pub sequence: u64,
     /// Where it goes.
@@ -34,23 +57,37 @@ pub struct Message<'a> {
     /// Where it is.
     pub addr: usize,
     /// None for a message without bytes.
-    pub registration: Option<&'a Registration>,
+    pub keys: Option<&'a K>,
     /// Its request.
     pub id: RequestId,
 }
 
-impl Message<'_> {
+impl<K: LocalKeys> Message<'_, K> {
     /// The WRITE of `len` bytes of it, with an immediate.
     #[inline(always)]
     pub fn write(&self, qps: &QueuePairs, qp: usize, offset: usize, len: usize, imm: Imm) -> Wr<'static> {
         let rail = qps.rail_of(qp);
-        let lkey = self.registration.map_or(0, |registration| registration.lkey(rail));
+        let lkey = self.keys.map_or(0, |keys| keys.lkey(rail));
         Wr {
             opcode: Opcode::WriteWithImm,
             payload: Payload::Sge(Sge { addr: (self.addr + offset) as u64, len: len as u32, lkey }),
             remote: (self.remote_addr.wrapping_add(offset as u64), self.rkeys.get(rail).copied().unwrap_or(0)),
             imm: imm.encode((self.sequence % SLOTS as u64) as u8),
         }
+    }
+
+    /// Posts it behind all that was posted on [`CTS_QP`], with this value as its immediate.
+    pub fn post_in_order(self, link: &mut Link, len: usize, value: u32) -> std::result::Result<(), (usize, PostError)> {
+        let qps = &mut link.qps;
+        let data = self.write(qps, CTS_QP, 0, len, Imm::Whole(value));
+        let posted = if len <= qps.max_with_imm(CTS_QP) as usize {
+            qps.post_send(CTS_QP, [data], WrKind::Data, self.id, true)
+        } else {
+            let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
+            let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
+            qps.post_send(CTS_QP, [body, empty], WrKind::Data, self.id, true)
+        };
+        posted.map_err(|error| (CTS_QP, error))
     }
 
     /// Posts it as planned, in any number of work requests.

@@ -16,6 +16,8 @@ pub enum WrKind {
     Recv,
     /// The READ of a flush; `id` is the flush request.
     Flush,
+    /// A say or a credit of a [`Duplex`](super::duplex::Duplex); `id` is no request's.
+    Say,
 }
 
 impl WrKind {
@@ -26,6 +28,7 @@ impl WrKind {
             WrKind::Cts => "the WRITE of a clear-to-send",
             WrKind::Recv => "a receive",
             WrKind::Flush => "the READ of a flush",
+            WrKind::Say => "the WRITE of a control message",
         }
     }
 }
@@ -52,6 +55,7 @@ impl WrId {
             WrKind::Cts => 2,
             WrKind::Recv => 3,
             WrKind::Flush => 4,
+            WrKind::Say => 5,
         };
         kind << 56 | u64::from(self.qp) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
     }
@@ -64,6 +68,7 @@ impl WrId {
             2 => WrKind::Cts,
             3 => WrKind::Recv,
             4 => WrKind::Flush,
+            5 => WrKind::Say,
             _ => return None,
         };
         Some(WrId { kind, qp: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
@@ -76,11 +81,11 @@ mod tests {
 
     #[test]
     fn work_request_ids_round_trip() {
-        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush] {
+        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Say] {
             let wr = WrId { kind, qp: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
             assert_eq!(WrId::decode(wr.encode()), Some(wr));
         }
         assert_eq!(WrId::decode(0), None);
-        assert_eq!(WrId::decode(5 << 56), None);
+        assert_eq!(WrId::decode(6 << 56), None);
     }
 }

@@ -389,7 +389,8 @@ impl Acceptor {
             qps.rails(),
             self.resources.device.fabric()
         );
-        let liveness = Liveness::new(stream, unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.resources.config);
+        let liveness =
+            Liveness::new(Some(stream), unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.resources.config);
         Box::new(Connection { qps, memory: records, peer, liveness, stats })
     }
 

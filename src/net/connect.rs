@@ -265,7 +265,7 @@ impl Dialer {
         qps.shrink(usize::from(theirs.rails), usize::from(theirs.qps_per_rail));
         qps.connect(&theirs.endpoints, theirs.memory, &theirs.rkeys)?;
         let peer = peer(&theirs, &ours, self.handle.addr);
-        let liveness = Liveness::new(stream, None, &peer, &self.resources.config);
+        let liveness = Liveness::new(Some(stream), None, &peer, &self.resources.config);
         let stats = self.stats.take().ok_or_else(over)?;
         stats.set_peer(&peer.label, theirs.pid as i32);
         log_info!(

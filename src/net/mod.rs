@@ -39,12 +39,13 @@ use crate::base::log::{self, log_info};
 use crate::base::stats;
 use crate::base::sync::lock;
 use crate::fabric::{self, Access, Domain, MemoryRegion, UserMemory};
+use crate::link::address::Local;
 use crate::link::memory::MrTable;
 
 use connect::{Dialer, PendingTable};
 use device::{NetDevice, Physical};
 use listen_handle::ListenHandle;
-use resources::{Local, Resources};
+use resources::Resources;
 
 pub use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS};
 pub use crate::link::memory::{MemoryKind, MrHandle};

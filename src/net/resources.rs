@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::base::config::{self, Config};
 use crate::base::error::Result;
+use crate::base::rand;
 use crate::base::stats::CommStats;
-use crate::base::{host, rand};
+use crate::link::address::Local;
 use crate::link::device_thread::ProgressThread;
 use crate::link::limits::MAX_MESSAGE;
 use crate::link::memory::MrTable;
@@ -14,29 +15,6 @@ use crate::link::queue_pairs::{QueuePairs, RailDevice};
 
 use super::device::NetDevice;
 use super::frames::{PROTOCOL_VERSION, Params};
-
-/// This process, as its peers hear of it.
-#[derive(Debug, Clone)]
-pub struct Local {
-    /// Host id (a hint).
-    pub host_id: [u8; 16],
-    /// Host name.
-    pub host: String,
-    /// Process id.
-    pub pid: u32,
-    /// Inode of the pid namespace; 0 if unknown.
-    pub pid_ns: u64,
-}
-
-impl Local {
-    /// Asks the system.
-    pub fn new() -> Local {
-        use std::os::unix::fs::MetadataExt;
-        let host = String::from_utf8_lossy(&host::name()).chars().filter(|c| !c.is_control()).collect();
-        let pid_ns = std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino());
-        Local { host_id: host::id(), host, pid: std::process::id(), pid_ns }
-    }
-}
 
 /// What a comm, or its set-up, needs of its [`super::Net`], without keeping that alive.
 #[derive(Clone)]

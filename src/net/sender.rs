@@ -83,7 +83,7 @@ impl Sender {
         };
         let sequence = self.head + index as u64;
         let Some(id) = self.link.requests.insert(sends::request(len, 1 << qp, sequence)) else { return self.poll_then_no_request() };
-        let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, registration, id };
+        let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, keys: registration, id };
         let write = message.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.link.qps.post_send(qp, [write], WrKind::Data, id, true) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
@@ -105,7 +105,7 @@ impl Sender {
         };
         let sequence = self.head + index as u64;
         let Some(id) = self.link.requests.insert(sends::request(len, qps, sequence)) else { return Ok(None) };
-        let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, registration, id };
+        let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, keys: registration, id };
         if let Err((qp, error)) = message.post(&mut self.link, plan) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
         }

@@ -151,7 +151,7 @@ impl Fatal<Error> {
                 Error::System { what, word: std::io::Error::new(word.kind(), word.to_string()) }
             }
             engine::Cause::Error(Error::Usage(_)) => Error::usage(words),
-            engine::Cause::Error(Error::Remote(_)) => Error::remote(words),
+            engine::Cause::Error(Error::Remote(_) | Error::Timeout(_)) => Error::remote(words),
             engine::Cause::Error(Error::Internal(_)) | engine::Cause::Panic(_) => Error::internal(words),
         }
     }

@@ -46,6 +46,12 @@ impl UserMemory {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// `len` bytes of it from `offset` on, if they are inside.
+    pub fn part(&self, offset: usize, len: usize) -> Option<UserMemory> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        inside.then(|| UserMemory { addr: self.addr + offset, len })
+    }
 }
 
 /// Whole pages that `len` bytes need.

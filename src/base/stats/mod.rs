@@ -173,6 +173,8 @@ pub enum CommKind {
     Send = 2,
     /// The receiving end.
     Recv = 3,
+    /// Both ends in one: a pair of a mesh.
+    Pair = 4,
 }
 
 /// Idle polls per read of the clock.

@@ -79,6 +79,7 @@ impl CommKind {
             CommKind::Listen => "listen",
             CommKind::Send => "send",
             CommKind::Recv => "recv",
+            CommKind::Pair => "pair",
         }
     }
 }

@@ -156,6 +156,7 @@ impl CommRecord {
                 1 => CommKind::Listen,
                 2 => CommKind::Send,
                 3 => CommKind::Recv,
+                4 => CommKind::Pair,
                 _ => return None,
             };
             let cause = self.wait_cause.load(Ordering::Relaxed);

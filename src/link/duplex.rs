@@ -1,0 +1,480 @@
+//! A link both ways: messages into slots that the receiver opened, and *says*, control messages of 64 bytes, in order, in either direction. For
+//! layers whose ranks exchange [`Address`]es through a store. Used by the thread that drives the link.
+//!
+//! How the receiver's memory becomes known to the sender is for the layer above, in a say of its own: a [`Target`] has all that a sender needs. A slot
+//! is open for one message, which is striped over all rails, or stands open for any number, which then come in order on one queue pair.
+//!
+//! A say is WRITTEN into the next place of a ring in the peer's memory, with an immediate that names slot 255 and tells how many of the peer's says
+//! were read; so nobody writes into a place that was not read, and a say never waits for a receive. A side that only reads returns its credit alone.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use crate::base::config::Config;
+use crate::base::error::{Error, Result};
+use crate::base::stats::{CommCounter, CommStats, WaitCause};
+use crate::fabric::{Completion, Endpoint, Opcode, Payload, PostError};
+
+use super::address::{Address, Local};
+use super::incoming::{Imm, Incoming, Records, epoch};
+use super::limits::{IMM_LIMIT, MAX_MESSAGE, MAX_RAILS, RECORD_SIZE, SAY_SIZE, SAYS, SLOTS};
+use super::liveness::Liveness;
+use super::queue_pairs::{BATCH, CTS_QP, QueuePairs, RailDevice, Side, Wr};
+use super::sends::{self, Message, stripe_completed};
+use super::wr_id::{RequestId, WrId, WrKind};
+use super::{Connection, Failure, Link, too_long};
+
+/// What the immediate of a say names.
+const SAY_SLOT: u8 = 255;
+const _: () = assert!(SAY_SLOT as usize == SLOTS - 1);
+/// The bit of its value for a say; without it, it is a credit alone. Below it, how many says were read.
+const SAY_BIT: u32 = 1 << 16;
+/// Says read after which a side that has nothing to say returns the credit.
+const CREDIT_EVERY: u16 = SAYS as u16 / 2;
+/// Where the ring begins in the memory that the peer writes to: behind the completion records.
+const RING: usize = SLOTS * RECORD_SIZE;
+/// No request has it.
+const NO_REQUEST: RequestId = RequestId(0);
+
+/// What a receiver tells a sender of a slot, and of the memory behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// Which slot, and which use of it: see [`Duplex::open`].
+    pub sequence: u64,
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The keys, rail by rail.
+    pub rkeys: [u32; MAX_RAILS],
+}
+
+/// Something that has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The peer has all of a message: its memory is free again.
+    Sent(RequestId),
+    /// A message is in the memory of a slot.
+    Received {
+        /// What [`Duplex::open`] gave.
+        sequence: u64,
+        /// Its bytes; of one into a slot that stands open, the sender's value.
+        value: u64,
+    },
+    /// The peer's next say.
+    Said([u8; SAY_SIZE]),
+}
+
+/// One end that has not been told of the other.
+pub struct Unconnected {
+    qps: QueuePairs,
+    records: Records,
+    stats: CommStats,
+    local: Local,
+    fabric: String,
+    device: String,
+    qps_per_rail: usize,
+}
+
+impl Unconnected {
+    /// On these devices, one per rail, which together are called `device`. `notify` if it is to be armed.
+    pub fn new(devices: &[RailDevice], fabric: &str, device: &str, config: &Config, stats: CommStats, notify: bool) -> Result<Unconnected> {
+        let records = Records::with_more(SAYS * SAY_SIZE)?;
+        let qps_per_rail = config.qps_per_rail as usize;
+        let qps = QueuePairs::new(devices, qps_per_rail, Side::Both, records.pages(), config.traffic_class, notify)?;
+        Ok(Unconnected { qps, records, stats, local: Local::new(), fabric: fabric.to_owned(), device: device.to_owned(), qps_per_rail })
+    }
+
+    /// What the other end has to be told.
+    pub fn address(&mut self) -> Address {
+        Address {
+            local: self.local.clone(),
+            fabric: self.fabric.clone(),
+            device: self.device.clone(),
+            memory: self.records.pages().addr() as u64,
+            qps_per_rail: self.qps_per_rail,
+            rkeys: self.qps.inbox_keys(),
+            endpoints: self.qps.endpoints(),
+        }
+    }
+
+    /// Connects to the end with this address; `what` is "pair 3 of mesh 0 on eth0 to" or the like. Work may be posted at once where the fabric keeps it
+    /// until the peer has connected, too; else once the peer has said so by other means.
+    ///
+    /// Errors: an end on another fabric; queue pairs that cannot be connected.
+    pub fn connect(mut self, remote: &Address, what: &str, config: &Config) -> Result<Duplex> {
+        let peer = remote.peer(&self.local);
+        if remote.fabric != self.fabric {
+            let (theirs, ours) = (&remote.fabric, &self.fabric);
+            return Err(Error::usage(format!(
+                "{} is on fabric {theirs}, this side on {ours}; set RAILHEAD_FABRIC alike on all ranks",
+                peer.label
+            )));
+        }
+        let rails = self.qps.rails().min(remote.rkeys.len());
+        let qps_per_rail = self.qps_per_rail.min(remote.qps_per_rail);
+        self.qps.shrink(rails, qps_per_rail);
+        let of_rails = remote.endpoints.chunks(remote.qps_per_rail.max(1)).take(rails);
+        let used: Vec<Endpoint> = of_rails.flat_map(|of_rail| of_rail.iter().take(qps_per_rail).copied()).collect();
+        self.qps.connect(&used, remote.memory, &remote.rkeys)?;
+        self.stats.set_peer(&peer.label, remote.local.pid as i32);
+        let liveness = Liveness::new(None, None, &peer, config);
+        let connection = Connection { qps: self.qps, memory: self.records, peer, liveness, stats: self.stats };
+        let (mut link, records) = Link::new(connection, Side::Both, what, config);
+        for qp in 0..link.qps.len() {
+            for _ in 0..Side::Both.recv_depth() {
+                link.qps.post_recv(qp).map_err(|e| Error::internal(format!("connect: posting receives: {e}")))?;
+            }
+        }
+        let ends = Ends {
+            records,
+            slots: Box::new([Slot::FREE; SLOTS]),
+            free: (0..SAY_SLOT).rev().collect(),
+            says: Says::default(),
+            events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
+        };
+        Ok(Duplex { link, ends, split_min: config.split_min as usize })
+    }
+}
+
+/// A connected link both ways.
+pub struct Duplex {
+    link: Link,
+    ends: Ends,
+    split_min: usize,
+}
+
+/// What is known of both directions.
+struct Ends {
+    records: Records,
+    slots: Box<[Slot; SLOTS]>,
+    free: Vec<u8>,
+    says: Says,
+    /// Not yet taken: as many as one poll finds.
+    events: VecDeque<Event>,
+}
+
+/// A slot that messages come into.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    /// How often it was opened; with the number, the sequence.
+    uses: u64,
+    state: SlotState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SlotState {
+    Free,
+    /// For one message of at most `room` bytes.
+    Once {
+        room: u64,
+        incoming: Incoming,
+    },
+    /// For any number.
+    Standing,
+}
+
+impl Slot {
+    const FREE: Slot = Slot { uses: 0, state: SlotState::Free };
+
+    fn sequence(&self, number: u8) -> u64 {
+        self.uses * SLOTS as u64 + u64::from(number)
+    }
+}
+
+/// Counters of says, which wrap.
+#[derive(Debug, Default)]
+struct Says {
+    sent: u16,
+    /// Of them, how many the peer has read.
+    taken: u16,
+    read: u16,
+    /// How many the peer knows to be read.
+    told: u16,
+}
+
+impl Duplex {
+    /// Errors: the link has failed.
+    #[inline]
+    pub fn check(&mut self) -> Result<()> {
+        self.link.check()
+    }
+
+    /// Whether its queue pairs are connected. Its polls connect them.
+    ///
+    /// Errors: they cannot.
+    pub fn poll_connected(&mut self) -> Result<bool> {
+        self.link.qps.poll_connected()
+    }
+
+    /// Whether work may be posted before the peer has connected.
+    pub fn keeps_early_requests(&self) -> bool {
+        self.link.qps.keeps_early_requests
+    }
+
+    /// Opens a slot for one message of at most `room` bytes: its sequence number, for the sender. `None`: all 255 are open.
+    pub fn open(&mut self, room: u64) -> Option<u64> {
+        self.open_for(SlotState::Once { room, incoming: Incoming::NONE })
+    }
+
+    /// Opens a slot for any number of [`Duplex::notify`]s.
+    pub fn open_standing(&mut self) -> Option<u64> {
+        self.open_for(SlotState::Standing)
+    }
+
+    fn open_for(&mut self, state: SlotState) -> Option<u64> {
+        let number = self.ends.free.pop()?;
+        let slot = self.ends.slots.get_mut(usize::from(number))?;
+        *slot = Slot { uses: slot.uses + 1, state };
+        Some(slot.sequence(number))
+    }
+
+    /// Closes a slot that stands open. The peer must have said that it writes there no more.
+    pub fn close_standing(&mut self, sequence: u64) {
+        let number = (sequence % SLOTS as u64) as u8;
+        let Some(slot) = self.ends.slots.get_mut(usize::from(number)) else { return };
+        if slot.sequence(number) == sequence && slot.state == SlotState::Standing {
+            slot.state = SlotState::Free;
+            self.ends.free.push(number);
+        }
+    }
+
+    /// Sends `len` bytes at `addr`, of memory with these keys, to a slot that is open for one message. `None`: no room now; poll and call again. The memory is the link's until
+    /// [`Event::Sent`].
+    ///
+    /// Errors: more than 1 GiB, or than the target has room for; the link has failed.
+    pub fn write(&mut self, to: &Target, addr: usize, len: usize, lkeys: &[u32; MAX_RAILS]) -> Result<Option<RequestId>> {
+        self.link.check()?;
+        fits(to, len)?;
+        let link = &mut self.link;
+        let plan = link.qps.plan(len, self.split_min);
+        let Some(qps) = link.qps.qps_for_message(plan).filter(|_| link.requests.has_room()) else {
+            link.qps.unplan(plan);
+            return Ok(None);
+        };
+        let Some(id) = link.requests.insert(sends::request(len, qps, to.sequence)) else { return Ok(None) };
+        let message = Message { sequence: to.sequence, remote_addr: to.addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
+        let posted = message.post(&mut self.link, plan);
+        self.posted(id, len, posted)
+    }
+
+    /// Sends `len` bytes at `addr` to a slot that stands open, `offset` bytes behind the target's first, with a value below 2^23. Ordered among
+    /// themselves and with says.
+    ///
+    /// Errors: as for [`Duplex::write`].
+    pub fn notify(
+        &mut self,
+        to: &Target,
+        offset: u64,
+        value: u32,
+        addr: usize,
+        len: usize,
+        lkeys: &[u32; MAX_RAILS],
+    ) -> Result<Option<RequestId>> {
+        self.link.check()?;
+        if value as usize >= IMM_LIMIT {
+            return Err(Error::usage(format!("a notification's value of {value}; at most {} may be", IMM_LIMIT - 1)));
+        }
+        let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
+        fits(&Target { len: rest, ..*to }, len)?;
+        let link = &mut self.link;
+        if link.qps.room(CTS_QP) < sends::MOST_ENTRIES {
+            return Ok(None);
+        }
+        let Some(id) = link.requests.insert(sends::request(len, 1 << CTS_QP, to.sequence)) else { return Ok(None) };
+        let remote_addr = to.addr.wrapping_add(offset);
+        let message = Message { sequence: to.sequence, remote_addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
+        let posted = message.post_in_order(&mut self.link, len, value);
+        self.posted(id, len, posted)
+    }
+
+    fn posted(&mut self, id: RequestId, len: usize, posted: std::result::Result<(), (usize, PostError)>) -> Result<Option<RequestId>> {
+        match posted {
+            Ok(()) => {
+                self.link.count_op();
+                self.link.stats.add(CommCounter::Bytes, len as u64);
+                Ok(Some(id))
+            }
+            Err((qp, error)) => {
+                self.link.post_failed(WrKind::Data, qp, error);
+                self.link.requests.withdraw(id);
+                self.link.check().map(|()| None)
+            }
+        }
+    }
+
+    /// Says something to the peer. False: no place now; poll and call again.
+    ///
+    /// Errors: the link has failed.
+    pub fn say(&mut self, bytes: &[u8; SAY_SIZE]) -> Result<bool> {
+        self.link.check()?;
+        let Duplex { link, ends, .. } = self;
+        if usize::from(ends.says.sent.wrapping_sub(ends.says.taken)) >= SAYS || link.qps.room(CTS_QP) == 0 {
+            return Ok(false);
+        }
+        let place = RING + usize::from(ends.says.sent) % SAYS * SAY_SIZE;
+        ends.post_say(link, bytes, place, SAY_BIT);
+        ends.says.sent = ends.says.sent.wrapping_add(1);
+        self.link.check().map(|()| true)
+    }
+
+    /// Polls; whether something has moved. [`Duplex::next_event`] tells what happened, all of which is to be taken before the next poll. A poll that
+    /// finds nothing is a wait for `waits_for`.
+    pub fn poll(&mut self, waits_for: WaitCause) -> bool {
+        let Duplex { link, ends, .. } = self;
+        let mut moved = false;
+        // Which of its waits are too long is for the layer above to know.
+        let _ = link.progress(waits_for, |link, wr, completion| {
+            moved = true;
+            ends.completed(link, wr, completion);
+        });
+        ends.return_credit(link);
+        moved
+    }
+
+    /// The next thing that happened.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.ends.events.pop_front()
+    }
+
+    /// Asks for notifications, names the descriptors to sleep on, and looks whether the peer is there. The caller then polls once more, and sleeps, a
+    /// second at most, if nothing moved and [`Duplex::needs_repoll`] is false.
+    ///
+    /// Errors: a link made without `notify`; no memory left for it.
+    pub fn arm(&mut self, waits_for: WaitCause, watch: impl FnMut(RawFd)) -> Result<()> {
+        self.link.look(waits_for);
+        self.link.qps.arm(watch)
+    }
+
+    /// Whether it has to be polled again before anybody sleeps.
+    pub fn needs_repoll(&mut self) -> bool {
+        self.link.qps.needs_repoll() || self.link.has_fault()
+    }
+
+    /// Fails it, for instance because the peer broke the protocol of the layer above.
+    pub fn fail(&mut self, failure: Failure) {
+        self.link.fail(failure);
+    }
+}
+
+fn fits(to: &Target, len: usize) -> Result<()> {
+    if len > MAX_MESSAGE {
+        return Err(too_long("send", len));
+    }
+    if len as u64 > to.len || to.addr.checked_add(to.len).is_none() {
+        return Err(Error::usage(format!("send: {len} bytes into {} bytes of the peer's memory at {:#x}", to.len, to.addr)));
+    }
+    Ok(())
+}
+
+#[cold]
+fn outside(to: &Target, offset: u64) -> Error {
+    Error::usage(format!("send: to offset {offset} of {} bytes of the peer's memory", to.len))
+}
+
+impl Ends {
+    #[inline]
+    fn completed(&mut self, link: &mut Link, wr: &WrId, completion: &Completion) {
+        match wr.kind {
+            WrKind::Recv => self.received(link, wr, completion),
+            WrKind::Data => {
+                stripe_completed(link, wr, completion);
+                if let Ok(Some(_)) = link.finish(wr.id) {
+                    self.events.push_back(Event::Sent(wr.id));
+                }
+            }
+            WrKind::Say | WrKind::Cts | WrKind::Flush => {}
+        }
+    }
+
+    /// An immediate has come, which consumed a receive.
+    fn received(&mut self, link: &mut Link, wr: &WrId, completion: &Completion) {
+        let qp = usize::from(wr.qp);
+        match link.qps.post_recv(qp) {
+            // A queue pair that has failed since says so itself, after what arrived before.
+            Ok(()) | Err(PostError::State(_)) => {}
+            Err(error) => return link.post_failed(WrKind::Recv, qp, error),
+        }
+        let Some(imm) = completion.imm else { return link.protocol_error(format_args!("a message without an immediate")) };
+        match Imm::decode(imm) {
+            (SAY_SLOT, Imm::Whole(value)) => self.said(link, value),
+            (number, meaning) => {
+                if let Err(what) = self.message(number, meaning) {
+                    link.protocol_error(format_args!("{what} for slot {number}"));
+                }
+            }
+        }
+    }
+
+    /// A message, or a stripe of one, is here.
+    fn message(&mut self, number: u8, meaning: Imm) -> std::result::Result<(), String> {
+        let Ends { records, slots, free, events, .. } = self;
+        let Some(slot) = slots.get_mut(usize::from(number)) else { return Ok(()) };
+        let sequence = slot.sequence(number);
+        match (&mut slot.state, meaning) {
+            (SlotState::Free, _) => return Err("a message that nobody waits for,".into()),
+            (SlotState::Standing, Imm::Whole(value)) => events.push_back(Event::Received { sequence, value: value.into() }),
+            (SlotState::Standing, Imm::Stripe(_)) => return Err("a stripe, in order,".into()),
+            (SlotState::Once { room, incoming }, meaning) => {
+                match meaning {
+                    Imm::Whole(size) if !incoming.whole(size) => return Err("all of a message, after stripes of it,".into()),
+                    Imm::Whole(_) => {}
+                    Imm::Stripe(index) => incoming
+                        .stripe(index, records.read(number), epoch(sequence), super::limits::MAX_QPS as u32)
+                        .map_err(|why| format!("stripe {index} {why}"))?,
+                }
+                if incoming.size > *room {
+                    return Err(format!("{} bytes into {room}", incoming.size));
+                }
+                if incoming.completed {
+                    events.push_back(Event::Received { sequence, value: incoming.size });
+                    slot.state = SlotState::Free;
+                    free.push(number);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A say or a credit is here.
+    fn said(&mut self, link: &mut Link, value: u32) {
+        let says = &mut self.says;
+        let taken = value as u16;
+        if taken.wrapping_sub(says.taken) > says.sent.wrapping_sub(says.taken) {
+            return link.protocol_error(format_args!("a credit of {taken} control messages, {} of {} were left", says.taken, says.sent));
+        }
+        says.taken = taken;
+        if value & SAY_BIT == 0 {
+            return;
+        }
+        if usize::from(says.read.wrapping_sub(says.told)) >= SAYS {
+            return link.protocol_error(format_args!("more than {SAYS} control messages at a time"));
+        }
+        let mut bytes = [0; SAY_SIZE];
+        self.records.pages().read(RING + usize::from(says.read) % SAYS * SAY_SIZE, &mut bytes);
+        says.read = says.read.wrapping_add(1);
+        self.events.push_back(Event::Said(bytes));
+    }
+
+    /// Tells the peer how many of its says were read, if it has not heard for long.
+    #[inline]
+    fn return_credit(&mut self, link: &mut Link) {
+        if self.says.read.wrapping_sub(self.says.told) >= CREDIT_EVERY && link.qps.room(CTS_QP) > 0 && !link.has_failed() {
+            self.post_say(link, &[], RING, 0);
+        }
+    }
+
+    /// Posts a say or a credit, for which there is room.
+    fn post_say(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) {
+        let imm = Imm::Whole(bit | u32::from(self.says.read)).encode(SAY_SLOT);
+        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(CTS_QP, place), imm };
+        match link.qps.post_send(CTS_QP, [wr], WrKind::Say, NO_REQUEST, false) {
+            Ok(()) => self.says.told = self.says.read,
+            Err(error) => link.post_failed(WrKind::Say, CTS_QP, error),
+        }
+        link.stats.add(CommCounter::Bytes, bytes.len() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests;
