@@ -57,6 +57,54 @@ typedef enum {
     RAILHEAD_RING_SUPPLIED = 3,
 } railhead_ring_home_t;
 
+// Type of the elements of a collective.
+typedef enum {
+    // 8 bits, signed.
+    RAILHEAD_I8 = 0,
+    // 8 bits, unsigned.
+    RAILHEAD_U8 = 1,
+    // 32 bits, signed.
+    RAILHEAD_I32 = 2,
+    // 32 bits, unsigned.
+    RAILHEAD_U32 = 3,
+    // 64 bits, signed.
+    RAILHEAD_I64 = 4,
+    // 64 bits, unsigned.
+    RAILHEAD_U64 = 5,
+    // IEEE binary16.
+    RAILHEAD_F16 = 6,
+    // bfloat16.
+    RAILHEAD_BF16 = 7,
+    // IEEE binary32.
+    RAILHEAD_F32 = 8,
+    // IEEE binary64.
+    RAILHEAD_F64 = 9,
+} railhead_dtype_t;
+
+// How elements are reduced. Integers wrap around; of a number and none, the result is none.
+typedef enum {
+    // Their sum.
+    RAILHEAD_SUM = 0,
+    // Their product.
+    RAILHEAD_PRODUCT = 1,
+    // The least.
+    RAILHEAD_MIN = 2,
+    // The greatest.
+    RAILHEAD_MAX = 3,
+    // What the caller's own function says.
+    RAILHEAD_CUSTOM = 1000,
+} railhead_op_t;
+
+// How an allreduce is done.
+typedef enum {
+    // Whichever is faster for so many bytes.
+    RAILHEAD_AUTO = 0,
+    // Around a ring.
+    RAILHEAD_RING = 1,
+    // By recursive doubling.
+    RAILHEAD_DOUBLING = 2,
+} railhead_algorithm_t;
+
 // One direction of a connection of a proxy: a comm and a ring. Not a pointer.
 typedef struct railhead_connector_t railhead_connector_t;
 
@@ -65,6 +113,12 @@ typedef struct railhead_group_t railhead_group_t;
 
 // A listener of a proxy. Not a pointer.
 typedef struct railhead_listener_t railhead_listener_t;
+
+// One rank's end of a mesh: an opaque handle. Made by railhead_mesh_create, ended by railhead_mesh_close.
+//
+// Threads: any, several at a time. Collectives that run at once on a mesh need tags of their own, the same on all ranks. In a forked child the parent's
+// handles are refused. A failure of any of its operations is that of the mesh: all others, and those that follow, fail with the first cause.
+typedef struct railhead_mesh_t railhead_mesh_t;
 
 // A proxy: a thread that sends and receives for programs that cannot call a network. Made by railhead_proxy_create; not a pointer.
 typedef struct railhead_proxy_t railhead_proxy_t;
@@ -162,6 +216,46 @@ typedef struct {
     // Flushes posted.
     uint64_t flushes;
 } railhead_connector_state_t;
+
+// What railhead_mesh_create takes.
+typedef struct {
+    // sizeof(railhead_mesh_config_t).
+    size_t size;
+    // This process's rank, from 0.
+    int64_t rank;
+    // How many ranks there are, from 1.
+    int64_t ranks;
+    // What operations have that are given no time of their own; less than 0: 30 s, as Gloo's.
+    int64_t timeout_ms;
+    // 0.
+    uint64_t flags;
+} railhead_mesh_config_t;
+
+// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and must not throw; the elements at `from` are not
+// changed. Called on the thread that waits for the collective. The two do not overlap, and are not the caller's memory.
+typedef void (*railhead_reduce_callback_t)(void *user, void *into, const void *from, size_t count);
+
+// What collectives take. All of it but `timeout_ms`, `custom` and `user` is the same on all ranks.
+typedef struct {
+    // sizeof(railhead_collective_t).
+    size_t size;
+    // Tells it from other collectives that run at once on the mesh.
+    uint32_t tag;
+    // A railhead_dtype_t.
+    uint32_t dtype;
+    // A railhead_op_t.
+    uint32_t op;
+    // A railhead_algorithm_t, for an allreduce.
+    uint32_t algorithm;
+    // The rank from which or to which all goes, where there is one.
+    int64_t root;
+    // How long it may take; less than 0: what the mesh was given.
+    int64_t timeout_ms;
+    // For RAILHEAD_CUSTOM.
+    railhead_reduce_callback_t custom;
+    // Handed to `custom`.
+    void *user;
+} railhead_collective_t;
 
 // NCCL's logger (ncclDebugLogger_t).
 typedef void (*railhead_logger_t)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
@@ -372,6 +466,97 @@ void *railhead_alloc(size_t size);
 //
 // Threads: any, at any time.
 void railhead_free(void *memory);
+
+// Makes one rank's end of a mesh, not connected yet.
+//
+// `device`: the name of the device that it is on, or several with `+` between them, as `railhead info` lists them; NULL or "" for the first. Which
+// devices there are is said by the same variables as for the plugin (docs/env.md).
+//
+// RAILHEAD_USAGE: a rank that is not below `ranks`, a device that there is not, a size or flags of another version.
+railhead_status_t railhead_mesh_create(const railhead_mesh_config_t *config,
+                                       const char *device,
+                                       railhead_mesh_t **mesh);
+
+// Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
+//
+// RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, or ranks are on different fabrics; RAILHEAD_NETWORK: the store
+// or a rank is lost, or of another release.
+railhead_status_t railhead_mesh_connect(railhead_mesh_t *mesh,
+                                        railhead_store_t *store);
+
+// Ends a handle, and the connections to the other ranks; what other threads do with it goes on. A rank that still waits for this one gets
+// RAILHEAD_NETWORK.
+railhead_status_t railhead_mesh_close(railhead_mesh_t *mesh);
+
+// `count` elements at `out` become the reduction of those at `in` of all ranks, with the same bits on each. `in` and `out` may be the same; where they
+// are not, `in` is not changed.
+//
+// Of this and all other collectives: every rank calls it, with the same counts and collective. The memory may be any of the process, and is the library's
+// until the call returns. RAILHEAD_USAGE, before anything is sent: a number that is none of its kind, counts that do not fit together. After any other
+// error the mesh has failed: RAILHEAD_NETWORK names the rank that is lost, RAILHEAD_TIMEOUT those that are waited for; RAILHEAD_USAGE: a rank gave another
+// count.
+railhead_status_t railhead_allreduce(railhead_mesh_t *mesh,
+                                     const railhead_collective_t *collective,
+                                     const void *in,
+                                     void *out,
+                                     size_t count);
+
+// `count` elements at `out` of the root become the reduction of those at `in` of all ranks. `out` of the others may be NULL. `in` and `out` may be the same
+// on the root.
+railhead_status_t railhead_reduce(railhead_mesh_t *mesh,
+                                  const railhead_collective_t *collective,
+                                  const void *in,
+                                  void *out,
+                                  size_t count);
+
+// `counts[rank]` elements at `out` of each rank become its part of the reduction of all ranks' `in`, where the parts lie one behind the other.
+railhead_status_t railhead_reduce_scatter(railhead_mesh_t *mesh,
+                                          const railhead_collective_t *collective,
+                                          const void *in,
+                                          void *out,
+                                          const size_t *counts);
+
+// `count` elements at `memory` become those of the root.
+railhead_status_t railhead_broadcast(railhead_mesh_t *mesh,
+                                     const railhead_collective_t *collective,
+                                     void *memory,
+                                     size_t count);
+
+// `out` becomes the `counts[rank]` elements at `in` of each rank, one behind the other. This rank's may lie in their place in `out` already.
+railhead_status_t railhead_allgather(railhead_mesh_t *mesh,
+                                     const railhead_collective_t *collective,
+                                     const void *in,
+                                     void *out,
+                                     const size_t *counts);
+
+// The elements at `in` are parts for each rank, one behind the other, of `send_counts[rank]` elements; `out` becomes the parts that each rank has for this
+// one, of `recv_counts[rank]`. The two do not overlap.
+railhead_status_t railhead_alltoall(railhead_mesh_t *mesh,
+                                    const railhead_collective_t *collective,
+                                    const void *in,
+                                    void *out,
+                                    const size_t *send_counts,
+                                    const size_t *recv_counts);
+
+// `out` of the root becomes the `counts[rank]` elements at `in` of each rank, one behind the other. `out` of the others may be NULL.
+railhead_status_t railhead_gather(railhead_mesh_t *mesh,
+                                  const railhead_collective_t *collective,
+                                  const void *in,
+                                  void *out,
+                                  const size_t *counts);
+
+// `counts[rank]` elements at `out` of each rank become its part of the root's `in`, where the parts lie one behind the other. `in` of the others may be
+// NULL.
+railhead_status_t railhead_scatter(railhead_mesh_t *mesh,
+                                   const railhead_collective_t *collective,
+                                   const void *in,
+                                   void *out,
+                                   const size_t *counts);
+
+// Returns once all ranks have called it. `collective` may be NULL; its element type and reduction are not looked at.
+//
+// Errors: as railhead_allreduce.
+railhead_status_t railhead_barrier(railhead_mesh_t *mesh, const railhead_collective_t *collective);
 
 // Makes a proxy over the table `net`, an ncclNet_v12_t; NULL is Railhead's own. Its thread sleeps until something is started.
 //

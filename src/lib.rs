@@ -1,7 +1,7 @@
 //! Railhead: an NCCL network plugin, and the small RDMA library it is made of.
 //!
 //! Modules depend downwards only: [`abi`] is the C boundary, [`proxy`] what sends for programs that cannot, [`net`] the plugin's semantics,
-//! [`link`] one connected peer, [`engine`] the persistent thread, [`fabric`] the RDMA vocabulary and its providers, [`store`] where ranks find each other, [`base`] what everybody
+//! [`mesh`] collectives among ranks, [`link`] one connected peer, [`engine`] the persistent thread, [`fabric`] the RDMA vocabulary and its providers, [`store`] where ranks find each other, [`base`] what everybody
 //! needs. Unsafe code lives in `abi`, `fabric`, `base` and the proxy's ring alone.
 
 pub mod abi;
@@ -9,6 +9,7 @@ pub mod base;
 pub mod engine;
 pub mod fabric;
 pub mod link;
+pub mod mesh;
 pub mod net;
 pub mod proxy;
 pub mod store;

@@ -10,5 +10,6 @@ mod library {
     pub mod docs;
     pub mod examples;
     pub mod layout;
+    pub mod mesh;
     pub mod misuse;
 }

@@ -13,6 +13,7 @@ pub mod comm_table;
 pub mod connector;
 pub mod handle;
 pub mod memory;
+pub mod mesh;
 pub mod nccl;
 pub mod objects;
 pub mod plugin;

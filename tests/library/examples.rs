@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-const SANITIZE: &str = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g";
+pub const SANITIZE: &str = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g";
 const ABIS: [u32; 5] = [8, 9, 10, 11, 12];
 
 // ---- the library through plugin_pingpong ----
@@ -514,7 +514,7 @@ impl Run {
 }
 
 /// Builds a target of c_examples/Makefile into a folder of the test's own: tests run side by side.
-fn make(test: &str, target: &str, cflags: &str) -> PathBuf {
+pub fn make(test: &str, target: &str, cflags: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_examples").join(test);
     succeed(
         Command::new("make")
@@ -543,7 +543,7 @@ fn compiler() -> String {
     std::env::var("CC").unwrap_or_else(|_| "cc".into())
 }
 
-fn sanitizers_work() -> bool {
+pub fn sanitizers_work() -> bool {
     let probe = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sanitizer_probe_{}", std::process::id()));
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("echo 'int main(void){{return 0;}}' | {} {SANITIZE} -x c - -o '{}'", compiler(), probe.display()));
@@ -554,7 +554,7 @@ fn sanitizers_work() -> bool {
 }
 
 /// The command line of valgrind up to the program.
-fn valgrind() -> Option<Vec<String>> {
+pub fn valgrind() -> Option<Vec<String>> {
     let line = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
     try_run(Command::new(line[0]).arg("--version"))?;
     Some(line.map(String::from).to_vec())
@@ -576,6 +576,6 @@ fn try_run(command: &mut Command) -> Option<Output> {
     command.output().ok()
 }
 
-fn skip(reason: &str) {
+pub fn skip(reason: &str) {
     eprintln!("SKIP: {reason}");
 }

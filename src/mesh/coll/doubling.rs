@@ -1,0 +1,42 @@
+//! Allreduce by recursive doubling: in each step two ranks swap all they have, and both reduce it. For little data: the fewest steps.
+//!
+//! Of ranks that are no power of two, each of the last ones first gives what it has to one of the first, and gets the result at the end.
+
+use crate::base::error::Result;
+use crate::mesh::context::Mesh;
+use crate::mesh::device::Registered;
+use crate::mesh::reduce::{Order, Reduction};
+
+/// Of all ranks.
+pub async fn allreduce(mesh: &Mesh, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {
+    let (rank, len) = (mesh.rank(), mine.len());
+    let core = 1 << mesh.size().ilog2();
+    let extra = mesh.size() - core;
+    if rank >= core {
+        let partner = rank - core;
+        mesh.send(partner, tag, mine.part(0, len)?)?.await?;
+        return mesh.recv(partner, tag, mine.place(0, len)?)?.await.map(|_| ());
+    }
+    let scratch = mesh.scratch(len)?;
+    let theirs = scratch.get()?;
+    if rank < extra {
+        mesh.recv(rank + core, tag, theirs.place(0, len)?)?.await?;
+        reduction.apply(mine.view(0, len)?, theirs.view(0, len)?, Order::MineFirst);
+    }
+    let mut distance = 1;
+    while distance < core {
+        let partner = rank ^ distance;
+        let received = mesh.recv(partner, tag, theirs.place(0, len)?)?;
+        let sent = mesh.send(partner, tag, mine.part(0, len)?)?;
+        received.await?;
+        // What is sent must not change before the peer has it.
+        sent.await?;
+        let order = if rank < partner { Order::MineFirst } else { Order::TheirsFirst };
+        reduction.apply(mine.view(0, len)?, theirs.view(0, len)?, order);
+        distance *= 2;
+    }
+    if rank < extra {
+        mesh.send(rank + core, tag, mine.part(0, len)?)?.await?;
+    }
+    Ok(())
+}

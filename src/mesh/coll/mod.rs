@@ -1,0 +1,258 @@
+//! Collectives: what all ranks of a mesh compute together. Each is a future over sends and receives, so that one text serves callers who block and the
+//! simulator. On the caller's thread.
+//!
+//! All messages of a collective have one tag, made of the caller's: between two ranks, messages of one tag match in order, and both ranks send and
+//! receive them in the order that the algorithm gives. So collectives that run at once need tags of their own; one after the other they do not.
+
+mod barrier;
+mod doubling;
+mod exchange;
+mod ring;
+mod tree;
+
+use std::time::Duration;
+
+use crate::base::error::{Error, Result};
+use crate::base::mem::UserMemory;
+
+use super::context::Mesh;
+use super::device::Registered;
+use super::reduce::{MAX_ELEMENT, Reduction};
+use ring::Cut;
+
+/// How an allreduce is done. The numbers are part of the C interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum Algorithm {
+    /// Whichever is faster for so many bytes.
+    #[default]
+    Auto = 0,
+    /// Around a ring: each rank sends no more than twice its share, in as many steps as there are ranks.
+    Ring = 1,
+    /// By recursive doubling: each rank sends all it has, in as many steps as the number of ranks has bits.
+    Doubling = 2,
+}
+
+impl Algorithm {
+    /// All, by number.
+    pub const ALL: [Algorithm; 3] = [Algorithm::Auto, Algorithm::Ring, Algorithm::Doubling];
+}
+
+/// What all collectives take.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Of an allreduce, the same on all ranks.
+    pub algorithm: Algorithm,
+    /// Tells it from others that run at once on the mesh.
+    pub tag: u32,
+    /// How long it may take.
+    pub timeout: Duration,
+}
+
+/// Of which collective a tag is, in its high byte: no user's message has such a tag.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Prefix {
+    Gather = 0x81,
+    AllGather = 0x82,
+    Reduce = 0x83,
+    AllReduce = 0x84,
+    Scatter = 0x85,
+    Broadcast = 0x86,
+    Barrier = 0x87,
+    AllToAll = 0x88,
+    ReduceScatter = 0x89,
+}
+
+fn tag(prefix: Prefix, options: Options) -> u64 {
+    u64::from(prefix as u8) << 56 | u64::from(options.tag)
+}
+
+/// Bytes below which an allreduce is done by doubling: in fewer steps, each with all of it.
+const DOUBLING_BELOW: usize = 32 << 10;
+
+impl Mesh {
+    /// Every rank's memory becomes the reduction of all ranks' memories, element by element, with the same bits on all. Each rank gives as many bytes.
+    ///
+    /// Errors of this and all others: bytes that do not fit together, before anything is sent; a rank that is lost, does not come, or gives other
+    /// sizes, and then the mesh has failed.
+    pub fn allreduce(&self, memory: UserMemory, reduction: Reduction<'_>, options: Options) -> Result<()> {
+        let len = memory.len();
+        whole("allreduce", len, &reduction)?;
+        if self.size() == 1 || len == 0 {
+            return Ok(());
+        }
+        let (mine, tag) = (self.device.register(memory)?, tag(Prefix::AllReduce, options));
+        let doubles = match options.algorithm {
+            Algorithm::Auto => len < DOUBLING_BELOW,
+            Algorithm::Ring => false,
+            Algorithm::Doubling => true,
+        };
+        if doubles {
+            return self.block_on("allreduce", doubling::allreduce(self, &mine, reduction, tag), options.timeout);
+        }
+        let cut = Cut::even(len, self.size(), reduction.element());
+        self.block_on("allreduce", ring::allreduce(self, &mine, &cut, reduction, tag), options.timeout)
+    }
+
+    /// The root's `to` becomes the reduction of all ranks' `from`; the others' is not looked at. The two may be the same.
+    pub fn reduce(&self, from: UserMemory, to: UserMemory, reduction: Reduction<'_>, root: usize, options: Options) -> Result<()> {
+        self.root("reduce", root)?;
+        let len = from.len();
+        whole("reduce", len, &reduction)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let (from, tag) = (self.device.register(from)?, tag(Prefix::Reduce, options));
+        if self.rank() == root {
+            equal("reduce", "out", to.len(), len)?;
+            let to = self.device.register(to)?;
+            copy(&from, 0, &to, 0, len)?;
+            return self.block_on("reduce", tree::reduce(self, &to, len, reduction, root, tag), options.timeout);
+        }
+        let partial = self.scratch(len)?;
+        copy(&from, 0, partial.get()?, 0, len)?;
+        self.block_on("reduce", tree::reduce(self, partial.get()?, len, reduction, root, tag), options.timeout)
+    }
+
+    /// Every rank's memory becomes the root's.
+    pub fn broadcast(&self, memory: UserMemory, root: usize, options: Options) -> Result<()> {
+        self.root("broadcast", root)?;
+        if self.size() == 1 || memory.is_empty() {
+            return Ok(());
+        }
+        let (mine, tag) = (self.device.register(memory)?, tag(Prefix::Broadcast, options));
+        self.block_on("broadcast", tree::broadcast(self, &mine, root, tag), options.timeout)
+    }
+
+    /// `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes. This rank's may lie in its place already.
+    pub fn allgather(&self, from: UserMemory, to: UserMemory, lens: &[usize], options: Options) -> Result<()> {
+        let cut = self.cut("allgather", lens, 1)?;
+        let (at, len) = cut.chunk(self.rank());
+        equal("allgather", "in", from.len(), len)?;
+        equal("allgather", "out", to.len(), cut.len())?;
+        if to.is_empty() {
+            return Ok(());
+        }
+        let (from, to) = (self.device.register(from)?, self.device.register(to)?);
+        copy(&from, 0, &to, at, len)?;
+        self.block_on("allgather", ring::gather_half(self, &to, &cut, tag(Prefix::AllGather, options), self.rank()), options.timeout)
+    }
+
+    /// `to` becomes this rank's part of the reduction of all ranks' `from`; `lens` are the parts' bytes.
+    pub fn reduce_scatter(
+        &self,
+        from: UserMemory,
+        to: UserMemory,
+        lens: &[usize],
+        reduction: Reduction<'_>,
+        options: Options,
+    ) -> Result<()> {
+        lens.iter().try_for_each(|len| whole("reduce_scatter", *len, &reduction))?;
+        whole("reduce_scatter", 0, &reduction)?;
+        let cut = self.cut("reduce_scatter", lens, reduction.element())?;
+        let (at, len) = cut.chunk(self.rank());
+        equal("reduce_scatter", "in", from.len(), cut.len())?;
+        equal("reduce_scatter", "out", to.len(), len)?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        let (from, to, partial) = (self.device.register(from)?, self.device.register(to)?, self.scratch(cut.len())?);
+        copy(&from, 0, partial.get()?, 0, cut.len())?;
+        let left = (self.rank() + self.size() - 1) % self.size();
+        let reduced = ring::reduce_half(self, partial.get()?, &cut, reduction, tag(Prefix::ReduceScatter, options), left);
+        self.block_on("reduce_scatter", reduced, options.timeout)?;
+        copy(partial.get()?, at, &to, 0, len)
+    }
+
+    /// Part i of `from` becomes this rank's part of rank i's `to`. `send_lens` and `recv_lens` are the parts' bytes.
+    pub fn alltoall(&self, from: UserMemory, to: UserMemory, send_lens: &[usize], recv_lens: &[usize], options: Options) -> Result<()> {
+        let (out, back) = (self.cut("alltoall", send_lens, 1)?, self.cut("alltoall", recv_lens, 1)?);
+        let ((at, len), (own, own_len)) = (out.chunk(self.rank()), back.chunk(self.rank()));
+        equal("alltoall", "this rank's own part", own_len, len)?;
+        equal("alltoall", "in", from.len(), out.len())?;
+        equal("alltoall", "out", to.len(), back.len())?;
+        let (from, to) = (self.device.register(from)?, self.device.register(to)?);
+        copy(&from, at, &to, own, len)?;
+        let exchanged = exchange::alltoall(self, (&from, &out), (&to, &back), tag(Prefix::AllToAll, options));
+        self.block_on("alltoall", exchanged, options.timeout)
+    }
+
+    /// The root's `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes.
+    pub fn gather(&self, from: UserMemory, to: UserMemory, lens: &[usize], root: usize, options: Options) -> Result<()> {
+        self.root("gather", root)?;
+        let cut = self.cut("gather", lens, 1)?;
+        let (at, len) = cut.chunk(self.rank());
+        equal("gather", "in", from.len(), len)?;
+        let (from, tag) = (self.device.register(from)?, tag(Prefix::Gather, options));
+        if self.rank() != root {
+            return self.block_on("gather", exchange::gather(self, &from, &cut, root, tag), options.timeout);
+        }
+        equal("gather", "out", to.len(), cut.len())?;
+        let to = self.device.register(to)?;
+        copy(&from, 0, &to, at, len)?;
+        self.block_on("gather", exchange::gather(self, &to, &cut, root, tag), options.timeout)
+    }
+
+    /// `to` becomes this rank's part of the root's `from`. `lens` are the parts' bytes.
+    pub fn scatter(&self, from: UserMemory, to: UserMemory, lens: &[usize], root: usize, options: Options) -> Result<()> {
+        self.root("scatter", root)?;
+        let cut = self.cut("scatter", lens, 1)?;
+        let (at, len) = cut.chunk(self.rank());
+        equal("scatter", "out", to.len(), len)?;
+        let (to, tag) = (self.device.register(to)?, tag(Prefix::Scatter, options));
+        if self.rank() != root {
+            return self.block_on("scatter", exchange::scatter(self, &to, &cut, root, tag), options.timeout);
+        }
+        equal("scatter", "in", from.len(), cut.len())?;
+        let from = self.device.register(from)?;
+        copy(&from, at, &to, 0, len)?;
+        self.block_on("scatter", exchange::scatter(self, &from, &cut, root, tag), options.timeout)
+    }
+
+    /// Returns once all ranks have called it.
+    pub fn barrier(&self, options: Options) -> Result<()> {
+        self.block_on("barrier", barrier::barrier(self, tag(Prefix::Barrier, options)), options.timeout)
+    }
+
+    fn root(&self, what: &str, root: usize) -> Result<()> {
+        if root < self.size() {
+            return Ok(());
+        }
+        Err(Error::usage(format!("{what}: root {root}; expected 0 to {}", self.size() - 1)))
+    }
+
+    fn cut(&self, what: &str, lens: &[usize], element: usize) -> Result<Cut> {
+        if lens.len() != self.size() {
+            return Err(Error::usage(format!("{what}: {} counts for {} ranks", lens.len(), self.size())));
+        }
+        Ok(Cut::by(lens, element))
+    }
+}
+
+/// Errors: bytes that are not whole elements.
+fn whole(what: &str, len: usize, reduction: &Reduction<'_>) -> Result<()> {
+    let element = reduction.element();
+    if (1..=MAX_ELEMENT).contains(&element) && len.is_multiple_of(element) {
+        return Ok(());
+    }
+    Err(Error::usage(format!("{what}: {len} bytes in elements of {element}; an element has 1 to {MAX_ELEMENT}, all are whole")))
+}
+
+fn equal(what: &str, argument: &str, has: usize, wanted: usize) -> Result<()> {
+    if has == wanted {
+        return Ok(());
+    }
+    Err(Error::usage(format!("{what}: {argument} has {has} bytes; the counts say {wanted}")))
+}
+
+/// Copies `len` bytes, unless they are there.
+fn copy(from: &Registered, at: usize, to: &Registered, place: usize, len: usize) -> Result<()> {
+    if len > 0 {
+        let (from, to) = (from.view(at, len)?, to.view(place, len)?);
+        if from.addr() != to.addr() {
+            to.copy_from(&from);
+        }
+    }
+    Ok(())
+}

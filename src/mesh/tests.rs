@@ -1,0 +1,422 @@
+//! Meshes whose ranks are threads of one process.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::base::config::{Config, SoftWire};
+use crate::base::error::{Error, Result};
+use crate::base::mem::{Pages, UserMemory};
+use crate::store::{HashStore, Store};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn options(tag: u32) -> Options {
+    Options { tag, timeout: TIMEOUT, algorithm: Algorithm::Auto }
+}
+
+fn device(wire: SoftWire) -> std::sync::Arc<Device> {
+    Device::open(Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, ..Config::default() }, "").unwrap()
+}
+
+/// Runs a thread for each rank, each with a device of its own.
+fn ranks<T: Send>(wire: SoftWire, size: usize, f: impl Fn(Mesh) -> T + Sync) -> Vec<T> {
+    let store = HashStore::new();
+    std::thread::scope(|scope| {
+        let rank = |rank| {
+            let (store, f) = (&store, &f);
+            scope.spawn(move || f(Mesh::connect(&device(wire), store, rank, size, TIMEOUT).unwrap()))
+        };
+        let threads: Vec<_> = (0..size).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Memory with these bytes, or the first of them.
+fn memory(bytes: &[u8]) -> Pages {
+    let pages = Pages::new(bytes.len().max(1)).unwrap();
+    pages.write(0, bytes);
+    pages
+}
+
+/// What was put there, as a rank gives it.
+fn given(pages: &Pages, len: usize) -> UserMemory {
+    pages.to_register().part(0, len).unwrap()
+}
+
+fn contents(pages: &Pages, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    pages.read(0, &mut bytes);
+    bytes
+}
+
+/// Element `i` of a rank: small enough for sums and products to be exact in every type.
+fn element(data_type: DataType, value: u8) -> Vec<u8> {
+    match data_type {
+        DataType::I8 => (value as i8).to_ne_bytes().to_vec(),
+        DataType::U8 => value.to_ne_bytes().to_vec(),
+        DataType::I32 => i32::from(value).to_ne_bytes().to_vec(),
+        DataType::U32 => u32::from(value).to_ne_bytes().to_vec(),
+        DataType::I64 => i64::from(value).to_ne_bytes().to_vec(),
+        DataType::U64 => u64::from(value).to_ne_bytes().to_vec(),
+        DataType::F16 => f16::from_f32(value.into()).to_ne_bytes().to_vec(),
+        DataType::Bf16 => bf16::from_f32(value.into()).to_ne_bytes().to_vec(),
+        DataType::F32 => f32::from(value).to_ne_bytes().to_vec(),
+        DataType::F64 => f64::from(value).to_ne_bytes().to_vec(),
+    }
+}
+
+fn value(rank: usize, i: usize) -> u8 {
+    ((i * 7 + rank * 3) % 3 + 1) as u8
+}
+
+fn reduced(op: Op, size: usize, i: usize) -> u8 {
+    let values = (0..size).map(|rank| value(rank, i));
+    match op {
+        Op::Sum => values.sum(),
+        Op::Product => values.fold(1, u8::wrapping_mul),
+        Op::Min => values.min().unwrap(),
+        Op::Max => values.max().unwrap(),
+    }
+}
+
+fn fill(data_type: DataType, count: usize, of: impl Fn(usize) -> u8) -> Vec<u8> {
+    (0..count).flat_map(|i| element(data_type, of(i))).collect()
+}
+
+#[test]
+fn allreduce_of_every_type_and_operation() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        ranks(wire, 3, |mesh| {
+            for data_type in DataType::ALL {
+                for op in Op::ALL {
+                    for count in [1, 1000, 30_001] {
+                        let bytes = fill(data_type, count, |i| value(mesh.rank(), i));
+                        let pages = memory(&bytes);
+                        mesh.allreduce(given(&pages, bytes.len()), Reduction::Of(data_type, op), options(0)).unwrap();
+                        let expected = fill(data_type, count, |i| reduced(op, 3, i));
+                        assert!(contents(&pages, bytes.len()) == expected, "{data_type:?} {op:?} {count}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn allreduce_among_any_number_of_ranks() {
+    for size in 1..=9 {
+        ranks(SoftWire::Shm, size, |mesh| {
+            // The longest where a rank's neighbours are not the same, and all of it takes a while.
+            let most = if size == 4 { (9 << 20) + 1 } else { 70_001 };
+            for (round, len) in [1, 7, 4096, 40 << 10, most].into_iter().enumerate() {
+                for algorithm in Algorithm::ALL {
+                    let pages = memory(&fill(DataType::U8, len, |i| value(mesh.rank(), i + round)));
+                    mesh.allreduce(given(&pages, len), Reduction::Of(DataType::U8, Op::Sum), Options { algorithm, ..options(0) }).unwrap();
+                    let expected = fill(DataType::U8, len, |i| reduced(Op::Sum, size, i + round));
+                    assert!(contents(&pages, len) == expected, "{len} bytes, {size} ranks, {algorithm:?}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn floats_have_the_same_bits_on_all_ranks() {
+    for len in [4096, 1 << 20] {
+        let results = ranks(SoftWire::Shm, 5, |mesh| {
+            let mut state = mesh.rank() as u64 + 1;
+            // Any bits: infinities, both zeros, numbers that are none.
+            let bytes: Vec<u8> = (0..len)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (state >> 56) as u8
+                })
+                .collect();
+            Op::ALL.map(|op| {
+                let pages = memory(&bytes);
+                mesh.allreduce(given(&pages, len), Reduction::Of(DataType::F16, op), options(0)).unwrap();
+                contents(&pages, len)
+            })
+        });
+        assert!(results.iter().all(|result| *result == results[0]), "{len} bytes");
+    }
+}
+
+#[test]
+fn a_function_of_the_callers_own() {
+    // The lesser of two pairs, by its first number: of 12 bytes, which no block is a multiple of.
+    let least = |a: &mut [u8], b: &[u8]| {
+        for (a, b) in a.chunks_exact_mut(12).zip(b.chunks_exact(12)) {
+            if b[..4] < a[..4] {
+                a.copy_from_slice(b);
+            }
+        }
+    };
+    ranks(SoftWire::Shm, 4, |mesh| {
+        let pair = |rank: usize, i: usize| {
+            let mut pair = [0u8; 12];
+            pair[0] = ((i + rank) % 4) as u8;
+            pair[11] = rank as u8;
+            pair
+        };
+        let count = (12 * 4096) / 12;
+        let pages = memory(&(0..count).flat_map(|i| pair(mesh.rank(), i)).collect::<Vec<_>>());
+        mesh.allreduce(given(&pages, 12 * count), Reduction::Custom(12, &least), options(0)).unwrap();
+        let expected: Vec<u8> = (0..count).flat_map(|i| pair((4 - i % 4) % 4, i)).collect();
+        assert!(contents(&pages, 12 * count) == expected);
+    });
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_come() {
+    for size in [2, 5, 8] {
+        let came = AtomicUsize::new(0);
+        ranks(SoftWire::Shm, size, |mesh| {
+            for round in 1..=20 {
+                came.fetch_add(1, Ordering::Relaxed);
+                mesh.barrier(options(0)).unwrap();
+                assert!(came.load(Ordering::Relaxed) >= round * size, "round {round}");
+                mesh.barrier(options(0)).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn collectives_of_several_threads_go_on_at_once() {
+    ranks(SoftWire::Shm, 3, |mesh| {
+        std::thread::scope(|scope| {
+            for tag in 0..4 {
+                let mesh = &mesh;
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let len = [4096, 100 << 10][round % 2];
+                        let pages = memory(&fill(DataType::U8, len, |i| value(mesh.rank(), i + tag as usize)));
+                        mesh.allreduce(given(&pages, len), Reduction::Of(DataType::U8, Op::Sum), options(tag)).unwrap();
+                        assert!(contents(&pages, len) == fill(DataType::U8, len, |i| reduced(Op::Sum, 3, i + tag as usize)));
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_rank_that_is_lost_is_named_and_poisons_the_mesh() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let results = ranks(wire, 3, |mesh| {
+            mesh.barrier(options(0)).unwrap();
+            if mesh.rank() == 1 {
+                return None;
+            }
+            let first = mesh.barrier(options(0)).unwrap_err().to_string();
+            let again = mesh.barrier(options(0)).unwrap_err().to_string();
+            assert_eq!(first, again);
+            Some(first)
+        });
+        assert!(results[1].is_none());
+        // One of the others waits for it; the last one may wait for that one alone.
+        assert!(results.iter().flatten().any(|why| why.starts_with("rank 1: ")), "{results:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_after_its_part_disturbs_nobody() {
+    let (left, go) = (AtomicUsize::new(0), Barrier::new(3));
+    ranks(SoftWire::Shm, 4, |mesh| {
+        mesh.barrier(options(0)).unwrap();
+        if mesh.rank() == 3 {
+            left.store(1, Ordering::Release);
+            return;
+        }
+        go.wait();
+        // Nothing of these goes to the last rank.
+        if mesh.rank() < 2 {
+            let (pages, peer) = (memory(&[mesh.rank() as u8; 100]), 1 - mesh.rank());
+            let mine = mesh.device.register(pages.to_register()).unwrap();
+            let swap = async {
+                let received = mesh.recv(peer, 1, mine.place(100, 100)?)?;
+                mesh.send(peer, 1, mine.part(0, 100)?)?.await?;
+                received.await
+            };
+            assert_eq!(mesh.block_on("swap", swap, TIMEOUT).unwrap(), 100);
+            let mut got = [9; 100];
+            mine.view(100, 100).unwrap().read(&mut got);
+            assert_eq!(got, [peer as u8; 100]);
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
+    let done = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        if mesh.rank() == 0 {
+            let start = Instant::now();
+            let error = mesh.barrier(Options { timeout: Duration::from_millis(300), ..options(0) }).unwrap_err();
+            assert!(start.elapsed() >= Duration::from_millis(300));
+            let text = "barrier: rank 0 waited for 0.3 s for a message from rank 1 (tag 0x8700000000000000)";
+            assert!(matches!(&error, Error::Timeout(said) if said.contains(text)), "{error}");
+            assert_eq!(mesh.barrier(options(0)).unwrap_err().to_string(), error.to_string());
+        }
+        done.wait();
+    });
+}
+
+#[test]
+fn ranks_that_give_different_sizes_fail() {
+    let results = ranks(SoftWire::Shm, 2, |mesh| {
+        let pages = memory(&vec![1; 4096 * (1 + mesh.rank())]);
+        mesh.allreduce(
+            given(&pages, 4096 * (1 + mesh.rank())),
+            Reduction::Of(DataType::U8, Op::Sum),
+            Options { timeout: Duration::from_secs(5), ..options(0) },
+        )
+    });
+    let texts: Vec<String> = results.iter().map(|result| result.as_ref().unwrap_err().to_string()).collect();
+    assert!(texts.iter().any(|text| text.contains("send of 8192 bytes to rank 0") && text.contains("its receive has 4096")), "{texts:?}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_nothing_is_lost() {
+    let device = device(SoftWire::Shm);
+    let connect = |rank, size| Mesh::connect(&device, &HashStore::new(), rank, size, Duration::from_millis(50)).err().unwrap().to_string();
+    assert!(connect(3, 3).contains("rank 3 of 3; ranks are 0 to 2"));
+    let missing = connect(0, 2);
+    assert!(missing.starts_with("rank 1 has not come: "), "{missing}");
+    let store = HashStore::new();
+    store.set("1", b"something else").unwrap();
+    let error = Mesh::connect(&device, &store, 0, 2, TIMEOUT).err().unwrap().to_string();
+    assert_eq!(error, "rank 1: its address is none of Railhead's");
+    let error = Device::open(Config { socket_ifname: "=lo".into(), ..Config::default() }, "lo+nosuch").err().unwrap().to_string();
+    assert_eq!(error, "there is no device \"nosuch\"; there are lo");
+
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let pages = Pages::new(4096).unwrap();
+        let odd = pages.to_register().part(0, 13).unwrap();
+        let error = mesh.allreduce(odd, Reduction::Of(DataType::F64, Op::Sum), options(0)).unwrap_err();
+        assert!(matches!(&error, Error::Usage(said) if said.contains("13 bytes in elements of 8")), "{error}");
+        let mine = mesh.device.register(pages.to_register()).unwrap();
+        let error = mine.part(4000, 97).err().unwrap().to_string();
+        assert_eq!(error, "97 bytes at offset 4000 of a buffer of 4096");
+        let other: Result<_> = mesh.send(2, 0, mine.part(0, 1).unwrap());
+        assert_eq!(other.err().unwrap().to_string(), "there is no rank 2; there are 0 to 1");
+        assert!(mesh.send(mesh.rank(), 0, mine.part(0, 1).unwrap()).is_err());
+        // Nothing of that has harmed it.
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+/// Bytes that only this rank has for that one.
+fn message(from: usize, to: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + from * 7 + to * 13 + 1) as u8).collect()
+}
+
+/// Uneven, and some of nothing.
+fn lens(size: usize, scale: usize) -> Vec<usize> {
+    (0..size).map(|rank| (rank * 2 % 3) * scale + rank % 2).collect()
+}
+
+#[test]
+fn everything_comes_to_its_place() {
+    for size in [1, 2, 3, 6] {
+        ranks(SoftWire::Shm, size, |mesh| {
+            let rank = mesh.rank();
+            for scale in [0, 5, 3000, 700_000] {
+                let lens = lens(size, scale);
+                let total = lens.iter().sum::<usize>();
+                let at = |rank: usize| lens[..rank].iter().sum::<usize>();
+                let all: Vec<u8> = (0..size).flat_map(|of| message(of, 0, lens[of])).collect();
+                let mine = memory(&message(rank, 0, lens[rank]));
+
+                let out = memory(&vec![0; total]);
+                mesh.allgather(given(&mine, lens[rank]), given(&out, total), &lens, options(0)).unwrap();
+                assert!(contents(&out, total) == all, "allgather");
+                // In its place.
+                let out = memory(&vec![0; total]);
+                out.write(at(rank), &message(rank, 0, lens[rank]));
+                mesh.allgather(given(&out, total).part(at(rank), lens[rank]).unwrap(), given(&out, total), &lens, options(0)).unwrap();
+                assert!(contents(&out, total) == all, "allgather in place");
+
+                for root in [0, size - 1] {
+                    let out = memory(&vec![0; total]);
+                    mesh.gather(given(&mine, lens[rank]), given(&out, total), &lens, root, options(0)).unwrap();
+                    let expected = if rank == root { all.clone() } else { vec![0; total] };
+                    assert!(contents(&out, total) == expected, "gather");
+
+                    let part = memory(&vec![0; lens[rank]]);
+                    let whole = memory(&if rank == root { all.clone() } else { vec![0; total] });
+                    mesh.scatter(given(&whole, total), given(&part, lens[rank]), &lens, root, options(0)).unwrap();
+                    assert!(contents(&part, lens[rank]) == message(rank, 0, lens[rank]), "scatter");
+
+                    let same = memory(&if rank == root { all.clone() } else { vec![0; total] });
+                    mesh.broadcast(given(&same, total), root, options(0)).unwrap();
+                    assert!(contents(&same, total) == all, "broadcast");
+                }
+
+                // As many bytes from rank a to rank b as that has of its own.
+                let (out_lens, in_lens) = (lens.clone(), vec![lens[rank]; size]);
+                let from = memory(&(0..size).flat_map(|to| message(rank, to, lens[to])).collect::<Vec<_>>());
+                let to = memory(&vec![0; size * lens[rank]]);
+                mesh.alltoall(given(&from, total), given(&to, size * lens[rank]), &out_lens, &in_lens, options(0)).unwrap();
+                let expected: Vec<u8> = (0..size).flat_map(|of| message(of, rank, lens[rank])).collect();
+                assert!(contents(&to, expected.len()) == expected, "alltoall");
+            }
+        });
+    }
+}
+
+#[test]
+fn reductions_come_to_their_rank() {
+    for (wire, size) in [(SoftWire::Shm, 1), (SoftWire::Shm, 2), (SoftWire::Tcp, 3), (SoftWire::Shm, 7)] {
+        ranks(wire, size, |mesh| {
+            for count in [1, 1000, 600_001] {
+                let bytes = fill(DataType::U32, count, |i| value(mesh.rank(), i));
+                let expected = fill(DataType::U32, count, |i| reduced(Op::Sum, size, i));
+                let reduction = Reduction::Of(DataType::U32, Op::Sum);
+                for root in [0, size / 2] {
+                    let (from, to) = (memory(&bytes), memory(&vec![0; bytes.len()]));
+                    mesh.reduce(given(&from, bytes.len()), given(&to, bytes.len()), reduction, root, options(0)).unwrap();
+                    assert!(contents(&from, bytes.len()) == bytes, "what is given is not changed");
+                    assert!(contents(&to, bytes.len()) == if mesh.rank() == root { expected.clone() } else { vec![0; bytes.len()] });
+                }
+                let lens: Vec<usize> = (0..size).map(|rank| 4 * (count * (rank + 1) / size - count * rank / size)).collect();
+                let (at, len) = (lens[..mesh.rank()].iter().sum::<usize>(), lens[mesh.rank()]);
+                let (from, to) = (memory(&bytes), memory(&vec![0; len]));
+                mesh.reduce_scatter(given(&from, bytes.len()), given(&to, len), &lens, reduction, options(0)).unwrap();
+                assert!(contents(&from, bytes.len()) == bytes && contents(&to, len) == expected[at..at + len]);
+            }
+        });
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_together_are_refused_before_anything_is_sent() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let pages = Pages::new(4096).unwrap();
+        let (all, part) = (given(&pages, 100), given(&pages, 50));
+        let sum = Reduction::Of(DataType::F32, Op::Sum);
+        for (result, why) in [
+            (mesh.broadcast(all, 2, options(0)), "broadcast: root 2; expected 0 to 1"),
+            (mesh.allgather(part, all, &[100], options(0)), "allgather: 1 counts for 2 ranks"),
+            (mesh.allgather(part, all, &[40, 60], options(0)), "allgather: in has 50 bytes; the counts say"),
+            (mesh.allgather(part, part, &[50, 50], options(0)), "allgather: out has 50 bytes; the counts say 100"),
+            (mesh.reduce_scatter(all, part, &[50, 50], sum, options(0)), "reduce_scatter: 50 bytes in elements of 4"),
+            (mesh.alltoall(all, all, &[50, 50], &[40, 40], options(0)), "alltoall: this rank's own part has 40 bytes; the counts say 50"),
+            (mesh.gather(all, all, &[50, 50], 0, options(0)), "gather: in has 100 bytes; the counts say 50"),
+            (mesh.scatter(all, all, &[50, 50], 0, options(0)), "scatter: out has 100 bytes; the counts say 50"),
+            (
+                mesh.reduce(all, part, Reduction::Of(DataType::U8, Op::Sum), mesh.rank(), options(0)),
+                "reduce: out has 50 bytes; the counts say 100",
+            ),
+        ] {
+            let error = result.unwrap_err();
+            assert!(matches!(&error, Error::Usage(said) if said.contains(why)), "{why}: {error}");
+        }
+        mesh.barrier(options(0)).unwrap();
+    });
+}

@@ -1,0 +1,236 @@
+//! The mesh's C functions: the example as a user runs it, ranks that are killed, and wrong calls.
+
+use std::ffi::{CStr, c_void};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
+
+use railhead::abi::mesh::*;
+use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
+use railhead::abi::store::*;
+
+use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
+
+const WIRES: [&str; 2] = ["shm", "tcp"];
+
+/// Ranks of mesh_allreduce that meet in a file.
+fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: usize, options: &[&str]) -> Vec<Child> {
+    let start = |rank: usize| {
+        let line: Vec<String> = wrapper.iter().cloned().chain([program.display().to_string()]).collect();
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).args(options);
+        command.arg("--url").arg(format!("file://{}/store?rank={rank}&world_size={ranks}", folder.display()));
+        command.env("RAILHEAD_SOCKET_IFNAME", "lo").env("RAILHEAD_SOFT_WIRE", wire);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mesh_allreduce starts")
+    };
+    (0..ranks).map(start).collect()
+}
+
+fn passes(ranks: Vec<Child>, says: &str) {
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let output = child.wait_with_output().expect("mesh_allreduce ends");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rank {rank}: {}\n{text}", output.status);
+        assert!(rank > 0 || text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn ranks_compute_sums_together() {
+    let program = make("mesh", "mesh", "").join("mesh_allreduce");
+    for wire in WIRES {
+        for elements in ["1", "1000", "1000003"] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let ranks = start(&program, &[], folder.path(), wire, 3, &["--elements", elements, "--rounds", "5"]);
+            passes(ranks, "5 rounds, no element wrong");
+        }
+    }
+}
+
+#[test]
+fn ranks_compute_sums_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let program = make("mesh_sanitizers", "mesh", SANITIZE).join("mesh_allreduce");
+    let folder = tempfile::tempdir().expect("a folder");
+    passes(start(&program, &[], folder.path(), "shm", 3, &["--elements", "100000", "--rounds", "3"]), "no element wrong");
+}
+
+#[test]
+fn ranks_compute_sums_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let program = make("mesh_valgrind", "mesh", "-g").join("mesh_allreduce");
+    let folder = tempfile::tempdir().expect("a folder");
+    passes(start(&program, &valgrind, folder.path(), "shm", 2, &["--elements", "50000", "--rounds", "2"]), "no element wrong");
+}
+
+/// Within seconds, and each says which rank.
+#[test]
+fn ranks_whose_peer_is_killed_end_with_its_name() {
+    let program = make("mesh_killed", "mesh", "").join("mesh_allreduce");
+    for wire in WIRES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ranks = start(&program, &[], folder.path(), wire, 3, &["--elements", "300000", "--rounds", "100000"]);
+        // It has connected once it uses its time.
+        let busy = |child: &Child| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+            stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        let end = Instant::now() + Duration::from_secs(60);
+        while busy(&ranks[1]) < 30 {
+            assert!(Instant::now() < end, "the ranks do not compute");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut killed = ranks.remove(1);
+        killed.kill().expect("kill");
+        let _ = killed.wait();
+        let start = Instant::now();
+        let mut named = 0;
+        for child in ranks {
+            let output = child.wait_with_output().expect("it ends");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            named += usize::from(text.contains("rank 1: "));
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+        assert!(named > 0, "nobody named the rank that was killed");
+    }
+}
+
+fn words() -> String {
+    // SAFETY: never NULL, and read before the next call.
+    unsafe { CStr::from_ptr(railhead_last_error()) }.to_str().expect("UTF-8").to_owned()
+}
+
+#[track_caller]
+fn refused(status: railhead_status_t, expected: railhead_status_t, why: &str) {
+    assert_eq!(status, expected, "{}", words());
+    assert!(words().contains(why), "{why}: {}", words());
+}
+
+fn config() -> railhead_mesh_config_t {
+    railhead_mesh_config_t { size: size_of::<railhead_mesh_config_t>(), rank: 0, ranks: 1, timeout_ms: -1, flags: 0 }
+}
+
+fn collective() -> railhead_collective_t {
+    railhead_collective_t {
+        size: size_of::<railhead_collective_t>(),
+        tag: 0,
+        dtype: railhead_dtype_t::RAILHEAD_I32 as u32,
+        op: railhead_op_t::RAILHEAD_SUM as u32,
+        algorithm: railhead_algorithm_t::RAILHEAD_AUTO as u32,
+        root: 0,
+        timeout_ms: 10_000,
+        custom: None,
+        user: null_mut(),
+    }
+}
+
+#[test]
+fn wrong_calls_are_refused_with_value_and_range() {
+    // SAFETY: variables of this process, set before anything reads them; other tests of this program set none of these.
+    unsafe { std::env::set_var("RAILHEAD_SOCKET_IFNAME", "lo") };
+    let create = |config: railhead_mesh_config_t, device: Option<&CStr>| {
+        let mut mesh = null_mut();
+        // SAFETY: a configuration, a string or NULL, and a place.
+        (unsafe { railhead_mesh_create(&config, device.map_or(null(), CStr::as_ptr), &mut mesh) }, mesh)
+    };
+    // SAFETY: NULL is what is refused.
+    refused(unsafe { railhead_mesh_create(null(), null(), null_mut()) }, RAILHEAD_INTERNAL, "'mesh' is NULL");
+    for (config, why) in [
+        (railhead_mesh_config_t { size: 8, ..config() }, "config: a size of 8; this library's has 40"),
+        (railhead_mesh_config_t { ranks: 0, ..config() }, "ranks: 0; expected 1 to 65536"),
+        (railhead_mesh_config_t { rank: 1, ..config() }, "rank: 1; expected 0 to 0"),
+        (railhead_mesh_config_t { rank: -1, ranks: 2, ..config() }, "rank: -1; expected 0 to 1"),
+        (railhead_mesh_config_t { flags: 4, ..config() }, "flags: 0x4; expected 0"),
+    ] {
+        refused(create(config, None).0, RAILHEAD_USAGE, why);
+    }
+    refused(create(config(), Some(c"nosuch0")).0, RAILHEAD_USAGE, "there is no device \"nosuch0\"; there are lo");
+
+    let (status, mesh) = create(config(), None);
+    assert_eq!(status, RAILHEAD_OK, "{}", words());
+    let mut numbers = [1i32, 2, 3];
+    let memory: *mut c_void = numbers.as_mut_ptr().cast();
+    // SAFETY: three numbers, or what is refused.
+    let allreduce = |collective: &railhead_collective_t, memory: *mut c_void, count| unsafe {
+        railhead_allreduce(mesh, collective, memory, memory, count)
+    };
+    refused(allreduce(&collective(), memory, 3), RAILHEAD_USAGE, "is not connected; railhead_mesh_connect");
+    let mut store = null_mut();
+    // SAFETY: a place; handles.
+    unsafe {
+        assert_eq!(railhead_store_hash(&mut store), RAILHEAD_OK);
+        refused(railhead_mesh_connect(mesh, null_mut()), RAILHEAD_INTERNAL, "the store is NULL");
+        assert_eq!(railhead_mesh_connect(mesh, store), RAILHEAD_OK, "{}", words());
+        refused(railhead_mesh_connect(mesh, store), RAILHEAD_USAGE, "connected already");
+    }
+    for (collective, why) in [
+        (railhead_collective_t { size: 1, ..collective() }, "collective: a size of 1; this library's has 56"),
+        (railhead_collective_t { dtype: 10, ..collective() }, "dtype: 10; expected 0 to 9"),
+        (railhead_collective_t { op: 4, ..collective() }, "op: 4; expected 0 to 3"),
+        (railhead_collective_t { root: 1, ..collective() }, "root: 1; expected 0 to 0"),
+        (railhead_collective_t { op: 1000, ..collective() }, "RAILHEAD_CUSTOM, and custom is NULL"),
+        (railhead_collective_t { algorithm: 3, ..collective() }, "algorithm: 3; expected 0 to 2"),
+    ] {
+        refused(allreduce(&collective, memory, 3), RAILHEAD_USAGE, why);
+    }
+    refused(allreduce(&collective(), null_mut(), 3), RAILHEAD_INTERNAL, "argument 'in' is NULL");
+    refused(allreduce(&collective(), memory, usize::MAX), RAILHEAD_USAGE, "elements of 4 bytes are more than memory has");
+    // One rank's sum is its own; no element needs no memory.
+    assert_eq!(allreduce(&collective(), null_mut(), 0), RAILHEAD_OK);
+    assert_eq!(allreduce(&collective(), memory, 3), RAILHEAD_OK);
+    assert_eq!(numbers, [1, 2, 3]);
+    // SAFETY: handles, of which one is closed, one is none, and one is of another kind.
+    unsafe {
+        assert_eq!(railhead_barrier(mesh, null()), RAILHEAD_OK);
+        refused(railhead_barrier(store.cast(), null()), RAILHEAD_INTERNAL, "is not a mesh");
+        assert_eq!(railhead_mesh_close(mesh), RAILHEAD_OK);
+        refused(railhead_mesh_close(mesh), RAILHEAD_INTERNAL, "was closed");
+        refused(railhead_barrier(mesh, null()), RAILHEAD_INTERNAL, "was closed");
+        assert_eq!(railhead_store_close(store), RAILHEAD_OK);
+    }
+}
+
+/// Elements of `user`'s choice: the last of both.
+unsafe extern "C" fn last(user: *mut c_void, into: *mut c_void, from: *const c_void, count: usize) {
+    // SAFETY: a counter, and as many numbers as said.
+    unsafe {
+        *user.cast::<usize>() += count;
+        for i in 0..count {
+            let (into, from) = (into.cast::<i32>().add(i), from.cast::<i32>().add(i));
+            into.write_unaligned(from.read_unaligned().max(into.read_unaligned()));
+        }
+    }
+}
+
+#[test]
+fn a_callers_own_function_reduces() {
+    // SAFETY: as above.
+    unsafe { std::env::set_var("RAILHEAD_SOCKET_IFNAME", "lo") };
+    let mut store = null_mut();
+    // SAFETY: a place.
+    assert_eq!(unsafe { railhead_store_hash(&mut store) }, RAILHEAD_OK);
+    let store = store.expose_provenance();
+    std::thread::scope(|scope| {
+        for rank in 0..2i32 {
+            scope.spawn(move || {
+                let config = railhead_mesh_config_t { rank: rank.into(), ranks: 2, ..config() };
+                let mut mesh = null_mut();
+                let (numbers, mut out, mut calls) = ([rank; 500], [-1i32; 500], 0usize);
+                let collective = railhead_collective_t { op: 1000, custom: Some(last), user: (&raw mut calls).cast(), ..collective() };
+                // SAFETY: a configuration, handles, and 500 numbers in two places.
+                unsafe {
+                    assert_eq!(railhead_mesh_create(&config, null(), &mut mesh), RAILHEAD_OK, "{}", words());
+                    assert_eq!(railhead_mesh_connect(mesh, std::ptr::with_exposed_provenance_mut(store)), RAILHEAD_OK, "{}", words());
+                    let status = railhead_allreduce(mesh, &collective, numbers.as_ptr().cast(), out.as_mut_ptr().cast(), 500);
+                    assert_eq!(status, RAILHEAD_OK, "{}", words());
+                    assert_eq!(railhead_mesh_close(mesh), RAILHEAD_OK);
+                }
+                assert_eq!((numbers, out, calls), ([rank; 500], [1; 500], 500));
+            });
+        }
+    });
+}
