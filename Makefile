@@ -98,7 +98,10 @@ demo: deps library
 	done
 
 # TEST_ARGS: for the test programs, such as --show-output or part of a name.
-test: deps-test library
+test: deps-test
+	@echo "== the library, and the tests"
+	@# Side by side: the last of the library's steps takes long, and one core.
+	$(CARGO) build --release --package railhead & library=$$!; $(CARGO) test --workspace $(STAGED) --no-run && wait $$library
 	@echo "== the examples"
 	$(MAKE) --no-print-directory -C c_examples
 	@echo "== all tests"

@@ -105,6 +105,7 @@ impl PathChooser {
         self.chosen.1
     }
 
+    #[inline(never)]
     fn choose_at(&mut self, request: u64, len: u32, now: impl FnOnce() -> u64) -> CopyPath {
         let class = class_of(len);
         let Some(path) = self.paths.get_mut(class) else { return CopyPath::Cma };
@@ -127,13 +128,19 @@ impl PathChooser {
     #[inline]
     fn on_acked_at(&mut self, upto: u64, now: impl FnOnce() -> u64) {
         if self.measured.front().is_some_and(|(request, ..)| *request < upto) {
-            // Not of requests that are not measured: an ack that waits to be reported keeps its time.
-            if self.measured.iter().any(|(request, ..)| (self.acked.0..upto).contains(request)) {
-                self.acked = (upto, now());
-            }
-            if let Ok(mut peer) = self.peer.try_lock() {
-                report(&mut peer, &mut self.measured, self.acked);
-            }
+            self.measured_acked(upto, now);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn measured_acked(&mut self, upto: u64, now: impl FnOnce() -> u64) {
+        // Not of requests that are not measured: an ack that waits to be reported keeps its time.
+        if self.measured.iter().any(|(request, ..)| (self.acked.0..upto).contains(request)) {
+            self.acked = (upto, now());
+        }
+        if let Ok(mut peer) = self.peer.try_lock() {
+            report(&mut peer, &mut self.measured, self.acked);
         }
     }
 }
