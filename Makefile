@@ -107,7 +107,8 @@ test: deps-test
 	@echo "== all tests"
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
 	@echo "== RAILHEAD_PROGRESS=thread"
-	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS)
+	@# With --workspace, as before, or all of it is built again for other features of the dependencies.
+	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test --workspace $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS)
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run

@@ -225,14 +225,16 @@ typedef struct {
     int64_t rank;
     // How many ranks there are, from 1.
     int64_t ranks;
-    // What operations have that are given no time of their own; less than 0: 30 s, as Gloo's.
+    // What operations have that are given no time of their own; 0 or less: 30 s, as Gloo's.
     int64_t timeout_ms;
     // 0.
     uint64_t flags;
 } railhead_mesh_config_t;
 
-// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and must not throw; the elements at `from` are not
-// changed. Called on the thread that waits for the collective. The two do not overlap, and are not the caller's memory.
+// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and commutative, as ranks' elements
+// are taken in any order, and must not throw; the elements at `from` are not
+// changed. Called on the thread that waits for the collective. The two do not overlap, are aligned for any type, and are not the
+// caller's memory.
 typedef void (*railhead_reduce_callback_t)(void *user, void *into, const void *from, size_t count);
 
 // What collectives take. All of it but `timeout_ms`, `custom` and `user` is the same on all ranks.
@@ -249,7 +251,7 @@ typedef struct {
     uint32_t algorithm;
     // The rank from which or to which all goes, where there is one.
     int64_t root;
-    // How long it may take; less than 0: what the mesh was given.
+    // How long it may take; 0 or less: what the mesh was given.
     int64_t timeout_ms;
     // For RAILHEAD_CUSTOM.
     railhead_reduce_callback_t custom;
@@ -477,7 +479,8 @@ railhead_status_t railhead_mesh_create(const railhead_mesh_config_t *config,
                                        const char *device,
                                        railhead_mesh_t **mesh);
 
-// Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
+// Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). After an
+// error all ranks may try again, with another prefix.
 //
 // RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, or ranks are on different fabrics; RAILHEAD_NETWORK: the store
 // or a rank is lost, or of another release.

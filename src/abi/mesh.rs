@@ -6,6 +6,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -38,7 +39,7 @@ pub struct railhead_mesh_config_t {
     pub rank: i64,
     /// How many ranks there are, from 1.
     pub ranks: i64,
-    /// What operations have that are given no time of their own; less than 0: 30 s, as Gloo's.
+    /// What operations have that are given no time of their own; 0 or less: 30 s, as Gloo's.
     pub timeout_ms: i64,
     /// 0.
     pub flags: u64,
@@ -103,8 +104,10 @@ pub enum railhead_algorithm_t {
     RAILHEAD_DOUBLING = 2,
 }
 
-/// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and must not throw; the elements at `from` are not
-/// changed. Called on the thread that waits for the collective. The two do not overlap, and are not the caller's memory.
+/// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and commutative, as ranks' elements
+/// are taken in any order, and must not throw; the elements at `from` are not
+/// changed. Called on the thread that waits for the collective. The two do not overlap, are aligned for any type, and are not the
+/// caller's memory.
 #[allow(non_camel_case_types)]
 pub type railhead_reduce_callback_t = Option<unsafe extern "C" fn(user: *mut c_void, into: *mut c_void, from: *const c_void, count: usize)>;
 
@@ -125,7 +128,7 @@ pub struct railhead_collective_t {
     pub algorithm: u32,
     /// The rank from which or to which all goes, where there is one.
     pub root: i64,
-    /// How long it may take; less than 0: what the mesh was given.
+    /// How long it may take; 0 or less: what the mesh was given.
     pub timeout_ms: i64,
     /// For RAILHEAD_CUSTOM.
     pub custom: railhead_reduce_callback_t,
@@ -141,6 +144,8 @@ struct Object {
     rank: usize,
     ranks: usize,
     timeout: Duration,
+    /// A thread connects it, or it is connected.
+    connecting: AtomicBool,
     /// Once it is connected.
     mesh: OnceCell<Mesh>,
 }
@@ -165,8 +170,8 @@ pub unsafe extern "C" fn railhead_mesh_create(
     // SAFETY: the header asks the caller for a configuration, a string or NULL, and a place for a handle.
     call(|| unsafe {
         let out = Out::new(mesh, "mesh")?;
+        sized("config", read(config.cast(), "config")?, size_of::<railhead_mesh_config_t>())?;
         let config = read(config, "config")?;
-        sized("config", config.size, size_of::<railhead_mesh_config_t>())?;
         let ranks = usize::try_from(config.ranks).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
         let ranks = ranks.ok_or_else(|| Error::usage(format!("ranks: {}; expected 1 to {MAX_RANKS}", config.ranks)))?;
         let rank = usize::try_from(config.rank).ok().filter(|rank| *rank < ranks);
@@ -176,8 +181,8 @@ pub unsafe extern "C" fn railhead_mesh_create(
         }
         let name = if device.is_null() { "" } else { text(device, "device")? };
         let device = Device::open(Config::from_env(), name)?;
-        let timeout = u64::try_from(config.timeout_ms).map_or(DEFAULT_TIMEOUT, Duration::from_millis);
-        out.set(MESHES.insert(Object { device, rank, ranks, timeout, mesh: OnceCell::new() }));
+        let timeout = milliseconds(config.timeout_ms).unwrap_or(DEFAULT_TIMEOUT);
+        out.set(MESHES.insert(Object { device, rank, ranks, timeout, connecting: AtomicBool::new(false), mesh: OnceCell::new() }));
         Ok(())
     })
 }
@@ -185,7 +190,8 @@ pub unsafe extern "C" fn railhead_mesh_create(
 /// The most ranks of a mesh.
 const MAX_RANKS: usize = 65536;
 
-/// Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
+/// Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). After an
+/// error all ranks may try again, with another prefix.
 ///
 /// RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, or ranks are on different fabrics; RAILHEAD_NETWORK: the store
 /// or a rank is lost, or of another release.
@@ -194,11 +200,12 @@ pub unsafe extern "C" fn railhead_mesh_connect(mesh: *mut railhead_mesh_t, store
     call(|| {
         let object = MESHES.get(mesh)?;
         let store = found(store)?;
-        if object.mesh.get().is_some() {
-            return Err(Error::usage("the mesh is connected already").into());
+        if object.connecting.swap(true, Ordering::Relaxed) {
+            return Err(Error::usage("the mesh is connected already, or another thread connects it").into());
         }
-        let connected = Mesh::connect(&object.device, &*store, object.rank, object.ranks, object.timeout)?;
-        Ok(object.mesh.set(connected).map_err(|_| Error::usage("the mesh was connected by two threads"))?)
+        let connected = Mesh::connect(&object.device, &*store, object.rank, object.ranks, object.timeout);
+        object.connecting.store(connected.is_ok(), Ordering::Relaxed);
+        Ok(object.mesh.set(connected?).map_err(|_| Error::internal("the mesh was connected twice"))?)
     })
 }
 
@@ -255,7 +262,7 @@ pub unsafe extern "C" fn railhead_reduce(
     call(|| unsafe {
         let asked = Asked::new(mesh, collective)?;
         let (from, to) = (asked.input(r#in, count)?, asked.output(out, asked.at_root(count)?)?);
-        asked.reduce(|mesh, reduction| mesh.reduce(from, to, reduction, asked.root, asked.options))
+        asked.reduce(|mesh, reduction| mesh.reduce(from, to, reduction, asked.root()?, asked.options))
     })
 }
 
@@ -289,7 +296,7 @@ pub unsafe extern "C" fn railhead_broadcast(
     call(|| unsafe {
         let asked = Asked::new(mesh, collective)?;
         let memory = asked.output(memory, count)?;
-        Ok(asked.mesh()?.broadcast(memory, asked.root, asked.options)?)
+        Ok(asked.mesh()?.broadcast(memory, asked.root()?, asked.options)?)
     })
 }
 
@@ -345,7 +352,7 @@ pub unsafe extern "C" fn railhead_gather(
         let asked = Asked::new(mesh, collective)?;
         let lens = asked.lens(counts, "counts")?;
         let (from, to) = (asked.bytes(r#in.cast_mut(), "in", asked.own(&lens))?, asked.bytes(out, "out", asked.at_root(total(&lens)?)?)?);
-        Ok(asked.mesh()?.gather(from, to, &lens, asked.root, asked.options)?)
+        Ok(asked.mesh()?.gather(from, to, &lens, asked.root()?, asked.options)?)
     })
 }
 
@@ -364,7 +371,7 @@ pub unsafe extern "C" fn railhead_scatter(
         let asked = Asked::new(mesh, collective)?;
         let lens = asked.lens(counts, "counts")?;
         let (from, to) = (asked.bytes(r#in.cast_mut(), "in", asked.at_root(total(&lens)?)?)?, asked.bytes(out, "out", asked.own(&lens))?);
-        Ok(asked.mesh()?.scatter(from, to, &lens, asked.root, asked.options)?)
+        Ok(asked.mesh()?.scatter(from, to, &lens, asked.root()?, asked.options)?)
     })
 }
 
@@ -376,7 +383,7 @@ pub unsafe extern "C" fn railhead_barrier(mesh: *mut railhead_mesh_t, collective
     // SAFETY: the header asks the caller for a collective or NULL.
     call(|| unsafe {
         let object = MESHES.get(mesh)?;
-        let collective = if collective.is_null() { None } else { Some(read(collective, "collective")?) };
+        let collective = if collective.is_null() { None } else { Some(given(collective)?) };
         let options = object.options(collective.as_ref())?;
         Ok(object.connected()?.barrier(options)?)
     })
@@ -391,9 +398,8 @@ impl Object {
         let Some(collective) = collective else {
             return Ok(Options { algorithm: Algorithm::Auto, tag: 0, timeout: self.timeout });
         };
-        sized("collective", collective.size, size_of::<railhead_collective_t>())?;
         let algorithm = numbered("algorithm", collective.algorithm, &Algorithm::ALL)?;
-        let timeout = u64::try_from(collective.timeout_ms).map_or(self.timeout, Duration::from_millis);
+        let timeout = milliseconds(collective.timeout_ms).unwrap_or(self.timeout);
         Ok(Options { algorithm, tag: collective.tag, timeout })
     }
 }
@@ -403,7 +409,6 @@ struct Asked {
     object: Arc<Object>,
     collective: railhead_collective_t,
     element: DataType,
-    root: usize,
     options: Options,
 }
 
@@ -413,12 +418,15 @@ impl Asked {
     unsafe fn new(mesh: *mut railhead_mesh_t, collective: *const railhead_collective_t) -> Result<Asked> {
         let object = MESHES.get(mesh)?;
         // SAFETY: the caller's promise.
-        let collective = unsafe { read(collective, "collective") }?;
+        let collective = unsafe { given(collective) }?;
         let options = object.options(Some(&collective))?;
         let element = numbered("dtype", collective.dtype, &DataType::ALL)?;
-        let root = usize::try_from(collective.root).ok().filter(|root| *root < object.ranks);
-        let root = root.ok_or_else(|| Error::usage(format!("root: {}; expected 0 to {}", collective.root, object.ranks - 1)))?;
-        Ok(Asked { object, collective, element, root, options })
+        Ok(Asked { object, collective, element, options })
+    }
+
+    fn root(&self) -> Result<usize> {
+        let root = usize::try_from(self.collective.root).ok().filter(|root| *root < self.object.ranks);
+        root.ok_or_else(|| Error::usage(format!("root: {}; expected 0 to {}", self.collective.root, self.object.ranks - 1)))
     }
 
     fn mesh(&self) -> Result<&Mesh> {
@@ -427,7 +435,7 @@ impl Asked {
 
     /// Elements of the root, or none.
     fn at_root(&self, count: usize) -> Result<usize> {
-        Ok(if self.object.rank == self.root { count } else { 0 })
+        Ok(if self.object.rank == self.root()? { count } else { 0 })
     }
 
     /// This rank's bytes.
@@ -487,6 +495,20 @@ impl Asked {
             (op, _) => run(mesh, Reduction::Of(self.element, numbered("op", op, &Op::ALL)?)),
         }?)
     }
+}
+
+/// # Safety
+/// Unless NULL or misaligned, `collective` must be valid for reads of as many bytes as its first field says.
+unsafe fn given(collective: *const railhead_collective_t) -> Result<railhead_collective_t> {
+    // SAFETY: the caller's promise; all of it is read only if it is as long as ours.
+    unsafe {
+        sized("collective", read(collective.cast(), "collective")?, size_of::<railhead_collective_t>())?;
+        read(collective, "collective")
+    }
+}
+
+fn milliseconds(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis)
 }
 
 fn sized_in_bytes(count: usize, size: usize) -> Result<usize> {

@@ -180,11 +180,21 @@ pub struct PagesRegion {
     _pages: Pages,
 }
 
-impl std::ops::Deref for PagesRegion {
-    type Target = MemoryRegion;
+// Not its range as such: that must not be registered by others, who would not keep the pages.
+impl PagesRegion {
+    /// Key for local use.
+    pub fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
 
-    fn deref(&self) -> &MemoryRegion {
-        &self.region
+    /// Key for the peer.
+    pub fn rkey(&self) -> u32 {
+        self.region.rkey()
+    }
+
+    /// Its bytes.
+    pub fn view(&self) -> RegionView<'_> {
+        self.region.view()
     }
 }
 

@@ -332,6 +332,12 @@ impl Duplex {
         moved
     }
 
+    /// Nobody waits for the peer, so its silence means nothing.
+    #[inline]
+    pub fn nobody_waits(&mut self) {
+        self.link.nobody_waits();
+    }
+
     /// The next thing that happened.
     pub fn next_event(&mut self) -> Option<Event> {
         self.ends.events.pop_front()

@@ -1,5 +1,7 @@
 //! Why a link cannot go on: kept, so that every later call on it fails as the first one did. Made by the thread that drives the link.
 
+use std::io;
+
 use crate::base::error::{Error, Result};
 
 /// Whose doing it is.
@@ -7,6 +9,10 @@ use crate::base::error::{Error, Result};
 enum Kind {
     /// Ours, or the caller's mistake.
     Internal,
+    /// The user's, who can mend it.
+    Usage,
+    /// The system's, with its number for the error.
+    System(i32),
     /// The peer's.
     Remote,
     /// Nobody's, as far as known: it took too long.
@@ -36,7 +42,12 @@ impl Failure {
         let kind = match error {
             Error::Remote(_) => Kind::Remote,
             Error::Timeout(_) => Kind::Timeout,
-            _ => Kind::Internal,
+            Error::Usage(_) => Kind::Usage,
+            Error::Internal(_) => Kind::Internal,
+            Error::System { what, word } => {
+                let number = word.raw_os_error().unwrap_or_default();
+                return Failure { kind: Kind::System(number), text: what.clone() };
+            }
         };
         Failure { kind, text: error.to_string() }
     }
@@ -48,7 +59,7 @@ impl Failure {
 
     /// Whether it is the peer's doing.
     pub fn is_remote(&self) -> bool {
-        self.kind != Kind::Internal
+        matches!(self.kind, Kind::Remote | Kind::Timeout)
     }
 
     /// As an error, once per call that it makes fail.
@@ -58,6 +69,8 @@ impl Failure {
             Kind::Internal => Error::internal(self.text.clone()),
             Kind::Remote => Error::remote(self.text.clone()),
             Kind::Timeout => Error::timeout(self.text.clone()),
+            Kind::Usage => Error::usage(self.text.clone()),
+            Kind::System(number) => Error::System { what: self.text.clone(), word: io::Error::from_raw_os_error(number) },
         }
     }
 

@@ -221,6 +221,12 @@ impl Link {
         found > 0
     }
 
+    /// The peer's silence until now is not held against it.
+    #[inline]
+    pub fn nobody_waits(&mut self) {
+        self.liveness.busy();
+    }
+
     /// For who polls too rarely for one look in many polls: looks whether the peer is there.
     pub fn look(&mut self, waits_for: WaitCause) {
         let _ = self.idle(waits_for);

@@ -9,6 +9,7 @@
 use std::future::Future;
 use std::os::fd::RawFd;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
+use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 use crate::base::wakeup::Wakeup;
 use crate::link::Failure;
@@ -26,8 +28,11 @@ use super::pair::{Pair, Part, Place};
 
 /// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
 const YIELDS: u32 = 40;
-/// A sleep ends after so long, to look whether the peers are there.
-const LOOK: Duration = Duration::from_secs(1);
+/// A sleep ends after so long, to look whether the peers are there. Not in tests, where it would hide a wake-up that is lost.
+const LOOK: Duration = Duration::from_secs(if cfg!(test) { 3600 } else { 1 });
+
+/// Pieces of scratch memory that are kept.
+const POOL: usize = 8;
 
 /// One rank's end of a mesh.
 pub struct Mesh {
@@ -37,6 +42,8 @@ pub struct Mesh {
     core: Mutex<Core>,
     /// The driver has moved something, or stops.
     moved: Condvar,
+    /// Counts, under the lock, what may have finished an operation: who waits compares it with what it was before they looked at theirs.
+    moves: AtomicU64,
     wakeup: Wakeup,
     scratch: Mutex<Vec<Registered>>,
 }
@@ -69,7 +76,7 @@ impl Core {
                 Ok(some) => moved |= some,
                 Err(error) => {
                     moved = true;
-                    let failure = Failure::from_error(&error.within(&format!("rank {rank}")));
+                    let failure = Failure::from_error(&named(rank, error));
                     let waits = |state| matches!(state, OpState::Pending { rank: of, .. } if of == rank);
                     if failed.is_none() && ops.pending().any(waits) {
                         *failed = Some(failure.clone());
@@ -81,26 +88,29 @@ impl Core {
         moved
     }
 
-    /// Arms all pairs; whether they have to be polled before anybody sleeps.
+    /// Arms all pairs; whether one cannot be.
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
-        fds.clear();
         let mut add = |fd| {
             if !fds.contains(&fd) {
                 fds.push(fd);
             }
         };
-        let mut all = true;
+        let mut failed = false;
         for peer in self.pairs.iter_mut().flatten() {
             if let Peer::Here(pair) = peer {
-                all &= pair.arm(&mut add).is_ok();
+                failed |= pair.arm(&mut add).is_err();
             }
         }
-        let moved = self.poll();
+        failed
+    }
+
+    /// Whether they have to be polled again before anybody sleeps.
+    fn needs_repoll(&mut self) -> bool {
         let again = |peer: &mut Peer| match peer {
             Peer::Here(pair) => pair.needs_repoll(),
             Peer::Lost(_) => false,
         };
-        moved || !all || self.pairs.iter_mut().flatten().any(again)
+        self.pairs.iter_mut().flatten().any(again)
     }
 
     fn check(&self) -> Result<()> {
@@ -141,7 +151,16 @@ impl Mesh {
         let size = pairs.len();
         let pairs = pairs.into_iter().map(|pair| pair.map(|pair| Peer::Here(Box::new(pair)))).collect();
         let core = Core { pairs, ops: Ops::default(), failed: None, driven: false, asleep: false };
-        Ok(Mesh { device, rank, size, core: Mutex::new(core), moved: Condvar::new(), wakeup: Wakeup::new()?, scratch: Mutex::default() })
+        Ok(Mesh {
+            device,
+            rank,
+            size,
+            core: Mutex::new(core),
+            moved: Condvar::new(),
+            moves: AtomicU64::new(0),
+            wakeup: Wakeup::new()?,
+            scratch: Mutex::default(),
+        })
     }
 
     /// This rank.
@@ -158,14 +177,18 @@ impl Mesh {
     ///
     /// Errors: no such rank; one that is lost; a mesh that has failed.
     pub(super) fn send(&self, rank: usize, tag: u64, part: Part) -> Result<Operation<'_>> {
-        self.start(OpState::Pending { rank, receives: false, tag }, |core, id| core.pair(rank)?.send(id, tag, part))
+        self.start(OpState::Pending { rank, receives: false, tag }, |core, id| {
+            core.pair(rank)?.send(id, tag, part).map_err(|error| named(rank, error))
+        })
     }
 
     /// Receives from a rank what it sends with the same tag.
     ///
     /// Errors: as for [`Mesh::send`].
     pub(super) fn recv(&self, rank: usize, tag: u64, place: Place) -> Result<Operation<'_>> {
-        self.start(OpState::Pending { rank, receives: true, tag }, |core, id| core.pair(rank)?.recv(id, tag, place))
+        self.start(OpState::Pending { rank, receives: true, tag }, |core, id| {
+            core.pair(rank)?.recv(id, tag, place).map_err(|error| named(rank, error))
+        })
     }
 
     fn start(&self, state: OpState, post: impl FnOnce(&mut Core, OpId) -> Result<()>) -> Result<Operation<'_>> {
@@ -182,36 +205,53 @@ impl Mesh {
         Ok(Operation { mesh: self, id, over: false })
     }
 
-    /// Memory of at least `len` bytes that peers may write to, until it is given back.
+    /// Memory of at least `len` bytes that peers may write to.
     pub(super) fn scratch(&self, len: usize) -> Result<Borrowed<'_>> {
         let found = {
             let mut pool = lock(&self.scratch);
-            let at = pool.iter().position(|scratch| scratch.len() >= len);
-            at.map(|at| pool.swap_remove(at))
+            let fits = pool.iter().enumerate().filter(|(_, scratch)| scratch.len() >= len);
+            let least = fits.min_by_key(|(_, scratch)| scratch.len()).map(|(at, _)| at);
+            least.map(|at| pool.swap_remove(at))
         };
-        let scratch = found.map_or_else(|| self.device.scratch(len.next_power_of_two()), Ok)?;
-        Ok(Borrowed { mesh: self, scratch: Some(scratch) })
+        let scratch = found.map_or_else(|| self.device.scratch(len), Ok).inspect_err(|error| self.poison(error))?;
+        Ok(Borrowed { mesh: self, scratch })
     }
 
     /// Waits for a future over this mesh's operations, for so long at most.
     ///
-    /// Errors: the future's; a wait that took too long, and then the mesh has failed.
+    /// Errors: the future's; a wait that took too long. The mesh has failed then.
     pub(super) fn block_on<T>(&self, what: &str, future: impl Future<Output = Result<T>>, timeout: Duration) -> Result<T> {
         let mut future = pin!(future);
+        // Dropped before the future: if that panics, what it has asked for is still under way.
+        let guard = PoisonOnDrop(self);
         let mut context = Context::from_waker(Waker::noop());
         let deadline = clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
+        let mut late = false;
         loop {
+            // Pairs with the Release in `step`: what finishes after the look below is not missed.
+            let seen = self.moves.load(Ordering::Acquire);
             if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
+                std::mem::forget(guard);
                 return result.inspect_err(|error| self.poison(error));
             }
-            if !self.progress(deadline) {
-                let text = {
-                    let core = lock(&self.core);
-                    format!("{what}: rank {} waited for {:.1} s for {}", self.rank, timeout.as_secs_f64(), core.waits_for())
-                };
-                self.poison(&Error::timeout(text));
+            if late {
+                let waited = lock(&self.core).waits_for();
+                self.poison(&Error::timeout(format!("{what}: rank {} waited for {:.1} s for {waited}", self.rank, timeout.as_secs_f64())));
             }
+            late = !self.step(seen, deadline);
         }
+    }
+
+    /// Registers memory for a collective.
+    ///
+    /// Errors: it cannot be registered. The mesh has failed then, as the other ranks begin without this one.
+    pub(super) fn register(&self, memory: UserMemory) -> Result<Registered> {
+        self.device.register(memory).inspect_err(|error| self.poison(error))
+    }
+
+    /// The same for memory that is only read.
+    pub(super) fn register_input(&self, memory: UserMemory) -> Result<Registered> {
+        self.device.register_input(memory).inspect_err(|error| self.poison(error))
     }
 
     /// Fails the mesh, unless it has failed.
@@ -220,44 +260,55 @@ impl Mesh {
         if core.failed.is_none() {
             log_warn!(log::NET, "mesh: {error}");
             core.failed = Some(Failure::from_error(error));
+            self.moves.fetch_add(1, Ordering::Release);
             self.moved.notify_all();
             self.wakeup.notify();
         }
     }
 
-    /// Waits until something has moved. False: not before the deadline.
-    fn progress(&self, deadline: u64) -> bool {
+    /// Waits until something has moved that had not when `moves` was `seen`. False: the deadline is over.
+    fn step(&self, seen: u64, deadline: u64) -> bool {
         let left = || Duration::from_nanos(deadline.saturating_sub(clock::now()));
         let mut core = lock(&self.core);
+        if self.moves.load(Ordering::Relaxed) != seen || core.failed.is_some() {
+            return true;
+        }
         if core.driven {
             let (core, _) = self.moved.wait_timeout(core, left().min(LOOK)).unwrap_or_else(PoisonError::into_inner);
             drop(core);
             return !left().is_zero();
         }
         core.driven = true;
-        let mut moved = false;
+        drop(core);
+        let driving = Driving(self);
         for _ in 0..YIELDS {
-            moved = core.poll() || core.failed.is_some();
-            if moved {
-                break;
+            if self.drive(&mut lock(&self.core)) {
+                return true;
             }
             // Whoever asks for something gets the lock meanwhile.
-            drop(core);
             std::thread::yield_now();
-            core = lock(&self.core);
         }
         let mut fds = Vec::new();
-        if !moved && !core.arm(&mut fds) {
-            core.asleep = true;
-            drop(core);
-            self.wakeup.wait(&fds, Some(left().min(LOOK)));
-            core = lock(&self.core);
-            core.asleep = false;
+        let mut core = lock(&self.core);
+        let again = core.arm(&mut fds);
+        if self.drive(&mut core) || again || core.needs_repoll() {
+            return true;
         }
-        core.driven = false;
+        core.asleep = true;
         drop(core);
-        self.moved.notify_all();
+        self.wakeup.wait(&fds, Some(left().min(LOOK)));
+        drop(driving);
         !left().is_zero()
+    }
+
+    /// Polls, unless the mesh has failed; whether there is something new.
+    fn drive(&self, core: &mut Core) -> bool {
+        let moved = core.failed.is_some() || core.poll();
+        if moved {
+            // Pairs with the Acquire in `block_on`.
+            self.moves.fetch_add(1, Ordering::Release);
+        }
+        moved
     }
 
     /// Whether all pairs are connected.
@@ -268,12 +319,37 @@ impl Mesh {
         let mut all = true;
         for (rank, peer) in core.pairs.iter_mut().enumerate() {
             match peer {
-                Some(Peer::Here(pair)) => all &= pair.poll_connected().map_err(|error| error.within(&format!("rank {rank}")))?,
+                Some(Peer::Here(pair)) => all &= pair.poll_connected().map_err(|error| named(rank, error))?,
                 Some(Peer::Lost(failure)) => return Err(failure.error()),
                 None => {}
             }
         }
         Ok(all)
+    }
+}
+
+fn named(rank: usize, error: Error) -> Error {
+    error.within(&format!("rank {rank}"))
+}
+
+/// The driver, until it is dropped.
+struct Driving<'a>(&'a Mesh);
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        let mut core = lock(&self.0.core);
+        (core.driven, core.asleep) = (false, false);
+        drop(core);
+        self.0.moved.notify_all();
+    }
+}
+
+/// Fails the mesh if a collective panics.
+struct PoisonOnDrop<'a>(&'a Mesh);
+
+impl Drop for PoisonOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.poison(&Error::internal("a collective has panicked"));
     }
 }
 
@@ -310,25 +386,36 @@ impl Drop for Operation<'_> {
     }
 }
 
-/// Scratch memory, given back when dropped, unless the mesh has failed: then a peer may still write to it.
+/// Scratch memory. Dropped, it is given up, as a peer may still write to it.
 pub(super) struct Borrowed<'a> {
     mesh: &'a Mesh,
-    scratch: Option<Registered>,
+    scratch: Registered,
 }
 
-impl Borrowed<'_> {
-    /// It.
-    ///
-    /// Errors: none.
-    pub fn get(&self) -> Result<&Registered> {
-        self.scratch.as_ref().ok_or_else(|| Error::internal("no scratch memory"))
+impl std::ops::Deref for Borrowed<'_> {
+    type Target = Registered;
+
+    fn deref(&self) -> &Registered {
+        &self.scratch
     }
 }
 
-impl Drop for Borrowed<'_> {
+impl Borrowed<'_> {
+    /// Nobody writes to it any more: others may use it.
+    pub fn give_back(self) {
+        let mut pool = lock(&self.mesh.scratch);
+        if pool.len() < POOL {
+            pool.push(self.scratch);
+        }
+    }
+}
+
+impl Drop for Mesh {
     fn drop(&mut self) {
-        if lock(&self.mesh.core).failed.is_none() {
-            lock(&self.mesh.scratch).extend(self.scratch.take());
+        for peer in lock(&self.core).pairs.iter_mut().flatten() {
+            if let Peer::Here(pair) = peer {
+                pair.say_bye();
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::link::queue_pairs::RailDevice;
 
 use super::pair::{Part, Place};
 
-/// Access of what ranks exchange.
+/// Access of what ranks write to.
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 /// A device, opened. Meshes on one share its domain.
@@ -76,8 +76,17 @@ impl Device {
     ///
     /// Errors: a range that cannot be registered.
     pub fn register(&self, memory: UserMemory) -> Result<Registered> {
+        self.register_for(memory, ACCESS)
+    }
+
+    /// The same for memory that is only read, by this rank and for sends.
+    pub(super) fn register_input(&self, memory: UserMemory) -> Result<Registered> {
+        self.register_for(memory, Access::empty())
+    }
+
+    fn register_for(&self, memory: UserMemory, access: Access) -> Result<Registered> {
         let rails = self.rails.iter().take(if memory.is_empty() { 0 } else { MAX_RAILS });
-        Ok(Registered::new(rails.map(|(domain, _)| Ok(Region::User(domain.register(memory, ACCESS)?))).collect::<Result<_>>()?))
+        Ok(Registered::new(rails.map(|(domain, _)| Ok(Region::User(domain.register(memory, access)?))).collect::<Result<_>>()?))
     }
 
     /// Registers so many bytes of our own, at least one.
@@ -94,13 +103,25 @@ enum Region {
     Own(PagesRegion),
 }
 
-impl std::ops::Deref for Region {
-    type Target = MemoryRegion;
-
-    fn deref(&self) -> &MemoryRegion {
+impl Region {
+    fn lkey(&self) -> u32 {
         match self {
-            Region::User(region) => region,
-            Region::Own(region) => region,
+            Region::User(region) => region.lkey(),
+            Region::Own(region) => region.lkey(),
+        }
+    }
+
+    fn rkey(&self) -> u32 {
+        match self {
+            Region::User(region) => region.rkey(),
+            Region::Own(region) => region.rkey(),
+        }
+    }
+
+    fn view(&self) -> RegionView<'_> {
+        match self {
+            Region::User(region) => region.view(),
+            Region::Own(region) => region.view(),
         }
     }
 }
@@ -115,14 +136,14 @@ pub struct Registered {
 
 impl Registered {
     fn new(regions: Vec<Region>) -> Registered {
-        let keys = |key: fn(&MemoryRegion) -> u32| std::array::from_fn(|rail| regions.get(rail).map_or(0, |region| key(region)));
-        let (lkeys, rkeys) = (keys(MemoryRegion::lkey), keys(MemoryRegion::rkey));
+        let keys = |key: fn(&Region) -> u32| std::array::from_fn(|rail| regions.get(rail).map_or(0, key));
+        let (lkeys, rkeys) = (keys(Region::lkey), keys(Region::rkey));
         Registered { regions, lkeys, rkeys }
     }
 
     /// Bytes.
     pub fn len(&self) -> usize {
-        self.regions.first().map_or(0, |region| region.memory().len())
+        self.regions.first().map_or(0, |region| region.view().len())
     }
 
     /// Whether there are none.

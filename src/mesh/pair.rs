@@ -13,7 +13,7 @@ use crate::link::duplex::{Duplex, Event, Target};
 use crate::link::limits::{MAX_MESSAGE, MAX_RAILS, MAX_REQUESTS, SAY_SIZE, SLOTS};
 
 use super::ops::{OpId, Ops};
-use super::protocol::Announcement;
+use super::protocol::{Announcement, Said};
 
 /// Part of registered memory.
 #[derive(Debug, Clone, Copy)]
@@ -49,10 +49,12 @@ pub struct Pair {
     recvs: VecDeque<(OpId, u64, Place)>,
     /// Announcements that wait for a place in the peer's ring.
     says: VecDeque<[u8; SAY_SIZE]>,
-    /// By slot: which receive it is of, and where it was opened.
-    open: Box<[Option<OpId>; SLOTS]>,
+    /// By slot: which receive it is of, its tag and bytes.
+    open: Box<[Option<(OpId, u64, usize)>; SLOTS]>,
     /// By the index of a request: which send it is of, and its bytes.
     sent: Box<[Option<(OpId, usize)>; MAX_REQUESTS]>,
+    /// Sends and receives that are not done.
+    outstanding: usize,
 }
 
 impl Pair {
@@ -67,6 +69,7 @@ impl Pair {
             says: VecDeque::new(),
             open: Box::new([None; SLOTS]),
             sent: Box::new([None; MAX_REQUESTS]),
+            outstanding: 0,
         }
     }
 
@@ -82,6 +85,7 @@ impl Pair {
         if part.len > MAX_MESSAGE {
             return Err(Error::usage(format!("send: {} bytes; a message has at most {MAX_MESSAGE}", part.len)));
         }
+        self.outstanding += 1;
         self.sends.push_back((op, tag, part));
         self.post_sends()
     }
@@ -90,6 +94,7 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn recv(&mut self, op: OpId, tag: u64, place: Place) -> Result<()> {
+        self.outstanding += 1;
         self.recvs.push_back((op, tag, place));
         self.announce()
     }
@@ -98,27 +103,40 @@ impl Pair {
     ///
     /// Errors: a peer that is gone or misbehaves; a send that its receive has no room for.
     pub fn poll(&mut self, ops: &mut Ops) -> Result<bool> {
+        if self.outstanding == 0 {
+            self.link.nobody_waits();
+        }
         let moved = self.link.poll(WaitCause::PeerNoSend);
+        let mut gone = false;
         while let Some(event) = self.link.next_event() {
             match event {
                 Event::Sent(id) => {
                     let place = self.sent.get_mut((id.0 & 0xff) as usize);
                     if let Some((op, len)) = place.and_then(Option::take) {
+                        self.outstanding -= 1;
                         ops.complete(op, self.rank, len as u64);
                     }
                 }
                 Event::Received { sequence, value } => {
                     let place = self.open.get_mut((sequence % SLOTS as u64) as usize);
-                    if let Some(op) = place.and_then(Option::take) {
+                    if let Some((op, tag, len)) = place.and_then(Option::take) {
+                        if value != len as u64 {
+                            return Err(Error::usage(format!("it sent {value} bytes, tag {tag:#x}: this rank receives {len}")));
+                        }
+                        self.outstanding -= 1;
                         ops.complete(op, self.rank, value);
                     }
                 }
-                Event::Said(bytes) => match Announcement::decode(&bytes) {
+                Event::Said(bytes) => match Said::decode(&bytes) {
+                    Ok(Said::Bye) => gone = true,
                     Ok(_) if self.targets.len() >= SLOTS => self.misbehaves("more receives than it has slots"),
-                    Ok(Announcement { tag, target }) => self.targets.push_back((tag, target)),
+                    Ok(Said::Announcement(Announcement { tag, target })) => self.targets.push_back((tag, target)),
                     Err(what) => self.misbehaves(&what),
                 },
             }
+        }
+        if gone {
+            return Err(Error::remote("it has closed its mesh"));
         }
         if moved {
             self.announce()?;
@@ -132,7 +150,14 @@ impl Pair {
         self.link.fail(Failure::remote(format!("the peer sent {what}")));
     }
 
-    /// Asks to be woken. True: to be polled first.
+    /// Tells the peer that this rank goes, if there is a place for it: a peer that waits for it learns why.
+    pub fn say_bye(&mut self) {
+        if matches!(self.link.say(&Said::Bye.encode()), Ok(true)) {
+            self.link.poll(WaitCause::PeerNoSend);
+        }
+    }
+
+    /// Asks to be woken.
     pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<()> {
         self.link.arm(WaitCause::PeerNoSend, watch)
     }
@@ -148,10 +173,10 @@ impl Pair {
             let Some(sequence) = self.link.open(place.len as u64) else { break };
             self.recvs.pop_front();
             if let Some(open) = self.open.get_mut((sequence % SLOTS as u64) as usize) {
-                *open = Some(op);
+                *open = Some((op, tag, place.len));
             }
             let target = Target { sequence, addr: place.addr as u64, len: place.len as u64, rkeys: place.rkeys };
-            self.says.push_back(Announcement { tag, target }.encode());
+            self.says.push_back(Said::Announcement(Announcement { tag, target }).encode());
         }
         while let Some(bytes) = self.says.front() {
             if !self.link.say(bytes)? {
@@ -172,9 +197,8 @@ impl Pair {
                 continue;
             };
             let Some(&(_, target)) = self.targets.get(found) else { break };
-            if part.len as u64 > target.len {
-                let (rank, len) = (self.rank, target.len);
-                return Err(Error::usage(format!("send of {} bytes to rank {rank}, tag {tag:#x}: its receive has {len}", part.len)));
+            if part.len as u64 != target.len {
+                return Err(Error::usage(format!("it receives {} bytes, tag {tag:#x}: this rank sends {}", target.len, part.len)));
             }
             let Some(id) = self.link.write(&target, part.addr, part.len, &part.lkeys)? else { break };
             self.targets.remove(found);

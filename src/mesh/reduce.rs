@@ -77,7 +77,7 @@ impl Op {
     pub const ALL: [Op; 4] = [Op::Sum, Op::Product, Op::Min, Op::Max];
 }
 
-/// A caller's own function: the first elements become those of both. Associative, of whole elements.
+/// A caller's own function: the first elements become those of both. Associative and commutative, of whole elements.
 pub type Custom<'a> = &'a (dyn Fn(&mut [u8], &[u8]) + Sync);
 
 /// What becomes of the elements of two ranks.
@@ -91,6 +91,10 @@ pub enum Reduction<'a> {
 
 /// Bytes of a block: two of them, and what else is in use, fit a first-level cache.
 const BLOCK: usize = 8192;
+
+/// Aligned for whatever a caller's function takes its elements for.
+#[repr(align(64))]
+struct Block([u8; BLOCK]);
 
 /// Bytes of an element of a caller's own at most: some fit a block.
 pub(super) const MAX_ELEMENT: usize = BLOCK;
@@ -163,12 +167,12 @@ impl Reduction<'_> {
 
     /// `mine` becomes the reduction of itself and of as much of `theirs`.
     pub(super) fn apply(&self, mine: RegionView<'_>, theirs: RegionView<'_>, order: Order) {
-        let (mut a, mut b) = ([0u8; BLOCK], [0u8; BLOCK]);
+        let (mut a, mut b) = (Block([0; BLOCK]), Block([0; BLOCK]));
         let step = BLOCK - BLOCK % self.element().max(1);
         for offset in (0..mine.len()).step_by(step.max(1)) {
             let len = step.min(mine.len() - offset);
             let (Some(block), Some(other)) = (mine.part(offset, len), theirs.part(offset, len)) else { return };
-            let (Some(a), Some(b)) = (a.get_mut(..len), b.get_mut(..len)) else { return };
+            let (Some(a), Some(b)) = (a.0.get_mut(..len), b.0.get_mut(..len)) else { return };
             block.read(a);
             other.read(b);
             match order {

@@ -226,16 +226,17 @@ fn a_rank_that_is_lost_is_named_and_poisons_the_mesh() {
 
 #[test]
 fn a_rank_that_leaves_after_its_part_disturbs_nobody() {
-    let (left, go) = (AtomicUsize::new(0), Barrier::new(3));
+    let gone = Barrier::new(4);
     ranks(SoftWire::Shm, 4, |mesh| {
         mesh.barrier(options(0)).unwrap();
         if mesh.rank() == 3 {
-            left.store(1, Ordering::Release);
+            drop(mesh);
+            gone.wait();
             return;
         }
-        go.wait();
-        // Nothing of these goes to the last rank.
-        if mesh.rank() < 2 {
+        gone.wait();
+        // Nothing of these goes to the last rank, and there is time to see that it has gone.
+        for _ in 0..if mesh.rank() < 2 { 500 } else { 0 } {
             let (pages, peer) = (memory(&[mesh.rank() as u8; 100]), 1 - mesh.rank());
             let mine = mesh.device.register(pages.to_register()).unwrap();
             let swap = async {
@@ -248,6 +249,33 @@ fn a_rank_that_leaves_after_its_part_disturbs_nobody() {
             mine.view(100, 100).unwrap().read(&mut got);
             assert_eq!(got, [peer as u8; 100]);
         }
+    });
+}
+
+#[test]
+fn a_collective_that_panics_fails_the_mesh() {
+    let broken = |_: &mut [u8], _: &[u8]| panic!("on purpose");
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let pages = memory(&[1; 100]);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            mesh.allreduce(given(&pages, 100), Reduction::Custom(1, &broken), options(0))
+        }));
+        assert!(result.is_err());
+        let error = mesh.barrier(options(0)).unwrap_err();
+        assert!(matches!(&error, Error::Internal(said) if said.contains("panicked")), "{error}");
+    });
+}
+
+/// What each thread waits for comes while another drives: none sleeps beside work that is done.
+#[test]
+fn nobody_sleeps_beside_what_is_done() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        std::thread::scope(|scope| {
+            for tag in 0..8 {
+                let mesh = &mesh;
+                scope.spawn(move || (0..100).for_each(|_| mesh.barrier(options(tag)).unwrap()));
+            }
+        });
     });
 }
 
@@ -269,16 +297,28 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
 
 #[test]
 fn ranks_that_give_different_sizes_fail() {
-    let results = ranks(SoftWire::Shm, 2, |mesh| {
-        let pages = memory(&vec![1; 4096 * (1 + mesh.rank())]);
-        mesh.allreduce(
-            given(&pages, 4096 * (1 + mesh.rank())),
-            Reduction::Of(DataType::U8, Op::Sum),
-            Options { timeout: Duration::from_secs(5), ..options(0) },
-        )
-    });
-    let texts: Vec<String> = results.iter().map(|result| result.as_ref().unwrap_err().to_string()).collect();
-    assert!(texts.iter().any(|text| text.contains("send of 8192 bytes to rank 0") && text.contains("its receive has 4096")), "{texts:?}");
+    let sum = Reduction::Of(DataType::U8, Op::Sum);
+    for lens in [[4096, 8192], [8192, 4096], [4096, 3 << 20], [3 << 20, 100]] {
+        for kind in 0..3 {
+            let results = ranks(SoftWire::Shm, 2, |mesh| {
+                let (rank, len) = (mesh.rank(), lens[mesh.rank()]);
+                let (pages, more) = (memory(&vec![1; len]), memory(&vec![0; len]));
+                let options = Options { timeout: Duration::from_secs(10), ..options(0) };
+                let first = match kind {
+                    0 => mesh.allreduce(given(&pages, len), sum, options),
+                    1 => mesh.broadcast(given(&pages, len), 0, options),
+                    _ => mesh.reduce(given(&pages, len), given(&more, len), sum, 1, options),
+                };
+                // Whoever has not met the other's yet does now.
+                let then = mesh.barrier(options);
+                (rank, first.and(then))
+            });
+            let errors: Vec<Error> =
+                results.into_iter().map(|(rank, result)| result.expect_err(&format!("rank {rank}, {lens:?}, {kind}"))).collect();
+            let told = |error: &Error| matches!(error, Error::Usage(said) if said.contains("rank ") && said.contains(" bytes, tag 0x8"));
+            assert!(errors.iter().any(told), "{errors:?}");
+        }
+    }
 }
 
 #[test]

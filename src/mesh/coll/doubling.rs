@@ -18,7 +18,7 @@ pub async fn allreduce(mesh: &Mesh, mine: &Registered, reduction: Reduction<'_>,
         return mesh.recv(partner, tag, mine.place(0, len)?)?.await.map(|_| ());
     }
     let scratch = mesh.scratch(len)?;
-    let theirs = scratch.get()?;
+    let theirs = &*scratch;
     if rank < extra {
         mesh.recv(rank + core, tag, theirs.place(0, len)?)?.await?;
         reduction.apply(mine.view(0, len)?, theirs.view(0, len)?, Order::MineFirst);
@@ -38,5 +38,6 @@ pub async fn allreduce(mesh: &Mesh, mine: &Registered, reduction: Reduction<'_>,
     if rank < extra {
         mesh.send(rank + core, tag, mine.part(0, len)?)?.await?;
     }
+    scratch.give_back();
     Ok(())
 }

@@ -82,7 +82,7 @@ impl Mesh {
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let (mine, tag) = (self.device.register(memory)?, tag(Prefix::AllReduce, options));
+        let (mine, tag) = (self.register(memory)?, tag(Prefix::AllReduce, options));
         let doubles = match options.algorithm {
             Algorithm::Auto => len < DOUBLING_BELOW,
             Algorithm::Ring => false,
@@ -103,16 +103,18 @@ impl Mesh {
         if len == 0 {
             return Ok(());
         }
-        let (from, tag) = (self.device.register(from)?, tag(Prefix::Reduce, options));
+        let (from, tag) = (self.register_input(from)?, tag(Prefix::Reduce, options));
         if self.rank() == root {
             equal("reduce", "out", to.len(), len)?;
-            let to = self.device.register(to)?;
+            let to = self.register(to)?;
             copy(&from, 0, &to, 0, len)?;
             return self.block_on("reduce", tree::reduce(self, &to, len, reduction, root, tag), options.timeout);
         }
         let partial = self.scratch(len)?;
-        copy(&from, 0, partial.get()?, 0, len)?;
-        self.block_on("reduce", tree::reduce(self, partial.get()?, len, reduction, root, tag), options.timeout)
+        copy(&from, 0, &partial, 0, len)?;
+        self.block_on("reduce", tree::reduce(self, &partial, len, reduction, root, tag), options.timeout)?;
+        partial.give_back();
+        Ok(())
     }
 
     /// Every rank's memory becomes the root's.
@@ -121,7 +123,7 @@ impl Mesh {
         if self.size() == 1 || memory.is_empty() {
             return Ok(());
         }
-        let (mine, tag) = (self.device.register(memory)?, tag(Prefix::Broadcast, options));
+        let (mine, tag) = (self.register(memory)?, tag(Prefix::Broadcast, options));
         self.block_on("broadcast", tree::broadcast(self, &mine, root, tag), options.timeout)
     }
 
@@ -134,7 +136,7 @@ impl Mesh {
         if to.is_empty() {
             return Ok(());
         }
-        let (from, to) = (self.device.register(from)?, self.device.register(to)?);
+        let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, 0, &to, at, len)?;
         self.block_on("allgather", ring::gather_half(self, &to, &cut, tag(Prefix::AllGather, options), self.rank()), options.timeout)
     }
@@ -157,12 +159,14 @@ impl Mesh {
         if from.is_empty() {
             return Ok(());
         }
-        let (from, to, partial) = (self.device.register(from)?, self.device.register(to)?, self.scratch(cut.len())?);
-        copy(&from, 0, partial.get()?, 0, cut.len())?;
+        let (from, to, partial) = (self.register_input(from)?, self.register(to)?, self.scratch(cut.len())?);
+        copy(&from, 0, &partial, 0, cut.len())?;
         let left = (self.rank() + self.size() - 1) % self.size();
-        let reduced = ring::reduce_half(self, partial.get()?, &cut, reduction, tag(Prefix::ReduceScatter, options), left);
+        let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag(Prefix::ReduceScatter, options), left);
         self.block_on("reduce_scatter", reduced, options.timeout)?;
-        copy(partial.get()?, at, &to, 0, len)
+        copy(&partial, at, &to, 0, len)?;
+        partial.give_back();
+        Ok(())
     }
 
     /// Part i of `from` becomes this rank's part of rank i's `to`. `send_lens` and `recv_lens` are the parts' bytes.
@@ -172,7 +176,7 @@ impl Mesh {
         equal("alltoall", "this rank's own part", own_len, len)?;
         equal("alltoall", "in", from.len(), out.len())?;
         equal("alltoall", "out", to.len(), back.len())?;
-        let (from, to) = (self.device.register(from)?, self.device.register(to)?);
+        let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, at, &to, own, len)?;
         let exchanged = exchange::alltoall(self, (&from, &out), (&to, &back), tag(Prefix::AllToAll, options));
         self.block_on("alltoall", exchanged, options.timeout)
@@ -184,12 +188,12 @@ impl Mesh {
         let cut = self.cut("gather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("gather", "in", from.len(), len)?;
-        let (from, tag) = (self.device.register(from)?, tag(Prefix::Gather, options));
+        let (from, tag) = (self.register_input(from)?, tag(Prefix::Gather, options));
         if self.rank() != root {
             return self.block_on("gather", exchange::gather(self, &from, &cut, root, tag), options.timeout);
         }
         equal("gather", "out", to.len(), cut.len())?;
-        let to = self.device.register(to)?;
+        let to = self.register(to)?;
         copy(&from, 0, &to, at, len)?;
         self.block_on("gather", exchange::gather(self, &to, &cut, root, tag), options.timeout)
     }
@@ -200,12 +204,12 @@ impl Mesh {
         let cut = self.cut("scatter", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("scatter", "out", to.len(), len)?;
-        let (to, tag) = (self.device.register(to)?, tag(Prefix::Scatter, options));
+        let (to, tag) = (self.register(to)?, tag(Prefix::Scatter, options));
         if self.rank() != root {
             return self.block_on("scatter", exchange::scatter(self, &to, &cut, root, tag), options.timeout);
         }
         equal("scatter", "in", from.len(), cut.len())?;
-        let from = self.device.register(from)?;
+        let from = self.register_input(from)?;
         copy(&from, at, &to, 0, len)?;
         self.block_on("scatter", exchange::scatter(self, &from, &cut, root, tag), options.timeout)
     }

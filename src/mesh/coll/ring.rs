@@ -100,7 +100,7 @@ pub async fn reduce_half(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: R
     let (left, right) = neighbours(mesh);
     let before = (first + cut.ranks() - 1) % cut.ranks();
     let scratch = mesh.scratch(AHEAD * cut.segment)?;
-    let inbox = scratch.get()?;
+    let inbox = &*scratch;
     let mut sends: VecDeque<Operation<'_>> = VecDeque::new();
     let mut recvs: VecDeque<Operation<'_>> = VecDeque::new();
     let (all, mut sent, mut announced) = ((cut.ranks() - 1) * cut.segments, 0, 0);
@@ -126,6 +126,7 @@ pub async fn reduce_half(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: R
     for sent in sends {
         sent.await?;
     }
+    scratch.give_back();
     Ok(())
 }
 

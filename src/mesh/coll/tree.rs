@@ -70,7 +70,7 @@ pub async fn reduce(mesh: &Mesh, mine: &Registered, len: usize, reduction: Reduc
     let segments = segments(len, reduction.element());
     let longest = segments.first().map_or(0, |(_, len)| *len);
     let scratch = mesh.scratch(AHEAD * longest)?;
-    let inbox = scratch.get()?;
+    let inbox = &*scratch;
     // Each segment from each child, the one with the fewest ranks below it first, as it is done first.
     let work: Vec<(usize, usize, usize)> =
         segments.iter().flat_map(|(at, len)| place.children.iter().rev().map(|child| (*child, *at, *len))).collect();
@@ -98,5 +98,6 @@ pub async fn reduce(mesh: &Mesh, mine: &Registered, len: usize, reduction: Reduc
     for sent in sends {
         sent.await?;
     }
+    scratch.give_back();
     Ok(())
 }
