@@ -225,21 +225,35 @@ impl Mesh {
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
         let mut context = Context::from_waker(Waker::noop());
-        let deadline = clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
-        let mut late = false;
+        let began = clock::now();
+        let deadline = began.saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
+        let mut stalled_at = match self.device.config.stall_warn_s.nanos() {
+            0 => u64::MAX,
+            limit => began.saturating_add(limit),
+        };
         loop {
-            // Pairs with the Release in `step`: what finishes after the look below is not missed.
+            // Pairs with the Release in `drive`: what finishes after the look below is not missed.
             let seen = self.moves.load(Ordering::Acquire);
+            // Before the look, which is the last one then.
+            let now = clock::now();
             if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
                 std::mem::forget(guard);
                 return result.inspect_err(|error| self.poison(error));
             }
-            if late {
-                let waited = lock(&self.core).waits_for();
-                self.poison(&Error::timeout(format!("{what}: rank {} waited for {:.1} s for {waited}", self.rank, timeout.as_secs_f64())));
+            if now >= deadline {
+                self.poison(&Error::timeout(self.waited(what, timeout)));
+            } else if now >= stalled_at {
+                stalled_at = u64::MAX;
+                log_warn!(log::NET, "stalled: {}", self.waited(what, Duration::from_nanos(now - began)));
             }
-            late = !self.step(seen, deadline);
+            self.step(seen, deadline.min(stalled_at));
         }
+    }
+
+    /// What a wait that took so long waits for.
+    fn waited(&self, what: &str, time: Duration) -> String {
+        let waits_for = lock(&self.core).waits_for();
+        format!("{what}: rank {} waited for {:.1} s for {waits_for}", self.rank, time.as_secs_f64())
     }
 
     /// Registers memory for a collective.
@@ -266,24 +280,23 @@ impl Mesh {
         }
     }
 
-    /// Waits until something has moved that had not when `moves` was `seen`. False: the deadline is over.
-    fn step(&self, seen: u64, deadline: u64) -> bool {
-        let left = || Duration::from_nanos(deadline.saturating_sub(clock::now()));
+    /// Waits until something has moved that had not when `moves` was `seen`, or until then.
+    fn step(&self, seen: u64, until: u64) {
+        let left = || Duration::from_nanos(until.saturating_sub(clock::now())).min(LOOK);
         let mut core = lock(&self.core);
         if self.moves.load(Ordering::Relaxed) != seen || core.failed.is_some() {
-            return true;
+            return;
         }
         if core.driven {
-            let (core, _) = self.moved.wait_timeout(core, left().min(LOOK)).unwrap_or_else(PoisonError::into_inner);
-            drop(core);
-            return !left().is_zero();
+            drop(self.moved.wait_timeout(core, left()).unwrap_or_else(PoisonError::into_inner));
+            return;
         }
         core.driven = true;
         drop(core);
-        let driving = Driving(self);
+        let _driving = Driving(self);
         for _ in 0..YIELDS {
             if self.drive(&mut lock(&self.core)) {
-                return true;
+                return;
             }
             // Whoever asks for something gets the lock meanwhile.
             std::thread::yield_now();
@@ -292,13 +305,11 @@ impl Mesh {
         let mut core = lock(&self.core);
         let again = core.arm(&mut fds);
         if self.drive(&mut core) || again || core.needs_repoll() {
-            return true;
+            return;
         }
         core.asleep = true;
         drop(core);
-        self.wakeup.wait(&fds, Some(left().min(LOOK)));
-        drop(driving);
-        !left().is_zero()
+        self.wakeup.wait(&fds, Some(left()));
     }
 
     /// Polls, unless the mesh has failed; whether there is something new.

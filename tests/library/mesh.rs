@@ -1,6 +1,7 @@
 //! The mesh's C functions: the example as a user runs it, ranks that are killed, and wrong calls.
 
 use std::ffi::{CStr, c_void};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::ptr::{null, null_mut};
@@ -22,6 +23,7 @@ fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: u
         command.args(&line[1..]).args(options);
         command.arg("--url").arg(format!("file://{}/store?rank={rank}&world_size={ranks}", folder.display()));
         command.env("RAILHEAD_SOCKET_IFNAME", "lo").env("RAILHEAD_SOFT_WIRE", wire);
+        command.env("RAILHEAD_DEBUG", "warn").env("RAILHEAD_STALL_WARN_S", "0.3");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mesh_allreduce starts")
     };
     (0..ranks).map(start).collect()
@@ -66,6 +68,19 @@ fn ranks_compute_sums_under_valgrind() {
     passes(start(&program, &valgrind, folder.path(), "shm", 2, &["--elements", "50000", "--rounds", "2"]), "no element wrong");
 }
 
+/// A rank has connected once it uses its time.
+fn until_it_computes(rank: &Child) {
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.id())).unwrap_or_default();
+        stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    while ticks() < 30 {
+        assert!(Instant::now() < end, "the ranks do not compute");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Within seconds, and each says which rank.
 #[test]
 fn ranks_whose_peer_is_killed_end_with_its_name() {
@@ -73,16 +88,7 @@ fn ranks_whose_peer_is_killed_end_with_its_name() {
     for wire in WIRES {
         let folder = tempfile::tempdir().expect("a folder");
         let mut ranks = start(&program, &[], folder.path(), wire, 3, &["--elements", "300000", "--rounds", "100000"]);
-        // It has connected once it uses its time.
-        let busy = |child: &Child| {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
-            stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok()).unwrap_or(0)
-        };
-        let end = Instant::now() + Duration::from_secs(60);
-        while busy(&ranks[1]) < 30 {
-            assert!(Instant::now() < end, "the ranks do not compute");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until_it_computes(&ranks[1]);
         let mut killed = ranks.remove(1);
         killed.kill().expect("kill");
         let _ = killed.wait();
@@ -96,6 +102,39 @@ fn ranks_whose_peer_is_killed_end_with_its_name() {
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
         assert!(named > 0, "nobody named the rank that was killed");
+    }
+}
+
+/// By the ranks that wait for it; they go on when it does.
+#[test]
+fn a_rank_that_is_stopped_is_reported_by_its_number() {
+    let program = make("mesh_stopped", "mesh", "").join("mesh_allreduce");
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut ranks = start(&program, &[], folder.path(), "shm", 2, &["--elements", "300000", "--rounds", "400"]);
+    until_it_computes(&ranks[1]);
+    let stop = Stopped(ranks[1].id() as libc::pid_t);
+    stop.signal(libc::SIGSTOP);
+    let mut told = BufReader::new(ranks[0].stderr.take().expect("its output")).lines();
+    let line = told.find_map(|line| line.ok().filter(|line| line.contains("stalled: ")));
+    let line = line.expect("rank 0 says that it waits");
+    assert!(line.contains("rank 0 waited for") && line.contains("rank 1"), "{line}");
+    stop.signal(libc::SIGCONT);
+    passes(ranks, "no element wrong");
+}
+
+/// A process that goes on when the test ends, however it does.
+struct Stopped(libc::pid_t);
+
+impl Stopped {
+    fn signal(&self, signal: i32) {
+        // SAFETY: a child of this process, which it has not waited for.
+        unsafe { libc::kill(self.0, signal) };
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.signal(libc::SIGCONT);
     }
 }
 

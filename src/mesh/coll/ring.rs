@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use crate::base::error::Result;
 use crate::mesh::context::{Mesh, Operation};
 use crate::mesh::device::Registered;
+use crate::mesh::pair::Place;
 use crate::mesh::reduce::{Order, Reduction};
 
 /// Longest segment.
@@ -97,41 +98,34 @@ pub async fn allreduce(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: Red
 /// Reduces chunks around the ring. This rank begins with chunk `first`, the next one with that behind it. At the end it has the one behind `first` of all
 /// ranks, and the others hold nothing of use.
 pub async fn reduce_half(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: Reduction<'_>, tag: u64, first: usize) -> Result<()> {
-    let (left, right) = neighbours(mesh);
-    let before = (first + cut.ranks() - 1) % cut.ranks();
     let scratch = mesh.scratch(AHEAD * cut.segment)?;
-    let inbox = &*scratch;
-    let mut sends: VecDeque<Operation<'_>> = VecDeque::new();
-    let mut recvs: VecDeque<Operation<'_>> = VecDeque::new();
-    let (all, mut sent, mut announced) = ((cut.ranks() - 1) * cut.segments, 0, 0);
-    for n in 0..all {
-        while announced < all.min(n + AHEAD) {
-            let (_, len) = cut.nth(before, announced);
-            recvs.push_back(mesh.recv(left, tag, inbox.place(announced % AHEAD * cut.segment, len)?)?);
-            announced += 1;
-        }
-        // What comes as number n is reduced, and goes on a step later.
-        while sent < all.min(n + cut.segments) {
-            let (at, len) = cut.nth(first, sent);
-            sends.push_back(mesh.send(right, tag, mine.part(at, len)?)?);
-            sent += 1;
-        }
-        if let Some(received) = recvs.pop_front() {
-            received.await?;
-        }
-        let (at, len) = cut.nth(before, n);
-        reduction.apply(mine.view(at, len)?, inbox.view(n % AHEAD * cut.segment, len)?, Order::TheirsFirst);
-    }
-    // The memory is the caller's again, or the next half's.
-    for sent in sends {
-        sent.await?;
-    }
+    let place = |n: usize| n % AHEAD * cut.segment;
+    let receive = |n, (_, len)| scratch.place(place(n), len);
+    let reduce = |n, (at, len)| {
+        reduction.apply(mine.view(at, len)?, scratch.view(place(n), len)?, Order::TheirsFirst);
+        Ok(())
+    };
+    around(mesh, mine, cut, tag, first, receive, reduce).await?;
     scratch.give_back();
     Ok(())
 }
 
 /// Gathers chunks around the ring, each into its place. This rank begins with chunk `first`, which it has, the next one with that behind it.
 pub async fn gather_half(mesh: &Mesh, mine: &Registered, cut: &Cut, tag: u64, first: usize) -> Result<()> {
+    around(mesh, mine, cut, tag, first, |_, (at, len)| mine.place(at, len), |_, _| Ok(())).await
+}
+
+/// Sends chunks around the ring, `first` of them first, segment by segment. What comes as number `n`, a segment with this offset and these bytes, is
+/// received where `receive` says; once `received` has had it, it goes on, a step later. At the end the memory is the caller's again.
+async fn around(
+    mesh: &Mesh,
+    mine: &Registered,
+    cut: &Cut,
+    tag: u64,
+    first: usize,
+    receive: impl Fn(usize, (usize, usize)) -> Result<Place>,
+    received: impl Fn(usize, (usize, usize)) -> Result<()>,
+) -> Result<()> {
     let (left, right) = neighbours(mesh);
     let before = (first + cut.ranks() - 1) % cut.ranks();
     let mut sends: VecDeque<Operation<'_>> = VecDeque::new();
@@ -139,8 +133,7 @@ pub async fn gather_half(mesh: &Mesh, mine: &Registered, cut: &Cut, tag: u64, fi
     let (all, mut sent, mut announced) = ((cut.ranks() - 1) * cut.segments, 0, 0);
     for n in 0..all {
         while announced < all.min(n + AHEAD) {
-            let (at, len) = cut.nth(before, announced);
-            recvs.push_back(mesh.recv(left, tag, mine.place(at, len)?)?);
+            recvs.push_back(mesh.recv(left, tag, receive(announced, cut.nth(before, announced))?)?);
             announced += 1;
         }
         while sent < all.min(n + cut.segments) {
@@ -148,9 +141,10 @@ pub async fn gather_half(mesh: &Mesh, mine: &Registered, cut: &Cut, tag: u64, fi
             sends.push_back(mesh.send(right, tag, mine.part(at, len)?)?);
             sent += 1;
         }
-        if let Some(received) = recvs.pop_front() {
-            received.await?;
+        if let Some(coming) = recvs.pop_front() {
+            coming.await?;
         }
+        received(n, cut.nth(before, n))?;
     }
     for sent in sends {
         sent.await?;
