@@ -281,7 +281,7 @@ impl Mesh {
     }
 
     /// Waits until something has moved that had not when `moves` was `seen`, or until then.
-    fn step(&self, seen: u64, until: u64) {
+    pub(super) fn step(&self, seen: u64, until: u64) {
         let left = || Duration::from_nanos(until.saturating_sub(clock::now())).min(LOOK);
         let mut core = lock(&self.core);
         if self.moves.load(Ordering::Relaxed) != seen || core.failed.is_some() {
@@ -361,6 +361,19 @@ struct PoisonOnDrop<'a>(&'a Mesh);
 impl Drop for PoisonOnDrop<'_> {
     fn drop(&mut self) {
         self.0.poison(&Error::internal("a collective has panicked"));
+    }
+}
+
+#[cfg(test)]
+impl Mesh {
+    /// What a wait would compare.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Operations that are not done.
+    pub(super) fn pending(&self) -> usize {
+        lock(&self.core).ops.pending().count()
     }
 }
 

@@ -266,16 +266,30 @@ fn a_collective_that_panics_fails_the_mesh() {
     });
 }
 
-/// What each thread waits for comes while another drives: none sleeps beside work that is done.
+/// What somebody else's polls have finished since a thread looked is not slept beside.
 #[test]
 fn nobody_sleeps_beside_what_is_done() {
+    let done = Barrier::new(2);
     ranks(SoftWire::Shm, 2, |mesh| {
-        std::thread::scope(|scope| {
-            for tag in 0..8 {
-                let mesh = &mesh;
-                scope.spawn(move || (0..100).for_each(|_| mesh.barrier(options(tag)).unwrap()));
+        let (pages, peer) = (memory(&[7; 100]), 1 - mesh.rank());
+        let mine = mesh.device.register(pages.to_register()).unwrap();
+        if mesh.rank() == 0 {
+            let seen = mesh.moves();
+            let received = mesh.recv(peer, 1, mine.place(0, 100).unwrap()).unwrap();
+            // As another thread would, until it is here.
+            while mesh.pending() > 0 {
+                mesh.step(mesh.moves(), crate::base::clock::now() + 1_000_000);
             }
-        });
+            let until = crate::base::clock::now() + 10_000_000_000;
+            mesh.step(seen, until);
+            let slept = crate::base::clock::now() >= until;
+            done.wait();
+            assert!(!slept);
+            assert_eq!(mesh.block_on("receive", received, TIMEOUT).unwrap(), 100);
+        } else {
+            mesh.block_on("send", mesh.send(peer, 1, mine.part(0, 100).unwrap()).unwrap(), TIMEOUT).unwrap();
+            done.wait();
+        }
     });
 }
 
