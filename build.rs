@@ -15,7 +15,7 @@ fn main() {
 
     let header = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("railhead.h");
     let config = cbindgen::Config::from_file("cbindgen.toml").expect("cbindgen.toml is read");
-    let mut builder = cbindgen::Builder::new().with_config(config).with_after_include(version_macros());
+    let mut builder = cbindgen::Builder::new().with_config(config).with_after_include(macros());
     for source in boundary() {
         builder = builder.with_src(source);
     }
@@ -43,11 +43,13 @@ fn boundary() -> Vec<PathBuf> {
     files
 }
 
-fn version_macros() -> String {
+fn macros() -> String {
     let part = |name: &str| env::var(format!("CARGO_PKG_VERSION_{name}")).unwrap_or_default();
     format!(
         "\n/* Version of this header; railhead_version() tells that of the loaded library. */\n\
-         #define RAILHEAD_VERSION_MAJOR {}\n#define RAILHEAD_VERSION_MINOR {}\n#define RAILHEAD_VERSION_PATCH {}",
+         #define RAILHEAD_VERSION_MAJOR {}\n#define RAILHEAD_VERSION_MINOR {}\n#define RAILHEAD_VERSION_PATCH {}\n\n\
+         /* As a number of bytes of a buffer: all there are from the offset on. */\n#define RAILHEAD_REST SIZE_MAX\n\n\
+         /* Bytes of the longest address of a rank's end of a pair. */\n#define RAILHEAD_MESH_ADDRESS 16384",
         part("MAJOR"),
         part("MINOR"),
         part("PATCH")

@@ -12,45 +12,11 @@
  *
  * Rank 0 prints the median time of a round and the bus bandwidth as nccl-tests defines it: 2 (n - 1) / n of the bytes, by the time.
  */
-#include "../include/railhead.h"
+#include "mesh_example.h"
 
 #include <getopt.h>
-#include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { TIMEOUT_MS = 60000 };
-
-static int64_t rank, ranks;
-
-_Noreturn static void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static void die(const char *format, ...)
-{
-    va_list arguments;
-    (void)fprintf(stderr, "mesh_allreduce: rank %" PRId64 ": ", rank);
-    va_start(arguments, format);
-    (void)vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    (void)fputc('\n', stderr);
-    exit(EXIT_FAILURE);
-}
-
-static void check(const char *what, railhead_status_t status)
-{
-    if (status != RAILHEAD_OK)
-        die("%s: %s (%d)", what, railhead_last_error(), (int)status);
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 static int ascending(const void *a, const void *b)
 {
@@ -62,15 +28,6 @@ static int ascending(const void *a, const void *b)
 static float element(int64_t of, size_t i, size_t round)
 {
     return (float)((i + round + (size_t)of * 3) % 16);
-}
-
-static size_t number(const char *option, const char *text)
-{
-    char *end;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != '\0' || value == 0 || value > (1ull << 30))
-        die("--%s %s: expected a number from 1 to %llu", option, text, 1ull << 30);
-    return (size_t)value;
 }
 
 int main(int argc, char **argv)
@@ -92,15 +49,7 @@ int main(int argc, char **argv)
         }
     }
 
-    /* The others are found through a store; a prefix keeps the mesh's keys apart from everybody else's. */
-    railhead_store_t *store, *keys;
-    check("rendezvous", railhead_rendezvous(url, -1, -1, TIMEOUT_MS, &store, &rank, &ranks));
-    check("prefix", railhead_store_prefix("mesh_allreduce", store, &keys));
-    railhead_mesh_t *mesh;
-    railhead_mesh_config_t config = {.size = sizeof config, .rank = rank, .ranks = ranks, .timeout_ms = TIMEOUT_MS};
-    check("create", railhead_mesh_create(&config, device, &mesh));
-    check("connect", railhead_mesh_connect(mesh, keys));
-
+    railhead_mesh_t *mesh = meet(url, device);
     float *in = malloc(elements * sizeof *in), *out = malloc(elements * sizeof *out);
     double *times = malloc(rounds * sizeof *times);
     if (in == NULL || out == NULL || times == NULL)
@@ -128,11 +77,7 @@ int main(int argc, char **argv)
                2 * (double)(ranks - 1) / (double)ranks * bytes / time / 1e9, rounds);
     }
 
-    /* Nobody leaves while others may still need the store. */
-    check("barrier", railhead_barrier(mesh, NULL));
-    check("close", railhead_mesh_close(mesh));
-    check("close", railhead_store_close(keys));
-    check("close", railhead_store_close(store));
+    leave(mesh);
     free(in), free(out), free(times);
     return EXIT_SUCCESS;
 }

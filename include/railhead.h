@@ -11,6 +11,12 @@
 #define RAILHEAD_VERSION_MINOR 1
 #define RAILHEAD_VERSION_PATCH 0
 
+/* As a number of bytes of a buffer: all there are from the offset on. */
+#define RAILHEAD_REST SIZE_MAX
+
+/* Bytes of the longest address of a rank's end of a pair. */
+#define RAILHEAD_MESH_ADDRESS 16384
+
 // How a call ended. Where ncclResult_t has a number for it, it is that number.
 typedef enum {
     // It did what it was asked to do. Only now are outputs written.
@@ -31,6 +37,8 @@ typedef enum {
     RAILHEAD_QUEUE_EMPTY = 9,
     // This kind of store has no such operation.
     RAILHEAD_UNSUPPORTED = 10,
+    // The wait was aborted by another call; what was waited for is outstanding still.
+    RAILHEAD_ABORTED = 11,
 } railhead_status_t;
 
 // What happened to a watched key.
@@ -105,6 +113,9 @@ typedef enum {
     RAILHEAD_DOUBLING = 2,
 } railhead_algorithm_t;
 
+// One end of a slot between two ranks: an opaque handle, ended by railhead_buffer_close. Threads: any, several at a time.
+typedef struct railhead_buffer_t railhead_buffer_t;
+
 // One direction of a connection of a proxy: a comm and a ring. Not a pointer.
 typedef struct railhead_connector_t railhead_connector_t;
 
@@ -136,8 +147,39 @@ typedef struct railhead_proxy_t railhead_proxy_t;
 // owes more than the end of a wait, the connection is ended: later calls on the handle are RAILHEAD_NETWORK; a clone of it is as good as new.
 typedef struct railhead_store_t railhead_store_t;
 
+// Memory for messages with tags: an opaque handle, ended by railhead_unbound_close. Threads: any, several at a time.
+typedef struct railhead_unbound_t railhead_unbound_t;
+
 // A watch on a key: an opaque handle, ended by railhead_store_unwatch.
 typedef struct railhead_watch_t railhead_watch_t;
+
+// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and commutative, as ranks' elements
+// are taken in any order, and must not throw; the elements at `from` are not
+// changed. Called on the thread that waits for the collective. The two do not overlap, are aligned for any type, and are not the
+// caller's memory.
+typedef void (*railhead_reduce_callback_t)(void *user, void *into, const void *from, size_t count);
+
+// What collectives take. All of it but `timeout_ms`, `custom` and `user` is the same on all ranks.
+typedef struct {
+    // sizeof(railhead_collective_t).
+    size_t size;
+    // Tells it from other collectives that run at once on the mesh.
+    uint32_t tag;
+    // A railhead_dtype_t.
+    uint32_t dtype;
+    // A railhead_op_t.
+    uint32_t op;
+    // A railhead_algorithm_t, for an allreduce.
+    uint32_t algorithm;
+    // The rank from which or to which all goes, where there is one.
+    int64_t root;
+    // How long it may take; 0 or less: what the mesh was given.
+    int64_t timeout_ms;
+    // For RAILHEAD_CUSTOM.
+    railhead_reduce_callback_t custom;
+    // Handed to `custom`.
+    void *user;
+} railhead_collective_t;
 
 // Configuration of a connector. Set `size`, and everything else to zero or to what you want.
 typedef struct {
@@ -231,34 +273,6 @@ typedef struct {
     uint64_t flags;
 } railhead_mesh_config_t;
 
-// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and commutative, as ranks' elements
-// are taken in any order, and must not throw; the elements at `from` are not
-// changed. Called on the thread that waits for the collective. The two do not overlap, are aligned for any type, and are not the
-// caller's memory.
-typedef void (*railhead_reduce_callback_t)(void *user, void *into, const void *from, size_t count);
-
-// What collectives take. All of it but `timeout_ms`, `custom` and `user` is the same on all ranks.
-typedef struct {
-    // sizeof(railhead_collective_t).
-    size_t size;
-    // Tells it from other collectives that run at once on the mesh.
-    uint32_t tag;
-    // A railhead_dtype_t.
-    uint32_t dtype;
-    // A railhead_op_t.
-    uint32_t op;
-    // A railhead_algorithm_t, for an allreduce.
-    uint32_t algorithm;
-    // The rank from which or to which all goes, where there is one.
-    int64_t root;
-    // How long it may take; 0 or less: what the mesh was given.
-    int64_t timeout_ms;
-    // For RAILHEAD_CUSTOM.
-    railhead_reduce_callback_t custom;
-    // Handed to `custom`.
-    void *user;
-} railhead_collective_t;
-
 // NCCL's logger (ncclDebugLogger_t).
 typedef void (*railhead_logger_t)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
 
@@ -335,6 +349,182 @@ typedef void (*railhead_watch_callback_t)(void *user,
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Makes the sending end of a slot: `bytes` at `memory`, of which messages are sent into the buffer that `peer` has for this slot and this rank. Both ends may
+// be made in any order.
+//
+// `slot`: any number; between two ranks, each way, one buffer at a time has it. The memory must stay until railhead_buffer_close.
+//
+// RAILHEAD_USAGE: a rank that is not another one, or a slot that another buffer of this rank sends to; RAILHEAD_NETWORK: the rank is lost.
+railhead_status_t railhead_buffer_send_to(railhead_mesh_t *mesh,
+                                          int64_t peer,
+                                          uint64_t slot,
+                                          const void *memory,
+                                          size_t bytes,
+                                          railhead_buffer_t **buffer);
+
+// Makes the receiving end of a slot: `peer` may write to the memory from now until railhead_buffer_close.
+//
+// RAILHEAD_USAGE: a rank that is not another one, or a slot that another buffer of this rank receives into; RAILHEAD_NETWORK: the rank is lost.
+railhead_status_t railhead_buffer_recv_from(railhead_mesh_t *mesh,
+                                            int64_t peer,
+                                            uint64_t slot,
+                                            void *memory,
+                                            size_t bytes,
+                                            railhead_buffer_t **buffer);
+
+// Sends `bytes` (or RAILHEAD_REST) at `offset` of the buffer to `remote_offset` of the peer's. Returns at once; the bytes must not change before
+// railhead_buffer_wait_send has told of it. Messages of a slot come in the order in which they were sent.
+//
+// RAILHEAD_USAGE: bytes outside the buffer, or a buffer that receives. What does not fit into the peer's is said by the wait.
+railhead_status_t railhead_buffer_send(railhead_buffer_t *buffer,
+                                       size_t offset,
+                                       size_t bytes,
+                                       size_t remote_offset);
+
+// Waits until one of the sends of this buffer is done, which no wait has told of yet.
+//
+// `timeout_ms`: 0 or less: what the mesh was given. RAILHEAD_TIMEOUT: nothing was done in time, and the mesh has failed; RAILHEAD_NETWORK: the rank is
+// lost; RAILHEAD_USAGE: the message did not fit into the peer's buffer, or this one was closed meanwhile.
+railhead_status_t railhead_buffer_wait_send(railhead_buffer_t *buffer,
+                                            int64_t timeout_ms);
+
+// Waits until a message is in the buffer which no wait has told of yet.
+//
+// `timeout_ms` and errors: as for railhead_buffer_wait_send.
+railhead_status_t railhead_buffer_wait_recv(railhead_buffer_t *buffer, int64_t timeout_ms);
+
+// Ends a buffer. What was asked for and has not begun is not sent any more; what is on its way is waited for. Afterwards nobody reads or writes the memory.
+//
+// RAILHEAD_TIMEOUT: the peer did not answer within the mesh's time, and the mesh has failed. The buffer is closed in any case.
+railhead_status_t railhead_buffer_close(railhead_buffer_t *buffer);
+
+// Makes a buffer of `bytes` at `memory`, which must stay until railhead_unbound_close.
+//
+// RAILHEAD_SYSTEM: memory that cannot be registered.
+railhead_status_t railhead_unbound_create(railhead_mesh_t *mesh,
+                                          void *memory,
+                                          size_t bytes,
+                                          railhead_unbound_t **buffer);
+
+// Sends `bytes` (or RAILHEAD_REST) at `offset` to `rank`, which receives as many with this tag: between two ranks, the first sent with a tag is the first
+// received with it. Any tag will do; collectives have others. Returns at once; the bytes must not change before railhead_unbound_wait_send has told
+// of it.
+//
+// RAILHEAD_USAGE: bytes outside the buffer, or a rank that is not another one; RAILHEAD_NETWORK: it is lost.
+railhead_status_t railhead_unbound_send(railhead_unbound_t *buffer,
+                                        int64_t rank,
+                                        uint64_t tag,
+                                        size_t offset,
+                                        size_t bytes);
+
+// Receives a message of just `bytes` (or RAILHEAD_REST) with this tag to `offset`, from whichever of the `count` ranks at `ranks` has one first. Returns at
+// once. Two receives whose bytes overlap must not be outstanding together.
+//
+// RAILHEAD_USAGE: bytes outside the buffer, no rank, or one that is not another one; RAILHEAD_NETWORK: all of them are lost.
+railhead_status_t railhead_unbound_recv(railhead_unbound_t *buffer,
+                                        const int64_t *ranks,
+                                        size_t count,
+                                        uint64_t tag,
+                                        size_t offset,
+                                        size_t bytes);
+
+// Waits until one of the sends of this buffer is done, which no wait has told of yet. `rank` (may be NULL) becomes the one that it went to.
+//
+// `timeout_ms`: 0 or less: what the mesh was given. RAILHEAD_ABORTED: railhead_unbound_abort_send was called; RAILHEAD_TIMEOUT: nothing was done in time,
+// and the mesh has failed; RAILHEAD_NETWORK: a rank that is waited for is lost; RAILHEAD_USAGE: a rank receives another number of bytes, or the buffer was
+// closed meanwhile.
+railhead_status_t railhead_unbound_wait_send(railhead_unbound_t *buffer,
+                                             int64_t *rank,
+                                             int64_t timeout_ms);
+
+// Waits until one of the receives of this buffer is done, which no wait has told of yet. `rank` (may be NULL) becomes the one that sent.
+//
+// `timeout_ms` and errors: as for railhead_unbound_wait_send, and railhead_unbound_abort_recv.
+railhead_status_t railhead_unbound_wait_recv(railhead_unbound_t *buffer,
+                                             int64_t *rank,
+                                             int64_t timeout_ms);
+
+// Ends one railhead_unbound_wait_send with RAILHEAD_ABORTED: the one that goes on, or else the next. What it waited for is outstanding still.
+railhead_status_t railhead_unbound_abort_send(railhead_unbound_t *buffer);
+
+// Ends one railhead_unbound_wait_recv with RAILHEAD_ABORTED: the one that goes on, or else the next. What it waited for is outstanding still.
+railhead_status_t railhead_unbound_abort_recv(railhead_unbound_t *buffer);
+
+// Ends a buffer. Sends and receives that nothing has come of are taken back; what is on its way is waited for. Afterwards nobody reads or writes the memory.
+//
+// RAILHEAD_TIMEOUT: a rank did not answer within the mesh's time, and the mesh has failed. The buffer is closed in any case.
+railhead_status_t railhead_unbound_close(railhead_unbound_t *buffer);
+
+// `count` elements at `out` become the reduction of those at `in` of all ranks, with the same bits on each. `in` and `out` may be the same; where they
+// are not, `in` is not changed.
+//
+// Of this and all other collectives: every rank calls it, with the same counts and collective. The memory may be any of the process, and is the library's
+// until the call returns. RAILHEAD_USAGE, before anything is sent: a number that is none of its kind, counts that do not fit together. After any other
+// error the mesh has failed: RAILHEAD_NETWORK names the rank that is lost, RAILHEAD_TIMEOUT those that are waited for; RAILHEAD_USAGE: a rank gave another
+// count.
+railhead_status_t railhead_allreduce(railhead_mesh_t *mesh,
+                                     const railhead_collective_t *collective,
+                                     const void *in,
+                                     void *out,
+                                     size_t count);
+
+// `count` elements at `out` of the root become the reduction of those at `in` of all ranks. `out` of the others may be NULL. `in` and `out` may be the same
+// on the root.
+railhead_status_t railhead_reduce(railhead_mesh_t *mesh,
+                                  const railhead_collective_t *collective,
+                                  const void *in,
+                                  void *out,
+                                  size_t count);
+
+// `counts[rank]` elements at `out` of each rank become its part of the reduction of all ranks' `in`, where the parts lie one behind the other.
+railhead_status_t railhead_reduce_scatter(railhead_mesh_t *mesh,
+                                          const railhead_collective_t *collective,
+                                          const void *in,
+                                          void *out,
+                                          const size_t *counts);
+
+// `count` elements at `memory` become those of the root.
+railhead_status_t railhead_broadcast(railhead_mesh_t *mesh,
+                                     const railhead_collective_t *collective,
+                                     void *memory,
+                                     size_t count);
+
+// `out` becomes the `counts[rank]` elements at `in` of each rank, one behind the other. This rank's may lie in their place in `out` already.
+railhead_status_t railhead_allgather(railhead_mesh_t *mesh,
+                                     const railhead_collective_t *collective,
+                                     const void *in,
+                                     void *out,
+                                     const size_t *counts);
+
+// The elements at `in` are parts for each rank, one behind the other, of `send_counts[rank]` elements; `out` becomes the parts that each rank has for this
+// one, of `recv_counts[rank]`. The two do not overlap.
+railhead_status_t railhead_alltoall(railhead_mesh_t *mesh,
+                                    const railhead_collective_t *collective,
+                                    const void *in,
+                                    void *out,
+                                    const size_t *send_counts,
+                                    const size_t *recv_counts);
+
+// `out` of the root becomes the `counts[rank]` elements at `in` of each rank, one behind the other. `out` of the others may be NULL.
+railhead_status_t railhead_gather(railhead_mesh_t *mesh,
+                                  const railhead_collective_t *collective,
+                                  const void *in,
+                                  void *out,
+                                  const size_t *counts);
+
+// `counts[rank]` elements at `out` of each rank become its part of the root's `in`, where the parts lie one behind the other. `in` of the others may be
+// NULL.
+railhead_status_t railhead_scatter(railhead_mesh_t *mesh,
+                                   const railhead_collective_t *collective,
+                                   const void *in,
+                                   void *out,
+                                   const size_t *counts);
+
+// Returns once all ranks have called it. `collective` may be NULL; its element type and reduction are not looked at.
+//
+// Errors: as railhead_allreduce.
+railhead_status_t railhead_barrier(railhead_mesh_t *mesh, const railhead_collective_t *collective);
 
 // Opens a listener on device `dev` of the proxy's table, and makes the handle by which a peer connects to it.
 //
@@ -487,79 +677,41 @@ railhead_status_t railhead_mesh_create(const railhead_mesh_config_t *config,
 railhead_status_t railhead_mesh_connect(railhead_mesh_t *mesh,
                                         railhead_store_t *store);
 
-// Ends a handle, and the connections to the other ranks; what other threads do with it goes on. A rank that still waits for this one gets
-// RAILHEAD_NETWORK.
+// Makes another mesh of the same ranks on the same device, connected, without a store: what is done on it has nothing to do with `mesh`. Every rank calls
+// it, one thread at a time.
+//
+// RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost; `mesh` has failed then.
+railhead_status_t railhead_mesh_fork(railhead_mesh_t *mesh,
+                                     railhead_mesh_t **forked);
+
+// Writes the address of this rank's end towards `peer`, for ranks that tell each other by means of their own: each hands its peer's to
+// railhead_mesh_connect_pair. `*len`: the bytes at `address`; becomes those that the address has, at most RAILHEAD_MESH_ADDRESS. Whoever can read it can
+// connect in the peer's place.
+//
+// RAILHEAD_USAGE: a rank that is not another one, or is connected; too few bytes, and `*len` is what it takes then.
+railhead_status_t railhead_mesh_address(railhead_mesh_t *mesh,
+                                        int64_t peer,
+                                        uint8_t *address,
+                                        size_t *len);
+
+// Connects this rank to `peer`, whose address towards this rank is given. It does not wait for the peer to do the same; both must have done so before either
+// sends or receives.
+//
+// RAILHEAD_USAGE: a rank that is not another one, is connected, or was not given an address by railhead_mesh_address; RAILHEAD_NETWORK: an address that is
+// none, or of another release.
+railhead_status_t railhead_mesh_connect_pair(railhead_mesh_t *mesh,
+                                             int64_t peer,
+                                             const uint8_t *address,
+                                             size_t len);
+
+// Whether threads that wait for something on this mesh poll without end (`busy` not 0) instead of sleeping once nothing comes: less delay, at the cost of a
+// core. May be called at any time.
+railhead_status_t railhead_mesh_set_sync(railhead_mesh_t *mesh,
+                                         int32_t busy);
+
+// Ends a handle, and the connections to the other ranks: what other threads still do with it fails with RAILHEAD_USAGE. A rank that waits for this one gets
+// RAILHEAD_NETWORK. Its buffers are closed by their own functions, before or after.
 railhead_status_t railhead_mesh_close(railhead_mesh_t *mesh);
-
-// `count` elements at `out` become the reduction of those at `in` of all ranks, with the same bits on each. `in` and `out` may be the same; where they
-// are not, `in` is not changed.
-//
-// Of this and all other collectives: every rank calls it, with the same counts and collective. The memory may be any of the process, and is the library's
-// until the call returns. RAILHEAD_USAGE, before anything is sent: a number that is none of its kind, counts that do not fit together. After any other
-// error the mesh has failed: RAILHEAD_NETWORK names the rank that is lost, RAILHEAD_TIMEOUT those that are waited for; RAILHEAD_USAGE: a rank gave another
-// count.
-railhead_status_t railhead_allreduce(railhead_mesh_t *mesh,
-                                     const railhead_collective_t *collective,
-                                     const void *in,
-                                     void *out,
-                                     size_t count);
-
-// `count` elements at `out` of the root become the reduction of those at `in` of all ranks. `out` of the others may be NULL. `in` and `out` may be the same
-// on the root.
-railhead_status_t railhead_reduce(railhead_mesh_t *mesh,
-                                  const railhead_collective_t *collective,
-                                  const void *in,
-                                  void *out,
-                                  size_t count);
-
-// `counts[rank]` elements at `out` of each rank become its part of the reduction of all ranks' `in`, where the parts lie one behind the other.
-railhead_status_t railhead_reduce_scatter(railhead_mesh_t *mesh,
-                                          const railhead_collective_t *collective,
-                                          const void *in,
-                                          void *out,
-                                          const size_t *counts);
-
-// `count` elements at `memory` become those of the root.
-railhead_status_t railhead_broadcast(railhead_mesh_t *mesh,
-                                     const railhead_collective_t *collective,
-                                     void *memory,
-                                     size_t count);
-
-// `out` becomes the `counts[rank]` elements at `in` of each rank, one behind the other. This rank's may lie in their place in `out` already.
-railhead_status_t railhead_allgather(railhead_mesh_t *mesh,
-                                     const railhead_collective_t *collective,
-                                     const void *in,
-                                     void *out,
-                                     const size_t *counts);
-
-// The elements at `in` are parts for each rank, one behind the other, of `send_counts[rank]` elements; `out` becomes the parts that each rank has for this
-// one, of `recv_counts[rank]`. The two do not overlap.
-railhead_status_t railhead_alltoall(railhead_mesh_t *mesh,
-                                    const railhead_collective_t *collective,
-                                    const void *in,
-                                    void *out,
-                                    const size_t *send_counts,
-                                    const size_t *recv_counts);
-
-// `out` of the root becomes the `counts[rank]` elements at `in` of each rank, one behind the other. `out` of the others may be NULL.
-railhead_status_t railhead_gather(railhead_mesh_t *mesh,
-                                  const railhead_collective_t *collective,
-                                  const void *in,
-                                  void *out,
-                                  const size_t *counts);
-
-// `counts[rank]` elements at `out` of each rank become its part of the root's `in`, where the parts lie one behind the other. `in` of the others may be
-// NULL.
-railhead_status_t railhead_scatter(railhead_mesh_t *mesh,
-                                   const railhead_collective_t *collective,
-                                   const void *in,
-                                   void *out,
-                                   const size_t *counts);
-
-// Returns once all ranks have called it. `collective` may be NULL; its element type and reduction are not looked at.
-//
-// Errors: as railhead_allreduce.
-railhead_status_t railhead_barrier(railhead_mesh_t *mesh, const railhead_collective_t *collective);
 
 // Makes a proxy over the table `net`, an ncclNet_v12_t; NULL is Railhead's own. Its thread sleeps until something is started.
 //

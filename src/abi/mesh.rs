@@ -1,25 +1,22 @@
-//! `railhead_mesh_*` and the collectives, for C programs. Casts and checks; what the operations do is `mesh`'s business. On the threads of the host
-//! program, which an operation may block up to its timeout.
+//! `railhead_mesh_*`, for C programs: ranks that meet and connect. Casts and checks; what the operations do is `mesh`'s business. On the threads of the
+//! host program, which an operation may block up to its timeout.
 
 // What callers owe stands in the header's words, which are these functions' documentation: C's callers do not read "# Safety".
 #![allow(clippy::missing_safety_doc)]
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-use once_cell::sync::OnceCell;
 
 use crate::abi::boundary::{Out, read, slice};
 use crate::abi::objects::Objects;
 use crate::abi::status::{call, railhead_status_t};
-use crate::abi::store::convert::{User, text};
+use crate::abi::store::convert::text;
 use crate::abi::store::{found, railhead_store_t};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
-use crate::base::mem::{self, UserMemory};
-use crate::mesh::{Algorithm, DataType, Device, Mesh, Op, Options, Reduction};
+use crate::link::address::MAX_ADDRESS;
+use crate::mesh::{Device, Mesh};
 
 /// One rank's end of a mesh: an opaque handle. Made by railhead_mesh_create, ended by railhead_mesh_close.
 ///
@@ -47,107 +44,12 @@ pub struct railhead_mesh_config_t {
 
 const _: () = assert!(size_of::<railhead_mesh_config_t>() == 40 && std::mem::offset_of!(railhead_mesh_config_t, flags) == 32);
 
-/// Type of the elements of a collective.
-#[allow(non_camel_case_types)]
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub enum railhead_dtype_t {
-    /// 8 bits, signed.
-    RAILHEAD_I8 = 0,
-    /// 8 bits, unsigned.
-    RAILHEAD_U8 = 1,
-    /// 32 bits, signed.
-    RAILHEAD_I32 = 2,
-    /// 32 bits, unsigned.
-    RAILHEAD_U32 = 3,
-    /// 64 bits, signed.
-    RAILHEAD_I64 = 4,
-    /// 64 bits, unsigned.
-    RAILHEAD_U64 = 5,
-    /// IEEE binary16.
-    RAILHEAD_F16 = 6,
-    /// bfloat16.
-    RAILHEAD_BF16 = 7,
-    /// IEEE binary32.
-    RAILHEAD_F32 = 8,
-    /// IEEE binary64.
-    RAILHEAD_F64 = 9,
-}
-
-/// How elements are reduced. Integers wrap around; of a number and none, the result is none.
-#[allow(non_camel_case_types)]
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub enum railhead_op_t {
-    /// Their sum.
-    RAILHEAD_SUM = 0,
-    /// Their product.
-    RAILHEAD_PRODUCT = 1,
-    /// The least.
-    RAILHEAD_MIN = 2,
-    /// The greatest.
-    RAILHEAD_MAX = 3,
-    /// What the caller's own function says.
-    RAILHEAD_CUSTOM = 1000,
-}
-
-/// How an allreduce is done.
-#[allow(non_camel_case_types)]
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub enum railhead_algorithm_t {
-    /// Whichever is faster for so many bytes.
-    RAILHEAD_AUTO = 0,
-    /// Around a ring.
-    RAILHEAD_RING = 1,
-    /// By recursive doubling.
-    RAILHEAD_DOUBLING = 2,
-}
-
-/// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and commutative, as ranks' elements
-/// are taken in any order, and must not throw; the elements at `from` are not
-/// changed. Called on the thread that waits for the collective. The two do not overlap, are aligned for any type, and are not the
-/// caller's memory.
-#[allow(non_camel_case_types)]
-pub type railhead_reduce_callback_t = Option<unsafe extern "C" fn(user: *mut c_void, into: *mut c_void, from: *const c_void, count: usize)>;
-
-/// What collectives take. All of it but `timeout_ms`, `custom` and `user` is the same on all ranks.
-#[allow(non_camel_case_types)]
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct railhead_collective_t {
-    /// sizeof(railhead_collective_t).
-    pub size: usize,
-    /// Tells it from other collectives that run at once on the mesh.
-    pub tag: u32,
-    /// A railhead_dtype_t.
-    pub dtype: u32,
-    /// A railhead_op_t.
-    pub op: u32,
-    /// A railhead_algorithm_t, for an allreduce.
-    pub algorithm: u32,
-    /// The rank from which or to which all goes, where there is one.
-    pub root: i64,
-    /// How long it may take; 0 or less: what the mesh was given.
-    pub timeout_ms: i64,
-    /// For RAILHEAD_CUSTOM.
-    pub custom: railhead_reduce_callback_t,
-    /// Handed to `custom`.
-    pub user: *mut c_void,
-}
-
-const _: () = assert!(size_of::<railhead_collective_t>() == 56 && std::mem::offset_of!(railhead_collective_t, custom) == 40);
-
 /// Behind a handle.
-struct Object {
-    device: Arc<Device>,
-    rank: usize,
-    ranks: usize,
-    timeout: Duration,
-    /// A thread connects it, or it is connected.
-    connecting: AtomicBool,
-    /// Once it is connected.
-    mesh: OnceCell<Mesh>,
+pub struct Object {
+    /// The mesh.
+    pub mesh: Arc<Mesh>,
+    /// What operations have that are given no time of their own.
+    pub timeout: Duration,
 }
 
 static MESHES: Objects<Object> = Objects::new(0xb8, "mesh");
@@ -182,7 +84,7 @@ pub unsafe extern "C" fn railhead_mesh_create(
         let name = if device.is_null() { "" } else { text(device, "device")? };
         let device = Device::open(Config::from_env(), name)?;
         let timeout = milliseconds(config.timeout_ms).unwrap_or(DEFAULT_TIMEOUT);
-        out.set(MESHES.insert(Object { device, rank, ranks, timeout, connecting: AtomicBool::new(false), mesh: OnceCell::new() }));
+        out.set(MESHES.insert(Object { mesh: Arc::new(Mesh::new(device, rank, ranks)?), timeout }));
         Ok(())
     })
 }
@@ -198,334 +100,121 @@ const MAX_RANKS: usize = 65536;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_mesh_connect(mesh: *mut railhead_mesh_t, store: *mut railhead_store_t) -> railhead_status_t {
     call(|| {
-        let object = MESHES.get(mesh)?;
+        let object = the(mesh)?;
         let store = found(store)?;
-        if object.connecting.swap(true, Ordering::Relaxed) {
-            return Err(Error::usage("the mesh is connected already, or another thread connects it").into());
-        }
-        let connected = Mesh::connect(&object.device, &*store, object.rank, object.ranks, object.timeout);
-        object.connecting.store(connected.is_ok(), Ordering::Relaxed);
-        Ok(object.mesh.set(connected?).map_err(|_| Error::internal("the mesh was connected twice"))?)
+        Ok(object.mesh.connect(&*store, object.timeout)?)
     })
 }
 
-/// Ends a handle, and the connections to the other ranks; what other threads do with it goes on. A rank that still waits for this one gets
-/// RAILHEAD_NETWORK.
+/// Makes another mesh of the same ranks on the same device, connected, without a store: what is done on it has nothing to do with `mesh`. Every rank calls
+/// it, one thread at a time.
+///
+/// RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost; `mesh` has failed then.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_mesh_close(mesh: *mut railhead_mesh_t) -> railhead_status_t {
-    call(|| {
-        drop(MESHES.remove(mesh)?);
+pub unsafe extern "C" fn railhead_mesh_fork(mesh: *mut railhead_mesh_t, forked: *mut *mut railhead_mesh_t) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a place for a handle.
+    call(|| unsafe {
+        let (out, object) = (Out::new(forked, "forked")?, the(mesh)?);
+        let mesh = Arc::new(object.mesh.fork(object.timeout)?);
+        out.set(MESHES.insert(Object { mesh, timeout: object.timeout }));
         Ok(())
     })
 }
 
-/// `count` elements at `out` become the reduction of those at `in` of all ranks, with the same bits on each. `in` and `out` may be the same; where they
-/// are not, `in` is not changed.
+/// Writes the address of this rank's end towards `peer`, for ranks that tell each other by means of their own: each hands its peer's to
+/// railhead_mesh_connect_pair. `*len`: the bytes at `address`; becomes those that the address has, at most RAILHEAD_MESH_ADDRESS. Whoever can read it can
+/// connect in the peer's place.
 ///
-/// Of this and all other collectives: every rank calls it, with the same counts and collective. The memory may be any of the process, and is the library's
-/// until the call returns. RAILHEAD_USAGE, before anything is sent: a number that is none of its kind, counts that do not fit together. After any other
-/// error the mesh has failed: RAILHEAD_NETWORK names the rank that is lost, RAILHEAD_TIMEOUT those that are waited for; RAILHEAD_USAGE: a rank gave another
-/// count.
+/// RAILHEAD_USAGE: a rank that is not another one, or is connected; too few bytes, and `*len` is what it takes then.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_allreduce(
+pub unsafe extern "C" fn railhead_mesh_address(
     mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    count: usize,
+    peer: i64,
+    address: *mut u8,
+    len: *mut usize,
 ) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, and for `count` elements in two places.
+    // SAFETY: the header asks the caller for so many bytes, and for their number.
     call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let (from, to) = (asked.input(r#in, count)?, asked.output(out, count)?);
-        asked.reduce(|mesh, reduction| {
-            if from.addr() != to.addr() {
-                // Both hold as many bytes, as the caller says; they may overlap.
-                mem::copy(from.addr() as *const u8, to.addr() as *mut u8, to.len());
-            }
-            mesh.allreduce(to, reduction, asked.options)
-        })
+        let (object, has) = (the(mesh)?, read(len, "len")?);
+        let bytes = object.mesh.address(object.rank("peer", peer)?)?;
+        Out::new(len, "len")?.set(bytes.len());
+        if has < bytes.len() {
+            return Err(Error::usage(format!("len: {has}; the address has {} bytes", bytes.len())).into());
+        }
+        Out::new(address, "address")?;
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len());
+        Ok(())
     })
 }
 
-/// `count` elements at `out` of the root become the reduction of those at `in` of all ranks. `out` of the others may be NULL. `in` and `out` may be the same
-/// on the root.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_reduce(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    count: usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, and for `count` elements in two places, of which other ranks need the first alone.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let (from, to) = (asked.input(r#in, count)?, asked.output(out, asked.at_root(count)?)?);
-        asked.reduce(|mesh, reduction| mesh.reduce(from, to, reduction, asked.root()?, asked.options))
-    })
-}
+/// Bytes of the longest address of a rank's end. The header has it from build.rs.
+pub const RAILHEAD_MESH_ADDRESS: usize = 16384;
+const _: () = assert!(MAX_ADDRESS <= RAILHEAD_MESH_ADDRESS);
 
-/// `counts[rank]` elements at `out` of each rank become its part of the reduction of all ranks' `in`, where the parts lie one behind the other.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_reduce_scatter(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    counts: *const usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, a count per rank, and as many elements in two places.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let lens = asked.lens(counts, "counts")?;
-        let (from, to) = (asked.bytes(r#in.cast_mut(), "in", total(&lens)?)?, asked.bytes(out, "out", asked.own(&lens))?);
-        asked.reduce(|mesh, reduction| mesh.reduce_scatter(from, to, &lens, reduction, asked.options))
-    })
-}
-
-/// `count` elements at `memory` become those of the root.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_broadcast(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    memory: *mut c_void,
-    count: usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, and for `count` elements.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let memory = asked.output(memory, count)?;
-        Ok(asked.mesh()?.broadcast(memory, asked.root()?, asked.options)?)
-    })
-}
-
-/// `out` becomes the `counts[rank]` elements at `in` of each rank, one behind the other. This rank's may lie in their place in `out` already.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_allgather(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    counts: *const usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, a count per rank, and as many elements in two places.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let lens = asked.lens(counts, "counts")?;
-        let (from, to) = (asked.bytes(r#in.cast_mut(), "in", asked.own(&lens))?, asked.bytes(out, "out", total(&lens)?)?);
-        Ok(asked.mesh()?.allgather(from, to, &lens, asked.options)?)
-    })
-}
-
-/// The elements at `in` are parts for each rank, one behind the other, of `send_counts[rank]` elements; `out` becomes the parts that each rank has for this
-/// one, of `recv_counts[rank]`. The two do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_alltoall(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    send_counts: *const usize,
-    recv_counts: *const usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, two counts per rank, and as many elements in two places.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let (out_lens, in_lens) = (asked.lens(send_counts, "send_counts")?, asked.lens(recv_counts, "recv_counts")?);
-        let (from, to) = (asked.bytes(r#in.cast_mut(), "in", total(&out_lens)?)?, asked.bytes(out, "out", total(&in_lens)?)?);
-        Ok(asked.mesh()?.alltoall(from, to, &out_lens, &in_lens, asked.options)?)
-    })
-}
-
-/// `out` of the root becomes the `counts[rank]` elements at `in` of each rank, one behind the other. `out` of the others may be NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_gather(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    counts: *const usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, a count per rank, and as many elements in two places.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let lens = asked.lens(counts, "counts")?;
-        let (from, to) = (asked.bytes(r#in.cast_mut(), "in", asked.own(&lens))?, asked.bytes(out, "out", asked.at_root(total(&lens)?)?)?);
-        Ok(asked.mesh()?.gather(from, to, &lens, asked.root()?, asked.options)?)
-    })
-}
-
-/// `counts[rank]` elements at `out` of each rank become its part of the root's `in`, where the parts lie one behind the other. `in` of the others may be
-/// NULL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_scatter(
-    mesh: *mut railhead_mesh_t,
-    collective: *const railhead_collective_t,
-    r#in: *const c_void,
-    out: *mut c_void,
-    counts: *const usize,
-) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective, a count per rank, and as many elements in two places.
-    call(|| unsafe {
-        let asked = Asked::new(mesh, collective)?;
-        let lens = asked.lens(counts, "counts")?;
-        let (from, to) = (asked.bytes(r#in.cast_mut(), "in", asked.at_root(total(&lens)?)?)?, asked.bytes(out, "out", asked.own(&lens))?);
-        Ok(asked.mesh()?.scatter(from, to, &lens, asked.root()?, asked.options)?)
-    })
-}
-
-/// Returns once all ranks have called it. `collective` may be NULL; its element type and reduction are not looked at.
+/// Connects this rank to `peer`, whose address towards this rank is given. It does not wait for the peer to do the same; both must have done so before either
+/// sends or receives.
 ///
-/// Errors: as railhead_allreduce.
+/// RAILHEAD_USAGE: a rank that is not another one, is connected, or was not given an address by railhead_mesh_address; RAILHEAD_NETWORK: an address that is
+/// none, or of another release.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn railhead_barrier(mesh: *mut railhead_mesh_t, collective: *const railhead_collective_t) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a collective or NULL.
+pub unsafe extern "C" fn railhead_mesh_connect_pair(
+    mesh: *mut railhead_mesh_t,
+    peer: i64,
+    address: *const u8,
+    len: usize,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for so many bytes.
     call(|| unsafe {
-        let object = MESHES.get(mesh)?;
-        let collective = if collective.is_null() { None } else { Some(given(collective)?) };
-        let options = object.options(collective.as_ref())?;
-        Ok(object.connected()?.barrier(options)?)
+        let object = the(mesh)?;
+        Ok(object.mesh.connect_pair(object.rank("peer", peer)?, slice(address, len, "address")?)?)
     })
+}
+
+/// Whether threads that wait for something on this mesh poll without end (`busy` not 0) instead of sleeping once nothing comes: less delay, at the cost of a
+/// core. May be called at any time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_mesh_set_sync(mesh: *mut railhead_mesh_t, busy: i32) -> railhead_status_t {
+    call(|| {
+        the(mesh)?.mesh.set_sync(busy != 0);
+        Ok(())
+    })
+}
+
+/// Ends a handle, and the connections to the other ranks: what other threads still do with it fails with RAILHEAD_USAGE. A rank that waits for this one gets
+/// RAILHEAD_NETWORK. Its buffers are closed by their own functions, before or after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_mesh_close(mesh: *mut railhead_mesh_t) -> railhead_status_t {
+    call(|| {
+        MESHES.remove(mesh)?.mesh.close();
+        Ok(())
+    })
+}
+
+/// What a handle names.
+pub fn the(mesh: *mut railhead_mesh_t) -> Result<Arc<Object>> {
+    MESHES.get(mesh)
 }
 
 impl Object {
-    fn connected(&self) -> Result<&Mesh> {
-        self.mesh.get().ok_or_else(|| Error::usage("the mesh is not connected; railhead_mesh_connect does that"))
+    /// A rank of the mesh.
+    pub fn rank(&self, what: &str, rank: i64) -> Result<usize> {
+        let found = usize::try_from(rank).ok().filter(|rank| *rank < self.mesh.size());
+        found.ok_or_else(|| Error::usage(format!("{what}: rank {rank}; expected 0 to {}", self.mesh.size() - 1)))
     }
 
-    fn options(&self, collective: Option<&railhead_collective_t>) -> Result<Options> {
-        let Some(collective) = collective else {
-            return Ok(Options { algorithm: Algorithm::Auto, tag: 0, timeout: self.timeout });
-        };
-        let algorithm = numbered("algorithm", collective.algorithm, &Algorithm::ALL)?;
-        let timeout = milliseconds(collective.timeout_ms).unwrap_or(self.timeout);
-        Ok(Options { algorithm, tag: collective.tag, timeout })
+    /// A time, or what the mesh was given.
+    pub fn time(&self, ms: i64) -> Duration {
+        milliseconds(ms).unwrap_or(self.timeout)
     }
 }
 
-/// What a collective was asked for.
-struct Asked {
-    object: Arc<Object>,
-    collective: railhead_collective_t,
-    element: DataType,
-    options: Options,
-}
-
-impl Asked {
-    /// # Safety
-    /// Unless NULL or misaligned, `collective` must be valid for reads.
-    unsafe fn new(mesh: *mut railhead_mesh_t, collective: *const railhead_collective_t) -> Result<Asked> {
-        let object = MESHES.get(mesh)?;
-        // SAFETY: the caller's promise.
-        let collective = unsafe { given(collective) }?;
-        let options = object.options(Some(&collective))?;
-        let element = numbered("dtype", collective.dtype, &DataType::ALL)?;
-        Ok(Asked { object, collective, element, options })
-    }
-
-    fn root(&self) -> Result<usize> {
-        let root = usize::try_from(self.collective.root).ok().filter(|root| *root < self.object.ranks);
-        root.ok_or_else(|| Error::usage(format!("root: {}; expected 0 to {}", self.collective.root, self.object.ranks - 1)))
-    }
-
-    fn mesh(&self) -> Result<&Mesh> {
-        self.object.connected()
-    }
-
-    /// Elements of the root, or none.
-    fn at_root(&self, count: usize) -> Result<usize> {
-        Ok(if self.object.rank == self.root()? { count } else { 0 })
-    }
-
-    /// This rank's bytes.
-    fn own(&self, lens: &[usize]) -> usize {
-        lens.get(self.object.rank).copied().unwrap_or(0)
-    }
-
-    /// A count per rank, as bytes.
-    ///
-    /// # Safety
-    /// Unless NULL or misaligned, `counts` must be valid for reads of a number per rank.
-    unsafe fn lens(&self, counts: *const usize, what: &'static str) -> Result<Vec<usize>> {
-        // SAFETY: the caller's promise.
-        let counts = unsafe { slice(counts, self.object.ranks, what) }?;
-        counts.iter().map(|count| sized_in_bytes(*count, self.element.size())).collect()
-    }
-
-    /// # Safety
-    /// Unless NULL, `memory` must be valid for reads of `count` elements until the call is over.
-    unsafe fn input(&self, memory: *const c_void, count: usize) -> Result<UserMemory> {
-        // SAFETY: the caller's promise; what is input is not written to.
-        unsafe { self.bytes(memory.cast_mut(), "in", sized_in_bytes(count, self.element.size())?) }
-    }
-
-    /// # Safety
-    /// Unless NULL, `memory` must be valid for writes of `count` elements until the call is over.
-    unsafe fn output(&self, memory: *mut c_void, count: usize) -> Result<UserMemory> {
-        // SAFETY: the caller's promise.
-        unsafe { self.bytes(memory, "out", sized_in_bytes(count, self.element.size())?) }
-    }
-
-    /// # Safety
-    /// Unless NULL, `memory` must be valid for what is done to so many bytes until the call is over.
-    unsafe fn bytes(&self, memory: *mut c_void, what: &'static str, bytes: usize) -> Result<UserMemory> {
-        if memory.is_null() && bytes > 0 {
-            return Err(Error::internal(format!("argument '{what}' is NULL")));
-        }
-        // SAFETY: the caller's promise.
-        Ok(unsafe { UserMemory::new(memory.cast(), bytes) })
-    }
-
-    /// Does what needs a reduction.
-    fn reduce(&self, run: impl FnOnce(&Mesh, Reduction<'_>) -> Result<()>) -> crate::store::Result<()> {
-        const CUSTOM: u32 = railhead_op_t::RAILHEAD_CUSTOM as u32;
-        let (size, user) = (self.element.size(), User(self.collective.user));
-        let mesh = self.mesh()?;
-        Ok(match (self.collective.op, self.collective.custom) {
-            (CUSTOM, Some(custom)) => {
-                let function = |into: &mut [u8], from: &[u8]| {
-                    let user = &user;
-                    // SAFETY: the caller gave the function for these arguments: as many elements in two places of ours.
-                    unsafe { custom(user.0, into.as_mut_ptr().cast(), from.as_ptr().cast(), into.len() / size) };
-                };
-                run(mesh, Reduction::Custom(size, &function))
-            }
-            (CUSTOM, None) => Err(Error::usage("op: RAILHEAD_CUSTOM, and custom is NULL")),
-            (op, _) => run(mesh, Reduction::Of(self.element, numbered("op", op, &Op::ALL)?)),
-        }?)
-    }
-}
-
-/// # Safety
-/// Unless NULL or misaligned, `collective` must be valid for reads of as many bytes as its first field says.
-unsafe fn given(collective: *const railhead_collective_t) -> Result<railhead_collective_t> {
-    // SAFETY: the caller's promise; all of it is read only if it is as long as ours.
-    unsafe {
-        sized("collective", read(collective.cast(), "collective")?, size_of::<railhead_collective_t>())?;
-        read(collective, "collective")
-    }
-}
-
-fn milliseconds(ms: i64) -> Option<Duration> {
+/// A time, if it is one.
+pub fn milliseconds(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis)
 }
 
-fn sized_in_bytes(count: usize, size: usize) -> Result<usize> {
-    let bytes = count.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
-    bytes.ok_or_else(|| Error::usage(format!("{count} elements of {size} bytes are more than memory has")))
-}
-
-fn total(lens: &[usize]) -> Result<usize> {
-    let total = lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len)).filter(|total| *total <= isize::MAX as usize);
-    total.ok_or_else(|| Error::usage("counts: more elements than memory has"))
-}
-
-fn numbered<T: Copy>(what: &str, number: u32, all: &[T]) -> Result<T> {
-    all.get(number as usize).copied().ok_or_else(|| Error::usage(format!("{what}: {number}; expected 0 to {}", all.len() - 1)))
-}
-
-fn sized(what: &str, given: usize, ours: usize) -> Result<()> {
+/// Errors: a structure of another version.
+pub fn sized(what: &str, given: usize, ours: usize) -> Result<()> {
     if given == ours {
         return Ok(());
     }

@@ -4,11 +4,14 @@
 //! * [`handle`], [`comm_table`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
-//! * [`version`], [`memory`], [`store`], [`watch`], [`rendezvous`], [`proxy`], [`connector`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
+//! * [`version`], [`memory`], [`store`], [`watch`], [`rendezvous`], [`proxy`], [`connector`], [`mesh`], [`buffer`],
+//!   [`collective`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
 //!   their handles name.
 //! * [`table`]: any plugin's table, ours included, as the proxy's network; [`proxies`]: the proxies of this process.
 
 pub mod boundary;
+pub mod buffer;
+pub mod collective;
 pub mod comm_table;
 pub mod connector;
 pub mod handle;

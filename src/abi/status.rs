@@ -34,6 +34,8 @@ pub enum railhead_status_t {
     RAILHEAD_QUEUE_EMPTY = 9,
     /// This kind of store has no such operation.
     RAILHEAD_UNSUPPORTED = 10,
+    /// The wait was aborted by another call; what was waited for is outstanding still.
+    RAILHEAD_ABORTED = 11,
 }
 
 use railhead_status_t::*;

@@ -229,11 +229,11 @@ impl Duplex {
         Some(slot.sequence(number))
     }
 
-    /// Closes a slot that stands open. The peer must have said that it writes there no more.
-    pub fn close_standing(&mut self, sequence: u64) {
+    /// Closes a slot. The peer must have said that it writes there no more.
+    pub fn close(&mut self, sequence: u64) {
         let number = (sequence % SLOTS as u64) as u8;
         let Some(slot) = self.ends.slots.get_mut(usize::from(number)) else { return };
-        if slot.sequence(number) == sequence && slot.state == SlotState::Standing {
+        if slot.sequence(number) == sequence && slot.state != SlotState::Free {
             slot.state = SlotState::Free;
             self.ends.free.push(number);
         }

@@ -1,19 +1,22 @@
-//! Makes a mesh of ranks that meet in a store. On the caller's thread.
+//! Connects the ranks of a mesh: by addresses that the caller carries, through a store in which all ranks meet, or over another mesh. On the caller's
+//! thread.
 //!
-//! Each rank stores, under its number, the addresses of its ends towards all others, in the order of their ranks and without itself, as Gloo does. It
-//! reads the others', and finds its own peers' ends in them. Nobody posts anything before all have connected: a NIC drops what comes earlier.
+//! In a store each rank stores, under its number, the addresses of its ends towards all others, in the order of their ranks and without itself, as Gloo
+//! does. It reads the others', and finds its own peers' ends in them. Nobody posts anything before all have connected: a NIC drops what comes earlier.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::stats::{self, CommKind};
-use crate::link::address::Address;
+use crate::link::address::{Address, MAX_ADDRESS};
 use crate::link::duplex::Unconnected;
 use crate::store::{self, Store};
 
+use super::coll::Options;
 use super::context::Mesh;
+use super::core::{Peer, named};
 use super::device::Device;
 use super::pair::Pair;
 
@@ -21,68 +24,169 @@ use super::pair::Pair;
 const PAUSE: Duration = Duration::from_micros(200);
 
 impl Mesh {
-    /// Connects to all other ranks of `size`. Every rank calls it, with a store in which they meet and whose keys nobody else uses: a prefix of one.
+    /// The address of this rank's end towards another, which that has to be told. It makes the end if there is none.
     ///
-    /// Errors: a rank or size that cannot be; ranks that did not come in time; ranks of another release, or on another fabric.
-    pub fn connect(device: &Arc<Device>, store: &dyn Store, rank: usize, size: usize, timeout: Duration) -> Result<Mesh> {
-        if rank >= size {
-            return Err(Error::usage(format!("rank {rank} of {size}; ranks are 0 to {}", size.saturating_sub(1))));
-        }
-        let deadline = clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
-        let left = || Duration::from_nanos(deadline.saturating_sub(clock::now()));
-        let config = &device.config;
-        let mut ends = Vec::with_capacity(size);
-        let mut value = Vec::new();
-        for peer in 0..size {
-            ends.push(match peer == rank {
-                true => None,
-                false => {
-                    let stats = stats::comm(CommKind::Pair, device.name());
-                    let mut end = Unconnected::new(&device.rails(&stats), device.fabric(), device.name(), config, stats, true)?;
-                    value.extend(end.address().encode());
-                    Some(end)
+    /// Errors: a rank that is not another, or is connected; no memory or queue pair left.
+    pub fn address(&self, peer: usize) -> Result<Vec<u8>> {
+        self.with(|core| {
+            let end = self.other(peer).and_then(|()| {
+                let end = core.peers.get_mut(peer).ok_or_else(|| Error::internal("a rank without a place"))?;
+                if matches!(end, Peer::Absent) {
+                    *end = Peer::Unconnected(Box::new(self.end()?));
                 }
-            });
+                Ok(end)
+            })?;
+            match end {
+                Peer::Unconnected(end) => Ok(end.address().encode()),
+                Peer::Lost(failure) => Err(failure.error()),
+                _ => Err(Error::usage(format!("rank {peer} is connected already"))),
+            }
+        })
+    }
+
+    /// Connects this rank's end to another's, with that one's address of its end towards this rank. Nothing must be asked of either before both ranks
+    /// have connected.
+    ///
+    /// Errors: as for [`Mesh::address`]; an address that is none, or of a rank on another fabric.
+    pub fn connect_pair(&self, peer: usize, address: &[u8]) -> Result<()> {
+        self.other(peer)?;
+        let wrong = |why: String| Error::remote(format!("rank {peer}: its address {why}"));
+        let (remote, len) = Address::decode(address).map_err(wrong)?;
+        if len != address.len() {
+            return Err(wrong(format!("has {} bytes more than it needs", address.len() - len)));
         }
-        store.set(&rank.to_string(), &value).map_err(in_store)?;
-        let mut pairs = Vec::with_capacity(size);
-        for (peer, end) in ends.into_iter().enumerate() {
-            pairs.push(match end {
-                None => None,
-                Some(end) => {
-                    let all = store.get(&peer.to_string(), left()).map_err(|error| missing(peer, error))?;
-                    // Its ends stand in the order of ranks, without its own.
-                    let remote = nth(&all, if rank < peer { rank } else { rank - 1 })
-                        .map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
-                    let what = format!("pair of rank {rank} on {} to rank {peer},", device.name());
-                    let link = end.connect(&remote, &what, config).map_err(|error| error.within(&format!("rank {peer}")))?;
-                    Some(Pair::new(link, peer))
+        self.with(|core| {
+            let place = core.peers.get_mut(peer).ok_or_else(|| Error::internal("a rank without a place"))?;
+            let end = match std::mem::replace(place, Peer::Absent) {
+                Peer::Unconnected(end) => *end,
+                Peer::Absent => return Err(Error::usage(format!("rank {peer} was not told this rank's address towards it"))),
+                Peer::Lost(failure) => return Err(failure.error()),
+                here @ Peer::Here(_) => {
+                    *place = here;
+                    return Err(Error::usage(format!("rank {peer} is connected already")));
                 }
-            });
+            };
+            let what = format!("pair of rank {} on {} to rank {peer},", self.rank(), self.device.name());
+            let link = end.connect(&remote, &what, &self.device.config).map_err(|error| named(peer, error))?;
+            *place = Peer::Here(Box::new(Pair::new(link, peer)));
+            Ok(())
+        })
+    }
+
+    /// Connects to all other ranks. Every rank calls it, with a store in which they meet and whose keys nobody else uses: a prefix of one. After an error
+    /// all ranks may try again, with another prefix.
+    ///
+    /// Errors: some ranks are connected already; ranks that did not come in time; ranks of another release, or on another fabric.
+    pub fn connect(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
+        if self.connecting.swap(true, Ordering::Relaxed) {
+            return Err(Error::usage("the mesh is connected already, or another thread connects it"));
         }
-        let mesh = Mesh::new(device.clone(), rank, pairs)?;
-        store.barrier("connecting", size as i64, left()).map_err(in_store)?;
-        while !mesh.poll_connected()? {
-            if left().is_zero() {
-                return Err(Error::timeout(format!("rank {rank}: not all ranks have connected in {:.1} s", timeout.as_secs_f64())));
+        let connected = self.connect_through(store, Deadline::new(timeout));
+        if connected.is_err() {
+            self.with(|core| core.peers.iter_mut().for_each(|peer| *peer = Peer::Absent));
+        }
+        self.connecting.store(connected.is_ok(), Ordering::Relaxed);
+        connected
+    }
+
+    fn connect_through(&self, store: &dyn Store, deadline: Deadline) -> Result<()> {
+        let others = || (0..self.size()).filter(|peer| *peer != self.rank());
+        let addresses = others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?;
+        store.set(&self.rank().to_string(), &addresses.concat()).map_err(in_store)?;
+        for peer in others() {
+            let all = store.get(&peer.to_string(), deadline.left()).map_err(|error| missing(peer, error))?;
+            // Its ends stand in the order of ranks, without its own.
+            let place = if self.rank() < peer { self.rank() } else { self.rank() - 1 };
+            let address = nth(&all, place).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
+            self.connect_pair(peer, address)?;
+        }
+        store.barrier("connecting", self.size() as i64, deadline.left()).map_err(in_store)?;
+        self.wait_connected(&deadline)
+    }
+
+    /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
+    /// time.
+    ///
+    /// Errors: as for [`Mesh::connect`], and a collective.
+    pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
+        let deadline = Deadline::new(timeout);
+        let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
+        mesh.connecting.store(true, Ordering::Relaxed);
+        // Each address, behind its length.
+        const PLACE: usize = 8 + MAX_ADDRESS;
+        let (out, back) = (self.scratch(self.size() * PLACE)?, self.scratch(self.size() * PLACE)?);
+        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
+            let address = mesh.address(peer)?;
+            out.view(peer * PLACE, 8)?.write(&address.len().to_le_bytes());
+            out.view(peer * PLACE + 8, address.len())?.write(&address);
+        }
+        self.swap(&out, &back, PLACE, Options::forking(deadline.left()))?;
+        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
+            let mut len = [0; 8];
+            back.view(peer * PLACE, 8)?.read(&mut len);
+            let mut address = vec![0; usize::from_le_bytes(len).min(MAX_ADDRESS)];
+            back.view(peer * PLACE + 8, address.len())?.read(&mut address);
+            mesh.connect_pair(peer, &address)?;
+        }
+        out.give_back();
+        back.give_back();
+        self.barrier(Options::forking(deadline.left()))?;
+        mesh.wait_connected(&deadline)?;
+        Ok(mesh)
+    }
+
+    fn wait_connected(&self, deadline: &Deadline) -> Result<()> {
+        while !self.with(|core| core.poll_connected())? {
+            if deadline.left().is_zero() {
+                let time = deadline.timeout.as_secs_f64();
+                return Err(Error::timeout(format!("rank {}: not all ranks have connected in {time:.1} s", self.rank())));
             }
             clock::sleep(PAUSE);
         }
-        Ok(mesh)
+        Ok(())
+    }
+
+    /// One end.
+    fn end(&self) -> Result<Unconnected> {
+        let device: &Device = &self.device;
+        let stats = stats::comm(CommKind::Pair, device.name());
+        Unconnected::new(&device.rails(&stats), device.fabric(), device.name(), &device.config, stats, true)
+    }
+
+    /// Errors: not another rank.
+    fn other(&self, peer: usize) -> Result<()> {
+        if peer < self.size() && peer != self.rank() {
+            return Ok(());
+        }
+        Err(Error::usage(format!("rank {peer}; expected 0 to {}, and not this rank, {}", self.size() - 1, self.rank())))
+    }
+}
+
+/// When everything has to be done.
+struct Deadline {
+    timeout: Duration,
+    at: u64,
+}
+
+impl Deadline {
+    fn new(timeout: Duration) -> Deadline {
+        Deadline { timeout, at: clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX)) }
+    }
+
+    fn left(&self) -> Duration {
+        Duration::from_nanos(self.at.saturating_sub(clock::now()))
     }
 }
 
 /// The address at this place of a list.
-fn nth(bytes: &[u8], place: usize) -> std::result::Result<Address, String> {
+fn nth(bytes: &[u8], place: usize) -> std::result::Result<&[u8], String> {
     let mut rest = bytes;
-    for at in 0.. {
-        let (address, len) = Address::decode(rest)?;
-        if at == place {
-            return Ok(address);
-        }
+    for _ in 0..place {
+        let (_, len) = Address::decode(rest)?;
         rest = rest.get(len..).unwrap_or_default();
     }
-    Err("is missing".into())
+    let (_, len) = Address::decode(rest)?;
+    rest.get(..len).ok_or_else(|| "is missing".into())
 }
 
 fn missing(peer: usize, error: store::Error) -> Error {

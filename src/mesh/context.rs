@@ -9,7 +9,7 @@
 use std::future::Future;
 use std::os::fd::RawFd;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -22,9 +22,11 @@ use crate::base::sync::lock;
 use crate::base::wakeup::Wakeup;
 use crate::link::Failure;
 
-use super::device::{Device, Registered};
-use super::ops::{OpId, OpState, Ops};
-use super::pair::{Pair, Part, Place};
+use super::background::Background;
+use super::core::{Core, Peer, named};
+use super::device::{Device, Part, Place, Registered};
+use super::ops::{Asked, OpId, Outcome, What};
+use super::protocol::Tag;
 
 /// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
 const YIELDS: u32 = 40;
@@ -39,126 +41,38 @@ pub struct Mesh {
     pub(super) device: Arc<Device>,
     rank: usize,
     size: usize,
-    core: Mutex<Core>,
+    pub(super) core: Mutex<Core>,
     /// The driver has moved something, or stops.
     moved: Condvar,
     /// Counts, under the lock, what may have finished an operation: who waits compares it with what it was before they looked at theirs.
     moves: AtomicU64,
     wakeup: Wakeup,
+    /// Who waits never sleeps.
+    busy: AtomicBool,
+    pub(super) connecting: AtomicBool,
+    background: Background,
     scratch: Mutex<Vec<Registered>>,
 }
 
-/// What is under the lock.
-struct Core {
-    /// By rank; none for this one, and for those that are not connected.
-    pairs: Vec<Option<Peer>>,
-    ops: Ops,
-    failed: Option<Failure>,
-    /// A thread drives the mesh, and whether it sleeps.
-    driven: bool,
-    asleep: bool,
-}
-
-/// A rank, or why it is lost.
-enum Peer {
-    Here(Box<Pair>),
-    Lost(Failure),
-}
-
-impl Core {
-    /// Polls all pairs; whether something has moved.
-    fn poll(&mut self) -> bool {
-        let Core { pairs, ops, failed, .. } = self;
-        let mut moved = false;
-        for (rank, place) in pairs.iter_mut().enumerate() {
-            let Some(Peer::Here(pair)) = place else { continue };
-            match pair.poll(ops) {
-                Ok(some) => moved |= some,
-                Err(error) => {
-                    moved = true;
-                    let failure = Failure::from_error(&named(rank, error));
-                    let waits = |state| matches!(state, OpState::Pending { rank: of, .. } if of == rank);
-                    if failed.is_none() && ops.pending().any(waits) {
-                        *failed = Some(failure.clone());
-                    }
-                    *place = Some(Peer::Lost(failure));
-                }
-            }
-        }
-        moved
-    }
-
-    /// Arms all pairs; whether one cannot be.
-    fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
-        let mut add = |fd| {
-            if !fds.contains(&fd) {
-                fds.push(fd);
-            }
-        };
-        let mut failed = false;
-        for peer in self.pairs.iter_mut().flatten() {
-            if let Peer::Here(pair) = peer {
-                failed |= pair.arm(&mut add).is_err();
-            }
-        }
-        failed
-    }
-
-    /// Whether they have to be polled again before anybody sleeps.
-    fn needs_repoll(&mut self) -> bool {
-        let again = |peer: &mut Peer| match peer {
-            Peer::Here(pair) => pair.needs_repoll(),
-            Peer::Lost(_) => false,
-        };
-        self.pairs.iter_mut().flatten().any(again)
-    }
-
-    fn check(&self) -> Result<()> {
-        self.failed.as_ref().map_or(Ok(()), |failure| Err(failure.error()))
-    }
-
-    fn pair(&mut self, rank: usize) -> Result<&mut Pair> {
-        let size = self.pairs.len();
-        match self.pairs.get_mut(rank) {
-            Some(Some(Peer::Here(pair))) => Ok(pair),
-            Some(Some(Peer::Lost(failure))) => Err(failure.error()),
-            Some(None) => Err(Error::usage(format!("rank {rank} is not connected, or is this rank"))),
-            None => Err(Error::usage(format!("there is no rank {rank}; there are 0 to {}", size.saturating_sub(1)))),
-        }
-    }
-
-    /// What a wait that is over waited for.
-    fn waits_for(&self) -> String {
-        let waits: Vec<String> = self
-            .ops
-            .pending()
-            .filter_map(|state| match state {
-                OpState::Pending { rank, receives, tag } => {
-                    let what = if receives { "a message from" } else { "a receive of" };
-                    Some(format!("{what} rank {rank} (tag {tag:#x})"))
-                }
-                OpState::Done { .. } => None,
-            })
-            .take(4)
-            .collect();
-        if waits.is_empty() { "nothing".into() } else { waits.join(", ") }
-    }
-}
-
 impl Mesh {
-    /// Of these pairs, by rank.
-    pub(super) fn new(device: Arc<Device>, rank: usize, pairs: Vec<Option<Pair>>) -> Result<Mesh> {
-        let size = pairs.len();
-        let pairs = pairs.into_iter().map(|pair| pair.map(|pair| Peer::Here(Box::new(pair)))).collect();
-        let core = Core { pairs, ops: Ops::default(), failed: None, driven: false, asleep: false };
+    /// This rank's end of a mesh of `size` ranks, none of which is connected yet.
+    ///
+    /// Errors: a rank that is not below the size; no descriptor left.
+    pub fn new(device: Arc<Device>, rank: usize, size: usize) -> Result<Mesh> {
+        if rank >= size {
+            return Err(Error::usage(format!("rank {rank} of {size}; ranks are 0 to {}", size.saturating_sub(1))));
+        }
         Ok(Mesh {
             device,
             rank,
             size,
-            core: Mutex::new(core),
+            core: Mutex::new(Core::new(rank, size)),
             moved: Condvar::new(),
             moves: AtomicU64::new(0),
             wakeup: Wakeup::new()?,
+            busy: AtomicBool::new(false),
+            connecting: AtomicBool::new(false),
+            background: Background::default(),
             scratch: Mutex::default(),
         })
     }
@@ -173,36 +87,54 @@ impl Mesh {
         self.size
     }
 
+    /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
+    pub fn set_sync(&self, busy: bool) {
+        self.busy.store(busy, Ordering::Relaxed);
+    }
+
     /// Sends to a rank, as soon as that receives with the same tag. The memory must stay registered until it is done.
     ///
     /// Errors: no such rank; one that is lost; a mesh that has failed.
     pub(super) fn send(&self, rank: usize, tag: u64, part: Part) -> Result<Operation<'_>> {
-        self.start(OpState::Pending { rank, receives: false, tag }, |core, id| {
-            core.pair(rank)?.send(id, tag, part).map_err(|error| named(rank, error))
-        })
+        let id = self.start_send(rank, Tag::Collective(tag), part)?;
+        Ok(Operation { mesh: self, id, over: false })
     }
 
     /// Receives from a rank what it sends with the same tag.
     ///
     /// Errors: as for [`Mesh::send`].
     pub(super) fn recv(&self, rank: usize, tag: u64, place: Place) -> Result<Operation<'_>> {
-        self.start(OpState::Pending { rank, receives: true, tag }, |core, id| {
+        let id = self.start_recv(rank, Tag::Collective(tag), place)?;
+        Ok(Operation { mesh: self, id, over: false })
+    }
+
+    /// The same, for whoever takes the operation's end himself.
+    pub(super) fn start_send(&self, rank: usize, tag: Tag, part: Part) -> Result<OpId> {
+        self.start(Asked { rank: Some(rank), receives: false, what: What::Tagged(tag) }, |core, id| {
+            core.pair(rank)?.send(id, tag, part).map_err(|error| named(rank, error))
+        })
+    }
+
+    /// The same.
+    pub(super) fn start_recv(&self, rank: usize, tag: Tag, place: Place) -> Result<OpId> {
+        self.start(Asked { rank: Some(rank), receives: true, what: What::Tagged(tag) }, |core, id| {
             core.pair(rank)?.recv(id, tag, place).map_err(|error| named(rank, error))
         })
     }
 
-    fn start(&self, state: OpState, post: impl FnOnce(&mut Core, OpId) -> Result<()>) -> Result<Operation<'_>> {
+    /// Notes an operation and has it posted.
+    pub(super) fn start(&self, asked: Asked, post: impl FnOnce(&mut Core, OpId) -> Result<()>) -> Result<OpId> {
+        self.with(|core| core.start(asked, post))
+    }
+
+    /// Does something with the pairs, of which whoever drives them has to know.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = lock(&self.core);
-        core.check()?;
-        let id = core.ops.insert(state);
-        if let Err(error) = post(&mut core, id) {
-            core.ops.forget(id);
-            return Err(error);
-        }
+        let result = f(&mut core);
         if core.asleep {
             self.wakeup.notify();
         }
-        Ok(Operation { mesh: self, id, over: false })
+        result
     }
 
     /// Memory of at least `len` bytes that peers may write to.
@@ -221,6 +153,7 @@ impl Mesh {
     ///
     /// Errors: the future's; a wait that took too long. The mesh has failed then.
     pub(super) fn block_on<T>(&self, what: &str, future: impl Future<Output = Result<T>>, timeout: Duration) -> Result<T> {
+        let _waiting = Waiting::new(self);
         let mut future = pin!(future);
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
@@ -269,19 +202,57 @@ impl Mesh {
     }
 
     /// Fails the mesh, unless it has failed.
-    fn poison(&self, error: &Error) {
-        let mut core = lock(&self.core);
-        if core.failed.is_none() {
+    pub(super) fn poison(&self, error: &Error) {
+        let first = self.with(|core| {
+            let first = core.failed.is_none();
+            core.failed.get_or_insert_with(|| Failure::from_error(error));
+            first
+        });
+        if first {
             log_warn!(log::NET, "mesh: {error}");
-            core.failed = Some(Failure::from_error(error));
-            self.moves.fetch_add(1, Ordering::Release);
-            self.moved.notify_all();
-            self.wakeup.notify();
+            self.wake();
         }
+    }
+
+    /// Has all that wait look again.
+    pub(super) fn wake(&self) {
+        let _core = lock(&self.core);
+        // Pairs with the Acquire in `block_on`.
+        self.moves.fetch_add(1, Ordering::Release);
+        self.moved.notify_all();
+        self.wakeup.notify();
+    }
+
+    /// Drives the mesh once while nobody waits for it, asleep until something comes or somebody does. False: there is nothing to do, or somebody who
+    /// does it.
+    pub(super) fn step_aside(&self) -> bool {
+        // Pairs with the Release in `drive`.
+        let seen = self.moves.load(Ordering::Acquire);
+        let alone = self.left_alone();
+        if alone {
+            self.drive_until(seen, u64::MAX, 1);
+        }
+        alone
+    }
+
+    /// Whether something is outstanding that nobody waits for.
+    pub(super) fn left_alone(&self) -> bool {
+        let core = lock(&self.core);
+        core.waiters == 0 && core.failed.is_none() && core.ops.any_pending() && !self.busy.load(Ordering::Relaxed)
+    }
+
+    /// What was just asked for goes on even if nobody waits for it.
+    pub(super) fn goes_on(self: &Arc<Self>) {
+        self.background.wake(self);
     }
 
     /// Waits until something has moved that had not when `moves` was `seen`, or until then.
     pub(super) fn step(&self, seen: u64, until: u64) {
+        self.drive_until(seen, until, YIELDS);
+    }
+
+    /// The same; the driver polls so often before it sleeps.
+    fn drive_until(&self, seen: u64, until: u64, polls: u32) {
         let left = || Duration::from_nanos(until.saturating_sub(clock::now())).min(LOOK);
         let mut core = lock(&self.core);
         if self.moves.load(Ordering::Relaxed) != seen || core.failed.is_some() {
@@ -294,14 +265,20 @@ impl Mesh {
         core.driven = true;
         drop(core);
         let _driving = Driving(self);
-        for _ in 0..YIELDS {
+        let mut rest = polls;
+        while rest > 0 {
             if self.drive(&mut lock(&self.core)) {
                 return;
             }
             // Whoever asks for something gets the lock meanwhile.
             std::thread::yield_now();
+            match self.busy.load(Ordering::Relaxed) {
+                true if clock::now() >= until => return,
+                true => {}
+                false => rest -= 1,
+            }
         }
-        let mut fds = Vec::new();
+        let mut fds: Vec<RawFd> = Vec::new();
         let mut core = lock(&self.core);
         let again = core.arm(&mut fds);
         if self.drive(&mut core) || again || core.needs_repoll() {
@@ -322,25 +299,42 @@ impl Mesh {
         moved
     }
 
-    /// Whether all pairs are connected.
-    ///
-    /// Errors: one cannot be.
-    pub(super) fn poll_connected(&self) -> Result<bool> {
-        let mut core = lock(&self.core);
-        let mut all = true;
-        for (rank, peer) in core.pairs.iter_mut().enumerate() {
-            match peer {
-                Some(Peer::Here(pair)) => all &= pair.poll_connected().map_err(|error| named(rank, error))?,
-                Some(Peer::Lost(failure)) => return Err(failure.error()),
-                None => {}
+    /// Ends it: all that is outstanding fails, and so does what is asked for later. Ranks that wait for this one learn that it has gone.
+    pub fn close(&self) {
+        self.with(|core| {
+            core.failed.get_or_insert_with(|| Failure::from_error(&Error::usage("this rank has closed the mesh")));
+            for peer in &mut core.peers {
+                if let Peer::Here(pair) = peer {
+                    pair.say_bye();
+                }
             }
-        }
-        Ok(all)
+        });
+        self.wake();
+        self.background.stop();
     }
 }
 
-fn named(rank: usize, error: Error) -> Error {
-    error.within(&format!("rank {rank}"))
+/// A thread that waits.
+struct Waiting<'a>(&'a Mesh);
+
+impl<'a> Waiting<'a> {
+    /// The thread in the background leaves the mesh to this one then.
+    fn new(mesh: &'a Mesh) -> Waiting<'a> {
+        mesh.with(|core| core.waiters += 1);
+        Waiting(mesh)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut core = lock(&self.0.core);
+        core.waiters -= 1;
+        let left = core.waiters == 0 && core.ops.any_pending();
+        drop(core);
+        if left {
+            self.0.background.wake_if_started();
+        }
+    }
 }
 
 /// The driver, until it is dropped.
@@ -390,7 +384,9 @@ impl Future for Operation<'_> {
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<u64>> {
         let mut core = lock(&self.mesh.core);
         let done = match core.ops.take(self.id) {
-            Some((_, len)) => Ok(len),
+            Some(Outcome::Done { len, .. }) => Ok(len),
+            Some(Outcome::Failed(failure)) => Err(failure.error()),
+            Some(Outcome::Cancelled) => Err(Error::internal("an operation was taken back that is waited for")),
             None => match core.check() {
                 Ok(()) => return Poll::Pending,
                 Err(error) => Err(error),
@@ -436,10 +432,6 @@ impl Borrowed<'_> {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        for peer in lock(&self.core).pairs.iter_mut().flatten() {
-            if let Peer::Here(pair) = peer {
-                pair.say_bye();
-            }
-        }
+        self.close();
     }
 }

@@ -10,10 +10,30 @@ use crate::fabric::{self, Access, Capabilities, Domain, MemoryRegion, PagesRegio
 use crate::link::limits::MAX_RAILS;
 use crate::link::queue_pairs::RailDevice;
 
-use super::pair::{Part, Place};
-
 /// Access of what ranks write to.
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+
+/// Part of registered memory, to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// First byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Its keys, rail by rail.
+    pub lkeys: [u32; MAX_RAILS],
+}
+
+/// The same, to be received into: what its sender is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// First byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Its keys, rail by rail.
+    pub rkeys: [u32; MAX_RAILS],
+}
 
 /// A device, opened. Meshes on one share its domain.
 pub struct Device {
@@ -160,7 +180,7 @@ impl Registered {
     }
 
     fn addr(&self, offset: usize, len: usize) -> Result<usize> {
-        if len == 0 && offset == 0 { Ok(0) } else { self.view(offset, len).map(|view| view.addr()) }
+        if len == 0 && offset <= self.len() { Ok(0) } else { self.view(offset, len).map(|view| view.addr()) }
     }
 
     /// The same, to be sent.

@@ -6,19 +6,29 @@
 //! Ranks trust each other: a peer can write into memory that it was told of until the operation is over.
 #![forbid(unsafe_code)]
 
+mod background;
+mod buffer;
 mod coll;
 mod connect;
 mod context;
+mod core;
 mod device;
+mod matching;
 mod ops;
+mod outstanding;
 mod pair;
 mod protocol;
 mod reduce;
+mod slots;
+mod unbound;
 
+pub use buffer::Buffer;
 pub use coll::{Algorithm, Options};
 pub use context::Mesh;
 pub use device::{Device, Registered};
+pub use outstanding::Waited;
 pub use reduce::{DataType, Op, Reduction};
+pub use unbound::UnboundBuffer;
 
 #[cfg(test)]
 mod tests;

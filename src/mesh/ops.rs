@@ -1,5 +1,9 @@
 //! What a mesh was asked to do and has not done: one entry for each send and each receive. Under the lock of the mesh.
 
+use crate::link::Failure;
+
+use super::protocol::Tag;
+
 /// Names an operation: an index and a generation, so that one that was forgotten is not taken for a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpId {
@@ -7,18 +11,48 @@ pub struct OpId {
     generation: u32,
 }
 
-/// How far an operation is.
+/// What an operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpState {
-    /// It waits for this rank.
-    Pending {
-        /// The peer.
-        rank: usize,
-        /// Whether it is a receive.
-        receives: bool,
-        /// Its tag.
-        tag: u64,
-    },
+pub struct Asked {
+    /// The peer; none of a receive from any of several, before one of them has it.
+    pub rank: Option<usize>,
+    /// Whether it is a receive.
+    pub receives: bool,
+    /// Of which messages.
+    pub what: What,
+}
+
+/// Which messages an operation is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Those with a tag.
+    Tagged(Tag),
+    /// Those for a slot of a buffer.
+    Slot(u64),
+}
+
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            What::Tagged(tag) => write!(f, "{tag}"),
+            What::Slot(slot) => write!(f, "slot {slot}"),
+        }
+    }
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let action = if self.receives { "a message from" } else { "a receive of" };
+        match self.rank {
+            Some(rank) => write!(f, "{action} rank {rank} ({})", self.what),
+            None => write!(f, "{action} one of several ranks ({})", self.what),
+        }
+    }
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
     /// It is done.
     Done {
         /// The peer.
@@ -26,58 +60,100 @@ pub enum OpState {
         /// Bytes.
         len: u64,
     },
+    /// It was taken back before anything came of it.
+    Cancelled,
+    /// It could not be done, which is no matter to others.
+    Failed(Failure),
+}
+
+#[derive(Debug)]
+enum State {
+    Pending(Asked),
+    Ended(Outcome),
 }
 
 /// The table.
 #[derive(Debug, Default)]
 pub struct Ops {
-    entries: Vec<(u32, Option<OpState>)>,
+    entries: Vec<(u32, Option<State>)>,
     free: Vec<u32>,
+    /// Those that have not ended.
+    pending: usize,
 }
 
 impl Ops {
     /// Notes one.
-    pub fn insert(&mut self, state: OpState) -> OpId {
+    pub fn insert(&mut self, asked: Asked) -> OpId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push((0, None));
             (self.entries.len() - 1) as u32
         });
         let generation = self.entries.get_mut(index as usize).map_or(0, |entry| {
-            entry.1 = Some(state);
+            entry.1 = Some(State::Pending(asked));
             entry.0
         });
+        self.pending += 1;
         OpId { index, generation }
     }
 
-    fn entry(&mut self, id: OpId) -> Option<&mut (u32, Option<OpState>)> {
-        self.entries.get_mut(id.index as usize).filter(|entry| entry.0 == id.generation)
+    fn entry(&mut self, id: OpId) -> Option<&mut Option<State>> {
+        self.entries.get_mut(id.index as usize).filter(|entry| entry.0 == id.generation).map(|entry| &mut entry.1)
     }
 
-    /// It is done. Nothing, if nobody waits for it any more.
-    pub fn complete(&mut self, id: OpId, rank: usize, len: u64) {
-        if let Some((_, state @ Some(_))) = self.entry(id) {
-            *state = Some(OpState::Done { rank, len });
+    /// What it is, unless it has ended.
+    pub fn asked(&mut self, id: OpId) -> Option<Asked> {
+        match self.entry(id) {
+            Some(Some(State::Pending(asked))) => Some(*asked),
+            _ => None,
         }
     }
 
-    /// Forgets one that is done, and says with which rank and how many bytes.
-    pub fn take(&mut self, id: OpId) -> Option<(usize, u64)> {
-        let &mut (_, Some(OpState::Done { rank, len })) = self.entry(id)? else { return None };
+    /// It has got its peer.
+    pub fn is_with(&mut self, id: OpId, rank: usize) {
+        if let Some(Some(State::Pending(asked))) = self.entry(id) {
+            asked.rank = Some(rank);
+        }
+    }
+
+    /// It has ended. Nothing, if nobody waits for it any more.
+    pub fn end(&mut self, id: OpId, outcome: Outcome) {
+        if let Some(state @ Some(State::Pending(_))) = self.entry(id) {
+            *state = Some(State::Ended(outcome));
+            self.pending -= 1;
+        }
+    }
+
+    /// Forgets one that has ended, and says how.
+    pub fn take(&mut self, id: OpId) -> Option<Outcome> {
+        let Some(State::Ended(outcome)) = self.entry(id)? else { return None };
+        let outcome = outcome.clone();
         self.forget(id);
-        Some((rank, len))
+        Some(outcome)
     }
 
     /// Forgets one.
     pub fn forget(&mut self, id: OpId) {
-        if let Some(entry) = self.entry(id).filter(|entry| entry.1.is_some()) {
-            *entry = (id.generation.wrapping_add(1), None);
+        let Some(entry) = self.entries.get_mut(id.index as usize).filter(|entry| entry.0 == id.generation) else { return };
+        if matches!(entry.1, Some(State::Pending(_))) {
+            self.pending -= 1;
+        }
+        if entry.1.take().is_some() {
+            entry.0 = id.generation.wrapping_add(1);
             self.free.push(id.index);
         }
     }
 
-    /// Those that are pending.
-    pub fn pending(&self) -> impl Iterator<Item = OpState> + '_ {
-        self.entries.iter().filter_map(|entry| entry.1).filter(|state| matches!(state, OpState::Pending { .. }))
+    /// Whether there are any that have not ended.
+    pub fn any_pending(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// Those that have not ended.
+    pub fn pending(&self) -> impl Iterator<Item = Asked> + '_ {
+        self.entries.iter().filter_map(|entry| match entry.1 {
+            Some(State::Pending(asked)) => Some(asked),
+            _ => None,
+        })
     }
 }
 
@@ -85,23 +161,41 @@ impl Ops {
 mod tests {
     use super::*;
 
-    const PENDING: OpState = OpState::Pending { rank: 1, receives: true, tag: 7 };
+    const ASKED: Asked = Asked { rank: Some(1), receives: true, what: What::Slot(7) };
+
+    fn done(outcome: Option<Outcome>) -> Option<(usize, u64)> {
+        match outcome {
+            Some(Outcome::Done { rank, len }) => Some((rank, len)),
+            _ => None,
+        }
+    }
 
     #[test]
     fn an_operation_is_taken_once_and_its_place_used_again() {
         let mut ops = Ops::default();
-        let (a, b) = (ops.insert(PENDING), ops.insert(PENDING));
-        assert_eq!((ops.take(a), ops.pending().count()), (None, 2));
-        ops.complete(a, 3, 9);
-        assert_eq!((ops.take(a), ops.take(a)), (Some((3, 9)), None));
-        let again = ops.insert(PENDING);
+        let (a, b) = (ops.insert(ASKED), ops.insert(ASKED));
+        assert_eq!((ops.take(a).is_none(), ops.pending().count()), (true, 2));
+        ops.end(a, Outcome::Done { rank: 3, len: 9 });
+        assert_eq!((done(ops.take(a)), done(ops.take(a))), (Some((3, 9)), None));
+        let again = ops.insert(ASKED);
         assert_eq!(again.index, a.index);
         // What comes late for the one before.
-        ops.complete(a, 4, 4);
+        ops.end(a, Outcome::Done { rank: 4, len: 4 });
         ops.forget(a);
-        assert_eq!((ops.take(again), ops.pending().count()), (None, 2));
+        assert_eq!((done(ops.take(again)), ops.pending().count()), (None, 2));
         ops.forget(again);
         ops.forget(b);
-        assert_eq!(ops.pending().count(), 0);
+        assert_eq!((ops.pending().count(), ops.any_pending()), (0, false));
+    }
+
+    #[test]
+    fn the_first_end_is_the_one_that_counts() {
+        let mut ops = Ops::default();
+        let id = ops.insert(ASKED);
+        ops.end(id, Outcome::Cancelled);
+        ops.end(id, Outcome::Done { rank: 1, len: 1 });
+        assert!(!ops.any_pending());
+        assert!(matches!(ops.take(id), Some(Outcome::Cancelled)));
+        assert!(!ops.any_pending());
     }
 }

@@ -1,7 +1,4 @@
 //! One rank as seen by another: a link both ways, and the sends and receives that wait for it. Under the lock of the mesh, on whichever thread drives it.
-//!
-//! A receive is announced to its sender; a send waits for an announcement with its tag. Both are matched in the order in which they were asked for,
-//! tag by tag.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -10,51 +7,66 @@ use crate::base::error::{Error, Result};
 use crate::base::stats::WaitCause;
 use crate::link::Failure;
 use crate::link::duplex::{Duplex, Event, Target};
-use crate::link::limits::{MAX_MESSAGE, MAX_RAILS, MAX_REQUESTS, SAY_SIZE, SLOTS};
+use crate::link::limits::{MAX_MESSAGE, MAX_REQUESTS, SAY_SIZE, SLOTS};
 
-use super::ops::{OpId, Ops};
-use super::protocol::{Announcement, Said};
+use super::device::{Part, Place};
+use super::matching::{Matching, Send};
+use super::ops::{OpId, Ops, Outcome};
+use super::protocol::{Said, Tag};
+use super::slots::{SlotSend, Slots};
 
-/// Part of registered memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Part {
-    /// First byte.
-    pub addr: usize,
-    /// Bytes.
-    pub len: usize,
-    /// Its keys, rail by rail.
-    pub lkeys: [u32; MAX_RAILS],
-}
-
-/// What a receive tells its sender of the memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// First byte.
-    pub addr: usize,
-    /// Bytes.
-    pub len: usize,
-    /// Its keys, rail by rail.
-    pub rkeys: [u32; MAX_RAILS],
-}
+/// Says that wait at most: more than a peer that keeps to the protocol can ask for.
+const MAX_SAYS: usize = 16 * SLOTS;
 
 /// A peer.
 pub struct Pair {
     link: Duplex,
     rank: usize,
-    /// Sends that no announcement has come for, or no room.
-    sends: VecDeque<(OpId, u64, Part)>,
-    /// Announcements that no send has come for.
-    targets: VecDeque<(u64, Target)>,
-    /// Receives that wait for a slot.
-    recvs: VecDeque<(OpId, u64, Place)>,
-    /// Announcements that wait for a place in the peer's ring.
-    says: VecDeque<[u8; SAY_SIZE]>,
-    /// By slot: which receive it is of, its tag and bytes.
-    open: Box<[Option<(OpId, u64, usize)>; SLOTS]>,
+    matching: Matching,
+    slots: Slots,
+    /// Receives that the peer was not told of.
+    recvs: VecDeque<Recv>,
+    /// What else it was not told.
+    says: VecDeque<Said>,
+    /// By slot of the link.
+    open: Box<[Option<Open>; SLOTS]>,
     /// By the index of a request: which send it is of, and its bytes.
     sent: Box<[Option<(OpId, usize)>; MAX_REQUESTS]>,
-    /// Sends and receives that are not done.
+    /// Operations that wait for this peer.
     outstanding: usize,
+}
+
+/// A receive, before the peer is told of it.
+#[derive(Debug, Clone, Copy)]
+enum Recv {
+    /// From this peer.
+    One { op: OpId, tag: Tag, place: Place },
+    /// From this peer, which has claimed the offer with this number.
+    Granted { op: OpId, number: u64, tag: Tag, place: Place },
+    /// From this peer or others.
+    Offered { number: u64, tag: Tag },
+    /// Into the slot of a buffer, at any time.
+    Slot { slot: u64, place: Place },
+}
+
+/// What a slot of the link is open for, with its sequence number.
+#[derive(Debug, Clone, Copy)]
+enum Open {
+    Once { sequence: u64, op: OpId, tag: Tag, len: usize, withdrawn: bool },
+    Slot { sequence: u64, slot: u64 },
+}
+
+impl Open {
+    fn sequence(&self) -> u64 {
+        match *self {
+            Open::Once { sequence, .. } | Open::Slot { sequence, .. } => sequence,
+        }
+    }
+}
+
+/// Whether two sequence numbers are the same, as far as they travel.
+fn same(a: u64, b: u64) -> bool {
+    (a ^ b) << 24 == 0
 }
 
 impl Pair {
@@ -63,8 +75,8 @@ impl Pair {
         Pair {
             link,
             rank,
-            sends: VecDeque::new(),
-            targets: VecDeque::with_capacity(SLOTS),
+            matching: Matching::default(),
+            slots: Slots::default(),
             recvs: VecDeque::new(),
             says: VecDeque::new(),
             open: Box::new([None; SLOTS]),
@@ -80,29 +92,150 @@ impl Pair {
 
     /// Sends, as soon as the peer receives.
     ///
-    /// Errors: more than a message may have; a peer that is gone.
-    pub fn send(&mut self, op: OpId, tag: u64, part: Part) -> Result<()> {
-        if part.len > MAX_MESSAGE {
-            return Err(Error::usage(format!("send: {} bytes; a message has at most {MAX_MESSAGE}", part.len)));
-        }
+    /// Errors: more than a message may have; a receive of another size; a peer that is gone.
+    pub fn send(&mut self, op: OpId, tag: Tag, part: Part) -> Result<()> {
+        fits(part.len)?;
         self.outstanding += 1;
-        self.sends.push_back((op, tag, part));
-        self.post_sends()
+        if let Err(error) = self.matching.send(Send { op, tag, part }) {
+            // For the next poll: whatever waits for this peer has to hear of it.
+            self.link.fail(Failure::from_error(&error));
+        }
+        self.tell()?;
+        self.post()
     }
 
     /// Receives.
     ///
-    /// Errors: a peer that is gone.
-    pub fn recv(&mut self, op: OpId, tag: u64, place: Place) -> Result<()> {
+    /// Errors: more than a message may have; a peer that is gone.
+    pub fn recv(&mut self, op: OpId, tag: Tag, place: Place) -> Result<()> {
+        fits(place.len)?;
         self.outstanding += 1;
-        self.recvs.push_back((op, tag, place));
-        self.announce()
+        self.tell_of(Recv::One { op, tag, place })
     }
 
-    /// Moves everything along; whether something has moved.
+    /// Offers a receive which others may get.
     ///
-    /// Errors: a peer that is gone or misbehaves; a send that its receive has no room for.
-    pub fn poll(&mut self, ops: &mut Ops) -> Result<bool> {
+    /// Errors: a peer that is gone.
+    pub fn offer(&mut self, number: u64, tag: Tag) -> Result<()> {
+        self.tell_of(Recv::Offered { number, tag })
+    }
+
+    /// Receives the message that has claimed an offer.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn grant(&mut self, op: OpId, number: u64, tag: Tag, place: Place) -> Result<()> {
+        self.outstanding += 1;
+        self.tell_of(Recv::Granted { op, number, tag, place })
+    }
+
+    /// Takes an offer back.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn withdraw_offer(&mut self, number: u64) -> Result<()> {
+        let untold = |recv: &Recv| matches!(recv, Recv::Offered { number: other, .. } if *other == number);
+        if let Some(at) = self.recvs.iter().position(untold) {
+            self.recvs.remove(at);
+            return Ok(());
+        }
+        self.say(Said::WithdrawnOffer(number))
+    }
+
+    /// Takes an operation back, if nothing has come of it: it ends then, at once or once the peer has answered. A send that a peer has in mind is to
+    /// be asked for again.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn cancel(&mut self, op: OpId, ops: &mut Ops) -> Result<()> {
+        let untold = |recv: &Recv| matches!(recv, Recv::One { op: of, .. } | Recv::Granted { op: of, .. } if *of == op);
+        if let Some(recv) = self.recvs.iter().position(untold).and_then(|at| self.recvs.remove(at)) {
+            self.ends(op, Outcome::Cancelled, ops);
+            return match recv {
+                Recv::Granted { number, .. } => self.say(Said::WithdrawnOffer(number)),
+                _ => Ok(()),
+            };
+        }
+        if self.matching.cancel(op) || self.slots.cancel(op) {
+            self.ends(op, Outcome::Cancelled, ops);
+            return Ok(());
+        }
+        for open in self.open.iter_mut().flatten() {
+            if let Open::Once { sequence, op: of, withdrawn, .. } = open
+                && *of == op
+                && !std::mem::replace(withdrawn, true)
+            {
+                let sequence = *sequence;
+                return self.say(Said::Withdraw(sequence));
+            }
+        }
+        Ok(())
+    }
+
+    /// A buffer sends to this slot from now on.
+    ///
+    /// Errors: another does.
+    pub fn take_outgoing(&mut self, slot: u64) -> Result<()> {
+        self.slots.take_outgoing(slot)
+    }
+
+    /// It does so no more.
+    pub fn give_outgoing(&mut self, slot: u64, ops: &mut Ops) {
+        self.outstanding -= self.slots.give_outgoing(slot, ops);
+    }
+
+    /// A buffer receives into this slot from now on.
+    ///
+    /// Errors: another does; a peer that is gone.
+    pub fn take_incoming(&mut self, slot: u64, place: Place) -> Result<()> {
+        self.slots.take_incoming(slot)?;
+        self.tell_of(Recv::Slot { slot, place })
+    }
+
+    /// It does so no more, once `op` has ended.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn close_incoming(&mut self, op: OpId, slot: u64, ops: &mut Ops) -> Result<()> {
+        self.outstanding += 1;
+        let untold = |recv: &Recv| matches!(recv, Recv::Slot { slot: of, .. } if *of == slot);
+        if let Some(at) = self.recvs.iter().position(untold) {
+            self.recvs.remove(at);
+            self.slots.give_incoming(slot);
+            self.ends(op, Outcome::Cancelled, ops);
+            return Ok(());
+        }
+        self.slots.closing_incoming(slot, op);
+        let told = |open: &&Open| matches!(open, Open::Slot { slot: of, .. } if *of == slot);
+        match self.open.iter().flatten().find(told).map(Open::sequence) {
+            Some(sequence) => self.say(Said::Withdraw(sequence)),
+            None => Err(Error::internal(format!("slot {slot} is closed already"))),
+        }
+    }
+
+    /// Sends to a slot, as soon as the peer has it open.
+    ///
+    /// Errors: more than a message may have; a peer that is gone.
+    pub fn send_slot(&mut self, slot: u64, send: SlotSend, ops: &mut Ops) -> Result<()> {
+        fits(send.part.len)?;
+        self.outstanding += 1;
+        self.slots.send(slot, send);
+        self.post_slots(ops)
+    }
+
+    /// Waits for a message into a slot.
+    pub fn recv_slot(&mut self, slot: u64, op: OpId, ops: &mut Ops) {
+        self.outstanding += 1;
+        if self.slots.recv(slot, op) {
+            self.ends(op, Outcome::Done { rank: self.rank, len: 0 }, ops);
+        }
+    }
+
+    fn ends(&mut self, op: OpId, outcome: Outcome, ops: &mut Ops) {
+        self.outstanding -= 1;
+        ops.end(op, outcome);
+    }
+
+    /// Moves everything along; whether something has moved. `claims` get the numbers of the offers that the peer has claimed.
+    ///
+    /// Errors: a peer that is gone or misbehaves; a message and a receive of different sizes.
+    pub fn poll(&mut self, ops: &mut Ops, claims: &mut Vec<u64>) -> Result<bool> {
         if self.outstanding == 0 {
             self.link.nobody_waits();
         }
@@ -113,24 +246,14 @@ impl Pair {
                 Event::Sent(id) => {
                     let place = self.sent.get_mut((id.0 & 0xff) as usize);
                     if let Some((op, len)) = place.and_then(Option::take) {
-                        self.outstanding -= 1;
-                        ops.complete(op, self.rank, len as u64);
+                        self.ends(op, Outcome::Done { rank: self.rank, len: len as u64 }, ops);
                     }
                 }
-                Event::Received { sequence, value } => {
-                    let place = self.open.get_mut((sequence % SLOTS as u64) as usize);
-                    if let Some((op, tag, len)) = place.and_then(Option::take) {
-                        if value != len as u64 {
-                            return Err(Error::usage(format!("it sent {value} bytes, tag {tag:#x}: this rank receives {len}")));
-                        }
-                        self.outstanding -= 1;
-                        ops.complete(op, self.rank, value);
-                    }
-                }
+                Event::Received { sequence, value } => self.received(sequence, value, ops)?,
                 Event::Said(bytes) => match Said::decode(&bytes) {
                     Ok(Said::Bye) => gone = true,
-                    Ok(_) if self.targets.len() >= SLOTS => self.misbehaves("more receives than it has slots"),
-                    Ok(Said::Announcement(Announcement { tag, target })) => self.targets.push_back((tag, target)),
+                    Ok(Said::Claimed(number)) => claims.push(number),
+                    Ok(said) => self.heard(said, ops)?,
                     Err(what) => self.misbehaves(&what),
                 },
             }
@@ -139,10 +262,66 @@ impl Pair {
             return Err(Error::remote("it has closed its mesh"));
         }
         if moved {
-            self.announce()?;
-            self.post_sends()?;
+            self.tell()?;
+            self.post()?;
+            self.post_slots(ops)?;
         }
         self.link.check().map(|()| moved)
+    }
+
+    fn received(&mut self, sequence: u64, value: u64, ops: &mut Ops) -> Result<()> {
+        let place = self.open.get_mut((sequence % SLOTS as u64) as usize);
+        match place {
+            Some(&mut Some(Open::Slot { slot, .. })) => {
+                if let Some(op) = self.slots.arrived(slot) {
+                    self.ends(op, Outcome::Done { rank: self.rank, len: 0 }, ops);
+                }
+            }
+            Some(once @ Some(_)) => {
+                if let Some(Open::Once { op, tag, len, .. }) = once.take() {
+                    if value != len as u64 {
+                        return Err(Error::usage(format!("it sent {value} bytes, {tag}: this rank receives {len}")));
+                    }
+                    self.ends(op, Outcome::Done { rank: self.rank, len: value }, ops);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, said: Said, ops: &mut Ops) -> Result<()> {
+        match said {
+            Said::Announced(tag, target) => self.matching.announced(tag, target)?,
+            Said::Offered(number, tag) => self.matching.offered(number, tag)?,
+            Said::Granted(number, target) => self.matching.granted(number, target)?,
+            Said::WithdrawnOffer(number) => self.matching.withdrawn_offer(number)?,
+            Said::Opened(slot, target) if self.slots.opened(slot, target) => {}
+            Said::Withdraw(sequence) => {
+                if self.matching.withdraw(sequence) || self.slots.withdraw(sequence) {
+                    self.says.push_back(Said::Withdrawn(sequence));
+                }
+            }
+            Said::Withdrawn(sequence) => {
+                let place = self.open.get_mut((sequence % SLOTS as u64) as usize);
+                let Some(open) = place.and_then(|place| place.take_if(|open| same(open.sequence(), sequence))) else {
+                    self.misbehaves("an answer to nothing");
+                    return Ok(());
+                };
+                self.link.close(open.sequence());
+                match open {
+                    Open::Once { op, .. } => self.ends(op, Outcome::Cancelled, ops),
+                    Open::Slot { slot, .. } => {
+                        if let Some(op) = self.slots.give_incoming(slot) {
+                            self.ends(op, Outcome::Cancelled, ops);
+                        }
+                    }
+                }
+            }
+            Said::Opened(..) => self.misbehaves("a slot twice"),
+            Said::Claimed(_) | Said::Bye => {}
+        }
+        Ok(())
     }
 
     #[cold]
@@ -167,46 +346,96 @@ impl Pair {
         self.link.needs_repoll()
     }
 
-    /// Announces the receives for which there are slots.
-    fn announce(&mut self) -> Result<()> {
-        while let Some(&(op, tag, place)) = self.recvs.front() {
-            let Some(sequence) = self.link.open(place.len as u64) else { break };
+    fn tell_of(&mut self, recv: Recv) -> Result<()> {
+        self.recvs.push_back(recv);
+        self.tell()
+    }
+
+    fn say(&mut self, said: Said) -> Result<()> {
+        self.says.push_back(said);
+        self.tell()
+    }
+
+    /// Tells the peer what it was not told, in order, as far as there are slots and room.
+    fn tell(&mut self) -> Result<()> {
+        let mut bytes = [0; SAY_SIZE];
+        loop {
+            while let Some(number) = self.matching.next_claim() {
+                self.says.push_back(Said::Claimed(number));
+            }
+            while let Some(said) = self.says.front() {
+                bytes.copy_from_slice(&said.encode());
+                if !self.link.say(&bytes)? {
+                    if self.says.len() > MAX_SAYS {
+                        self.misbehaves("more than it reads answers to");
+                    }
+                    return Ok(());
+                }
+                self.says.pop_front();
+            }
+            let Some(recv) = self.recvs.front().copied() else { return Ok(()) };
+            let Some(said) = self.open(recv) else { return Ok(()) };
             self.recvs.pop_front();
-            if let Some(open) = self.open.get_mut((sequence % SLOTS as u64) as usize) {
-                *open = Some((op, tag, place.len));
-            }
-            let target = Target { sequence, addr: place.addr as u64, len: place.len as u64, rkeys: place.rkeys };
-            self.says.push_back(Said::Announcement(Announcement { tag, target }).encode());
+            self.says.push_back(said);
         }
-        while let Some(bytes) = self.says.front() {
-            if !self.link.say(bytes)? {
-                break;
+    }
+
+    /// Opens a slot for a receive: what is to be said of it. `None`: all are open.
+    fn open(&mut self, recv: Recv) -> Option<Said> {
+        let (sequence, place, open) = match recv {
+            Recv::Offered { number, tag } => return Some(Said::Offered(number, tag)),
+            Recv::One { op, tag, place } | Recv::Granted { op, tag, place, .. } => {
+                let sequence = self.link.open(place.len as u64)?;
+                (sequence, place, Open::Once { sequence, op, tag, len: place.len, withdrawn: false })
             }
-            self.says.pop_front();
+            Recv::Slot { slot, place } => {
+                let sequence = self.link.open_standing()?;
+                (sequence, place, Open::Slot { sequence, slot })
+            }
+        };
+        if let Some(entry) = self.open.get_mut((sequence % SLOTS as u64) as usize) {
+            *entry = Some(open);
+        }
+        let target = Target { sequence, addr: place.addr as u64, len: place.len as u64, rkeys: place.rkeys };
+        Some(match recv {
+            Recv::Granted { number, .. } => Said::Granted(number, target),
+            Recv::Slot { slot, .. } => Said::Opened(slot, target),
+            Recv::One { tag, .. } | Recv::Offered { tag, .. } => Said::Announced(tag, target),
+        })
+    }
+
+    /// Posts the messages that are matched, as far as there is room.
+    fn post(&mut self) -> Result<()> {
+        while let Some((send, target)) = self.matching.next() {
+            let Part { addr, len, lkeys } = send.part;
+            let Some(id) = self.link.write(&target, addr, len, &lkeys)? else { break };
+            self.matching.posted();
+            if let Some(place) = self.sent.get_mut((id.0 & 0xff) as usize) {
+                *place = Some((send.op, len));
+            }
         }
         Ok(())
     }
 
-    /// Posts the sends for which there are announcements and room.
-    fn post_sends(&mut self) -> Result<()> {
-        let mut at = 0;
-        while let Some(&(op, tag, part)) = self.sends.get(at) {
-            // Of one tag, the first is matched first: one that found nothing leaves nothing for those behind it.
-            let Some(found) = self.targets.iter().position(|(of, _)| *of == tag) else {
-                at += 1;
-                continue;
-            };
-            let Some(&(_, target)) = self.targets.get(found) else { break };
-            if part.len as u64 != target.len {
-                return Err(Error::usage(format!("it receives {} bytes, tag {tag:#x}: this rank sends {}", target.len, part.len)));
+    /// Posts what goes to slots, as far as there is room.
+    fn post_slots(&mut self, ops: &mut Ops) -> Result<()> {
+        let Pair { link, slots, sent, .. } = self;
+        let failed = slots.post(ops, |target, send| {
+            let Part { addr, len, lkeys } = send.part;
+            let Some(id) = link.notify(target, send.offset, 0, addr, len, &lkeys)? else { return Ok(false) };
+            if let Some(place) = sent.get_mut((id.0 & 0xff) as usize) {
+                *place = Some((send.op, len));
             }
-            let Some(id) = self.link.write(&target, part.addr, part.len, &part.lkeys)? else { break };
-            self.targets.remove(found);
-            self.sends.remove(at);
-            if let Some(place) = self.sent.get_mut((id.0 & 0xff) as usize) {
-                *place = Some((op, part.len));
-            }
-        }
+            Ok(true)
+        })?;
+        self.outstanding -= failed;
         Ok(())
     }
+}
+
+fn fits(len: usize) -> Result<()> {
+    if len <= MAX_MESSAGE {
+        return Ok(());
+    }
+    Err(Error::usage(format!("{len} bytes; a message has at most {MAX_MESSAGE}")))
 }

@@ -1,66 +1,110 @@
-//! What ranks say to each other besides their messages: that memory waits for one, and that they go. Plain bytes, made and read by [`super::pair`].
+//! What ranks say to each other besides their messages. Plain bytes, made and read by [`super::pair`].
+//!
+//! A receive from one rank is *announced* to it: a message with this tag may be written here. A receive from any of several is *offered* to all of them;
+//! who has a message for it *claims* it, and waits; the first is *granted* it, with the place to write to, and from the others it is *withdrawn*. So is a
+//! receive that is given up: an announcement that a message was not written for already is answered, after which nothing is written.
 
 use crate::link::duplex::Target;
 use crate::link::limits::{MAX_RAILS, SAY_SIZE};
 
-/// A receive waits.
-const RECV: u8 = 1;
-/// The rank closes its mesh.
-const BYE: u8 = 2;
+/// Of which message, between two ranks: the first sent with a tag is the first received with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tag {
+    /// A collective's own.
+    Collective(u64),
+    /// A user's.
+    User(u64),
+}
+
+impl Tag {
+    fn number(self) -> (u64, u64) {
+        match self {
+            Tag::Collective(number) => (0, number),
+            Tag::User(number) => (1, number),
+        }
+    }
+}
+
+impl std::fmt::Display for Tag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tag {:#x}", self.number().1)
+    }
+}
 
 /// What a rank says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
-    /// A receive waits.
-    Announcement(Announcement),
-    /// It closes its mesh: it sends nothing, and receives nothing, any more.
+    /// A message with this tag may be written here.
+    Announced(Tag, Target),
+    /// The message that claimed this offer may be written here.
+    Granted(u64, Target),
+    /// Messages for this slot of a buffer may be written here, until it is withdrawn.
+    Opened(u64, Target),
+    /// A receive with this tag, which somebody else may get, is offered under this number.
+    Offered(u64, Tag),
+    /// There is a message for this offer.
+    Claimed(u64),
+    /// Of this offer nothing will come.
+    WithdrawnOffer(u64),
+    /// Is a message written there? If not, none may be any more: the sequence number of a slot.
+    Withdraw(u64),
+    /// None is, nor will be.
+    Withdrawn(u64),
+    /// The rank closes its mesh: it sends nothing, and receives nothing, any more.
     Bye,
-}
-
-/// "A message with this tag may be written here": `{u8 kind, u8 0, u16 slot, u32 use, u64 tag, u64 addr, u64 len, u32 rkeys[8]}`, little endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Announcement {
-    /// Of the messages that it is for.
-    pub tag: u64,
-    /// Where they go.
-    pub target: Target,
 }
 
 const _: () = assert!(SAY_SIZE == 32 + 4 * MAX_RAILS);
 
-impl Announcement {
-    /// The bytes. Of the slot's use the low 32 bits travel, which is what an epoch has of it, and more.
-    fn encode(&self) -> [u8; SAY_SIZE] {
-        let Target { sequence, addr, len, rkeys } = self.target;
-        let head = u64::from(RECV) | (sequence & 0xff) << 16 | (sequence >> 8) << 32;
-        let words = [head, self.tag, addr, len].into_iter().flat_map(u64::to_le_bytes);
-        let mut bytes = words.chain(rkeys.into_iter().flat_map(u32::to_le_bytes));
-        std::array::from_fn(|_| bytes.next().unwrap_or(0))
-    }
-}
+/// Slots that a target may name: the last one is the link's own.
+const TARGETS: u64 = 255;
 
 impl Said {
-    /// The bytes.
+    /// `{u8 kind, u8 tag's kind, u16 slot, u32 use of the slot, u64 tag or number, u64 addr, u64 len, u32 rkeys[8]}`, little endian; what a kind has
+    /// not is zero. Of a slot's use the low 32 bits travel, which is what an epoch has of it, and more.
     pub fn encode(&self) -> [u8; SAY_SIZE] {
-        match self {
-            Said::Announcement(announcement) => announcement.encode(),
-            Said::Bye => std::array::from_fn(|i| if i == 0 { BYE } else { 0 }),
-        }
+        let none = Target { sequence: 0, addr: 0, len: 0, rkeys: [0; MAX_RAILS] };
+        let (kind, tag_kind, number, target) = match *self {
+            Said::Announced(tag, target) => (1, tag.number().0, tag.number().1, target),
+            Said::Bye => (2, 0, 0, none),
+            Said::Granted(number, target) => (3, 0, number, target),
+            Said::Opened(number, target) => (4, 0, number, target),
+            Said::Offered(number, tag) => (5, tag.number().0, tag.number().1, Target { addr: number, ..none }),
+            Said::Claimed(number) => (6, 0, number, none),
+            Said::WithdrawnOffer(number) => (7, 0, number, none),
+            Said::Withdraw(sequence) => (8, 0, 0, Target { sequence, ..none }),
+            Said::Withdrawn(sequence) => (9, 0, 0, Target { sequence, ..none }),
+        };
+        let head = kind | tag_kind << 8 | (target.sequence & 0xff) << 16 | (target.sequence >> 8) << 32;
+        let words = [head, number, target.addr, target.len].into_iter().flat_map(u64::to_le_bytes);
+        let mut bytes = words.chain(target.rkeys.into_iter().flat_map(u32::to_le_bytes));
+        std::array::from_fn(|_| bytes.next().unwrap_or(0))
     }
 
     /// Errors: what is wrong, in words that follow "the peer sent".
     pub fn decode(bytes: &[u8; SAY_SIZE]) -> Result<Said, String> {
         let word = |i: usize| bytes.get(8 * i..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
         let key = |i: usize| bytes.get(32 + 4 * i..).and_then(|rest| rest.first_chunk()).map_or(0, |key| u32::from_le_bytes(*key));
-        let head = word(0);
-        if *bytes == Said::Bye.encode() {
-            return Ok(Said::Bye);
+        let (head, number) = (word(0), word(1));
+        let sequence = head >> 32 << 8 | head >> 16 & 0xff;
+        let target = Target { sequence, addr: word(2), len: word(3), rkeys: std::array::from_fn(key) };
+        let tag = if head >> 8 & 0xff == 0 { Tag::Collective(number) } else { Tag::User(number) };
+        let said = match head as u8 {
+            1 => Said::Announced(tag, target),
+            2 => Said::Bye,
+            3 => Said::Granted(number, target),
+            4 => Said::Opened(number, target),
+            5 => Said::Offered(word(2), tag),
+            6 => Said::Claimed(number),
+            7 => Said::WithdrawnOffer(number),
+            8 => Said::Withdraw(sequence),
+            9 => Said::Withdrawn(sequence),
+            _ => return Err(format!("a control message that begins with {head:#x}")),
+        };
+        if said.encode() != *bytes || sequence % 256 >= TARGETS {
+            return Err(format!("a control message of kind {}, with something in it that does not belong there", head as u8));
         }
-        if head as u8 != RECV || head >> 8 & 0xff != 0 || head >> 16 & 0xffff >= 255 {
-            return Err(format!("a control message that begins with {head:#x}"));
-        }
-        let target = Target { sequence: head >> 32 << 8 | head >> 16 & 0xff, addr: word(2), len: word(3), rkeys: std::array::from_fn(key) };
-        Ok(Said::Announcement(Announcement { tag: word(1), target }))
+        Ok(said)
     }
 }
 
@@ -69,32 +113,41 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn any_said() -> impl Strategy<Value = Said> {
+        let target = (any::<u32>(), 0u64..255, any::<u64>(), any::<u64>(), any::<[u32; MAX_RAILS]>())
+            .prop_map(|(uses, slot, addr, len, rkeys)| Target { sequence: u64::from(uses) << 8 | slot, addr, len, rkeys });
+        (0..9, any::<bool>(), any::<u64>(), any::<u64>(), target).prop_map(|(kind, user, number, more, target)| {
+            let tag = if user { Tag::User(number) } else { Tag::Collective(number) };
+            match kind {
+                0 => Said::Announced(tag, target),
+                1 => Said::Bye,
+                2 => Said::Granted(number, target),
+                3 => Said::Opened(number, target),
+                4 => Said::Offered(more, tag),
+                5 => Said::Claimed(number),
+                6 => Said::WithdrawnOffer(number),
+                7 => Said::Withdraw(target.sequence),
+                _ => Said::Withdrawn(target.sequence),
+            }
+        })
+    }
+
     proptest! {
         #[test]
-        fn announcements_round_trip(tag: u64, addr: u64, len: u64, uses: u32, slot in 0u64..255, rkeys: [u32; MAX_RAILS]) {
-            let it = Announcement { tag, target: Target { sequence: u64::from(uses) << 8 | slot, addr, len, rkeys } };
-            let it = Said::Announcement(it);
-            prop_assert_eq!(Said::decode(&it.encode()), Ok(it));
+        fn what_is_said_is_what_is_heard(said in any_said()) {
+            prop_assert_eq!(Said::decode(&said.encode()), Ok(said));
         }
 
         #[test]
-        fn any_first_bytes_are_refused_or_mean_something(head: u8, slot: u16) {
-            let mut all = [0; SAY_SIZE];
-            (all[0], all[2], all[3]) = (head, slot as u8, (slot >> 8) as u8);
-            match Said::decode(&all) {
-                Ok(Said::Bye) => prop_assert_eq!((head, slot), (BYE, 0)),
-                Ok(Said::Announcement(_)) => prop_assert!(head == RECV && slot < 255),
-                Err(_) => prop_assert!(head != RECV || slot >= 255),
+        fn other_bytes_are_refused_or_mean_something(said in any_said(), at in 0..SAY_SIZE, byte: u8, more: [u8; 32]) {
+            let mut bytes = said.encode();
+            bytes[at] = byte;
+            if let Ok(it) = Said::decode(&bytes) {
+                prop_assert_eq!(it.encode(), bytes);
             }
-        }
-
-        #[test]
-        fn other_bytes_are_refused_or_an_announcement(bytes: [u8; 32], more: [u8; 32]) {
-            let mut all = [0; SAY_SIZE];
-            all[..32].copy_from_slice(&bytes);
-            all[32..].copy_from_slice(&more);
-            if let Ok(it) = Said::decode(&all) {
-                prop_assert_eq!(it.encode(), all);
+            bytes[..32].copy_from_slice(&more);
+            if let Ok(it) = Said::decode(&bytes) {
+                prop_assert_eq!(it.encode(), bytes);
             }
         }
     }

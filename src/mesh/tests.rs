@@ -1,7 +1,11 @@
 //! Meshes whose ranks are threads of one process.
 
-use std::sync::Barrier;
+mod buffers;
+mod connecting;
+mod unbound;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -18,17 +22,23 @@ fn options(tag: u32) -> Options {
     Options { tag, timeout: TIMEOUT, algorithm: Algorithm::Auto }
 }
 
-fn device(wire: SoftWire) -> std::sync::Arc<Device> {
+fn device(wire: SoftWire) -> Arc<Device> {
     Device::open(Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, ..Config::default() }, "").unwrap()
 }
 
+fn connect(device: Arc<Device>, store: &HashStore, rank: usize, size: usize, timeout: Duration) -> Result<Arc<Mesh>> {
+    let mesh = Mesh::new(device, rank, size)?;
+    mesh.connect(store, timeout)?;
+    Ok(Arc::new(mesh))
+}
+
 /// Runs a thread for each rank, each with a device of its own.
-fn ranks<T: Send>(wire: SoftWire, size: usize, f: impl Fn(Mesh) -> T + Sync) -> Vec<T> {
+fn ranks<T: Send>(wire: SoftWire, size: usize, f: impl Fn(Arc<Mesh>) -> T + Sync) -> Vec<T> {
     let store = HashStore::new();
     std::thread::scope(|scope| {
         let rank = |rank| {
             let (store, f) = (&store, &f);
-            scope.spawn(move || f(Mesh::connect(&device(wire), store, rank, size, TIMEOUT).unwrap()))
+            scope.spawn(move || f(connect(device(wire), store, rank, size, TIMEOUT).unwrap()))
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -338,13 +348,13 @@ fn ranks_that_give_different_sizes_fail() {
 #[test]
 fn what_cannot_be_is_refused_and_nothing_is_lost() {
     let device = device(SoftWire::Shm);
-    let connect = |rank, size| Mesh::connect(&device, &HashStore::new(), rank, size, Duration::from_millis(50)).err().unwrap().to_string();
-    assert!(connect(3, 3).contains("rank 3 of 3; ranks are 0 to 2"));
-    let missing = connect(0, 2);
+    let alone = |rank, size| connect(device.clone(), &HashStore::new(), rank, size, Duration::from_millis(50)).err().unwrap().to_string();
+    assert!(alone(3, 3).contains("rank 3 of 3; ranks are 0 to 2"));
+    let missing = alone(0, 2);
     assert!(missing.starts_with("rank 1 has not come: "), "{missing}");
     let store = HashStore::new();
     store.set("1", b"something else").unwrap();
-    let error = Mesh::connect(&device, &store, 0, 2, TIMEOUT).err().unwrap().to_string();
+    let error = connect(device, &store, 0, 2, TIMEOUT).err().unwrap().to_string();
     assert_eq!(error, "rank 1: its address is none of Railhead's");
     let error = Device::open(Config { socket_ifname: "=lo".into(), ..Config::default() }, "lo+nosuch").err().unwrap().to_string();
     assert_eq!(error, "there is no device \"nosuch\"; there are lo");

@@ -7,6 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
+use railhead::abi::buffer::*;
+use railhead::abi::collective::*;
 use railhead::abi::mesh::*;
 use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
 use railhead::abi::store::*;
@@ -15,7 +17,7 @@ use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
 
 const WIRES: [&str; 2] = ["shm", "tcp"];
 
-/// Ranks of mesh_allreduce that meet in a file.
+/// Ranks of an example that meet in a file.
 fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: usize, options: &[&str]) -> Vec<Child> {
     let start = |rank: usize| {
         let line: Vec<String> = wrapper.iter().cloned().chain([program.display().to_string()]).collect();
@@ -24,14 +26,14 @@ fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: u
         command.arg("--url").arg(format!("file://{}/store?rank={rank}&world_size={ranks}", folder.display()));
         command.env("RAILHEAD_SOCKET_IFNAME", "lo").env("RAILHEAD_SOFT_WIRE", wire);
         command.env("RAILHEAD_DEBUG", "warn").env("RAILHEAD_STALL_WARN_S", "0.3");
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mesh_allreduce starts")
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the example starts")
     };
     (0..ranks).map(start).collect()
 }
 
 fn passes(ranks: Vec<Child>, says: &str) {
     for (rank, child) in ranks.into_iter().enumerate() {
-        let output = child.wait_with_output().expect("mesh_allreduce ends");
+        let output = child.wait_with_output().expect("the example ends");
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "rank {rank}: {}\n{text}", output.status);
         assert!(rank > 0 || text.contains(says), "{text}");
@@ -51,21 +53,39 @@ fn ranks_compute_sums_together() {
 }
 
 #[test]
-fn ranks_compute_sums_under_sanitizers() {
-    if !sanitizers_work() {
-        return skip("the compiler has no AddressSanitizer here");
+fn ranks_exchange_buffers_and_messages() {
+    let program = make("mesh", "mesh", "").join("mesh_pair");
+    for wire in WIRES {
+        for (ranks, bytes) in [(2, "1"), (3, "65536"), (2, "3000001")] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let ranks = start(&program, &[], folder.path(), wire, ranks, &["--bytes", bytes, "--messages", "50"]);
+            passes(ranks, "no byte wrong");
+        }
     }
-    let program = make("mesh_sanitizers", "mesh", SANITIZE).join("mesh_allreduce");
-    let folder = tempfile::tempdir().expect("a folder");
-    passes(start(&program, &[], folder.path(), "shm", 3, &["--elements", "100000", "--rounds", "3"]), "no element wrong");
 }
 
 #[test]
-fn ranks_compute_sums_under_valgrind() {
-    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let program = make("mesh_valgrind", "mesh", "-g").join("mesh_allreduce");
+fn examples_run_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let programs = make("mesh_sanitizers", "mesh", SANITIZE);
     let folder = tempfile::tempdir().expect("a folder");
-    passes(start(&program, &valgrind, folder.path(), "shm", 2, &["--elements", "50000", "--rounds", "2"]), "no element wrong");
+    let allreduce = programs.join("mesh_allreduce");
+    passes(start(&allreduce, &[], folder.path(), "shm", 3, &["--elements", "100000", "--rounds", "3"]), "no element wrong");
+    let folder = tempfile::tempdir().expect("a folder");
+    passes(start(&programs.join("mesh_pair"), &[], folder.path(), "shm", 3, &["--messages", "20"]), "no byte wrong");
+}
+
+#[test]
+fn examples_run_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let programs = make("mesh_valgrind", "mesh", "-g");
+    let folder = tempfile::tempdir().expect("a folder");
+    let allreduce = programs.join("mesh_allreduce");
+    passes(start(&allreduce, &valgrind, folder.path(), "shm", 2, &["--elements", "50000", "--rounds", "2"]), "no element wrong");
+    let folder = tempfile::tempdir().expect("a folder");
+    passes(start(&programs.join("mesh_pair"), &valgrind, folder.path(), "shm", 2, &["--messages", "5"]), "no byte wrong");
 }
 
 /// Waits until a rank uses its time, as it does once it has connected.
@@ -194,7 +214,6 @@ fn wrong_calls_are_refused_with_value_and_range() {
     let allreduce = |collective: &railhead_collective_t, memory: *mut c_void, count| unsafe {
         railhead_allreduce(mesh, collective, memory, memory, count)
     };
-    refused(allreduce(&collective(), memory, 3), RAILHEAD_USAGE, "is not connected; railhead_mesh_connect");
     let mut store = null_mut();
     // SAFETY: a place; handles.
     unsafe {
@@ -272,6 +291,117 @@ fn a_callers_own_function_reduces() {
                 }
                 assert_eq!((numbers, out, calls), ([rank; 500], [1; 500], 500));
             });
+        }
+    });
+}
+
+/// Runs two ranks, threads of this process, and gives each its connected mesh.
+fn two_ranks(run: impl Fn(i64, *mut railhead_mesh_t) + Sync) {
+    // SAFETY: as above.
+    unsafe { std::env::set_var("RAILHEAD_SOCKET_IFNAME", "lo") };
+    let mut store = null_mut();
+    // SAFETY: a place.
+    assert_eq!(unsafe { railhead_store_hash(&mut store) }, RAILHEAD_OK);
+    let store = store.expose_provenance();
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let run = &run;
+            scope.spawn(move || {
+                let (config, mut mesh) = (railhead_mesh_config_t { rank, ranks: 2, ..config() }, null_mut());
+                // SAFETY: a configuration, handles and places.
+                unsafe {
+                    assert_eq!(railhead_mesh_create(&config, null(), &mut mesh), RAILHEAD_OK, "{}", words());
+                    assert_eq!(railhead_mesh_connect(mesh, std::ptr::with_exposed_provenance_mut(store)), RAILHEAD_OK, "{}", words());
+                }
+                run(rank, mesh);
+                // SAFETY: a handle.
+                assert_eq!(unsafe { railhead_mesh_close(mesh) }, RAILHEAD_OK);
+            });
+        }
+    });
+}
+
+#[test]
+fn buffers_are_made_used_and_closed() {
+    two_ranks(|rank, mesh| {
+        let (peer, mut words_of, mut buffer, mut bound) = (1 - rank, [rank as u64; 4], null_mut(), null_mut());
+        let memory: *mut c_void = words_of.as_mut_ptr().cast();
+        let mut from = -1;
+        // SAFETY: handles, memory that outlives its buffers, and places.
+        unsafe {
+            assert_eq!(railhead_unbound_create(mesh, memory, 32, &mut buffer), RAILHEAD_OK, "{}", words());
+            refused(railhead_unbound_send(buffer, 2, 0, 0, 8), RAILHEAD_USAGE, "rank: rank 2; expected 0 to 1");
+            refused(railhead_unbound_send(buffer, rank, 0, 0, 8), RAILHEAD_USAGE, "is this rank");
+            refused(railhead_unbound_recv(buffer, &peer, 1, 0, 30, 8), RAILHEAD_USAGE, "8 bytes at offset 30 of a buffer of 32");
+            refused(railhead_unbound_recv(buffer, null(), 1, 0, 0, 8), RAILHEAD_INTERNAL, "'ranks' is NULL");
+            refused(railhead_unbound_recv(buffer, &peer, 0, 0, 0, 8), RAILHEAD_USAGE, "a receive from no rank");
+            refused(railhead_unbound_create(mesh, null_mut(), 1, &mut null_mut()), RAILHEAD_INTERNAL, "'memory' is NULL");
+            assert_eq!(railhead_unbound_abort_recv(buffer), RAILHEAD_OK);
+            assert_eq!(railhead_unbound_wait_recv(buffer, null_mut(), 10_000), RAILHEAD_ABORTED);
+            assert_eq!(railhead_unbound_recv(buffer, &peer, 1, u64::MAX, 8, 8), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_unbound_send(buffer, peer, u64::MAX, 0, 8), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_unbound_wait_send(buffer, null_mut(), 10_000), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_unbound_wait_recv(buffer, &mut from, 10_000), RAILHEAD_OK, "{}", words());
+            assert_eq!((from, memory.cast::<u64>().add(1).read()), (peer, peer as u64));
+
+            refused(railhead_buffer_send_to(mesh, rank, 0, memory, 32, &mut bound), RAILHEAD_USAGE, "is this rank");
+            assert_eq!(railhead_buffer_recv_from(mesh, peer, 7, memory, 32, &mut bound), RAILHEAD_OK, "{}", words());
+            refused(railhead_buffer_wait_send(bound, 10), RAILHEAD_USAGE, "slot 7: a buffer that receives");
+            refused(railhead_buffer_recv_from(mesh, peer, 7, memory, 32, &mut null_mut()), RAILHEAD_USAGE, "slot 7: another buffer");
+            let (out, mut sends) = (40 + rank, null_mut());
+            assert_eq!(railhead_buffer_send_to(mesh, peer, 7, (&raw const out).cast(), 8, &mut sends), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_buffer_send(sends, 0, RAILHEAD_REST, 24), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_buffer_wait_recv(bound, 10_000), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_buffer_wait_send(sends, 10_000), RAILHEAD_OK, "{}", words());
+            assert_eq!(memory.cast::<i64>().add(3).read(), 40 + peer);
+            assert_eq!(railhead_buffer_send(sends, 0, 8, 25), RAILHEAD_OK, "{}", words());
+            refused(railhead_buffer_wait_send(sends, 10_000), RAILHEAD_USAGE, "slot 7: 8 bytes to offset 25 of the peer's 32");
+            assert_eq!(railhead_barrier(mesh, null()), RAILHEAD_OK);
+            assert_eq!(railhead_buffer_close(sends), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_buffer_close(bound), RAILHEAD_OK, "{}", words());
+            refused(railhead_buffer_close(bound), RAILHEAD_INTERNAL, "was closed");
+            assert_eq!(railhead_unbound_close(buffer), RAILHEAD_OK, "{}", words());
+            refused(railhead_unbound_abort_send(buffer), RAILHEAD_INTERNAL, "was closed");
+            assert_eq!(railhead_barrier(mesh, null()), RAILHEAD_OK);
+        }
+    });
+}
+
+#[test]
+fn meshes_are_forked_and_pairs_connected_by_hand() {
+    let addresses = std::sync::Mutex::new([const { Vec::new() }; 2]);
+    let both = std::sync::Barrier::new(2);
+    two_ranks(|rank, mesh| {
+        let (peer, own) = (1 - rank, rank as usize);
+        let mut forked = null_mut();
+        // SAFETY: handles, and places of the sizes that are said.
+        unsafe {
+            assert_eq!(railhead_mesh_fork(mesh, &mut forked), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_mesh_set_sync(forked, 1), RAILHEAD_OK);
+            assert_eq!(railhead_barrier(forked, null()), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_mesh_close(forked), RAILHEAD_OK);
+            let header = include_str!("../../include/railhead.h");
+            assert!(header.contains(&format!("#define RAILHEAD_MESH_ADDRESS {RAILHEAD_MESH_ADDRESS}\n")));
+            let (mut pair, mut len, mut address) = (null_mut(), 10, vec![0; RAILHEAD_MESH_ADDRESS]);
+            let config = railhead_mesh_config_t { rank, ranks: 2, ..config() };
+            assert_eq!(railhead_mesh_create(&config, null(), &mut pair), RAILHEAD_OK, "{}", words());
+            refused(railhead_mesh_address(pair, peer, address.as_mut_ptr(), &mut len), RAILHEAD_USAGE, "len: 10; the address has ");
+            assert!(len > 10);
+            refused(railhead_mesh_address(pair, rank, address.as_mut_ptr(), &mut len), RAILHEAD_USAGE, "and not this rank");
+            assert_eq!(railhead_mesh_address(pair, peer, address.as_mut_ptr(), &mut len), RAILHEAD_OK, "{}", words());
+            address.truncate(len);
+            addresses.lock().expect("no panic")[own] = address;
+            both.wait();
+            let theirs = addresses.lock().expect("no panic")[1 - own].clone();
+            refused(
+                railhead_mesh_connect_pair(pair, peer, theirs.as_ptr(), theirs.len() - 1),
+                RAILHEAD_NETWORK,
+                "its address is cut short",
+            );
+            assert_eq!(railhead_mesh_connect_pair(pair, peer, theirs.as_ptr(), theirs.len()), RAILHEAD_OK, "{}", words());
+            both.wait();
+            assert_eq!(railhead_barrier(pair, null()), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_mesh_close(pair), RAILHEAD_OK);
         }
     });
 }

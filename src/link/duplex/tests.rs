@@ -231,7 +231,7 @@ fn what_is_written_to_a_standing_slot_comes_in_order_with_says() {
             }
         }
         assert!(next.1 > 0);
-        world.b.link.close_standing(standing);
+        world.b.link.close(standing);
         let again: Vec<u64> = (0..255).map(|_| world.b.link.open(1).unwrap()).collect();
         assert!(!again.contains(&standing));
     }

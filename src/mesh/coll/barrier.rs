@@ -3,7 +3,7 @@
 use crate::base::error::Result;
 use crate::link::limits::MAX_RAILS;
 use crate::mesh::context::Mesh;
-use crate::mesh::pair::{Part, Place};
+use crate::mesh::device::{Part, Place};
 
 /// No bytes.
 const NOTHING: Part = Part { addr: 0, len: 0, lkeys: [0; MAX_RAILS] };

@@ -43,7 +43,7 @@ impl Algorithm {
 pub struct Options {
     /// Of an allreduce, the same on all ranks.
     pub algorithm: Algorithm,
-    /// Tells it from others that run at once on the mesh.
+    /// Tells it from others that run at once on the mesh. [`FORK`] is for those that make another mesh.
     pub tag: u32,
     /// How long it may take.
     pub timeout: Duration,
@@ -63,6 +63,16 @@ enum Prefix {
     AllToAll = 0x88,
     ReduceScatter = 0x89,
 }
+
+impl Options {
+    /// For the collectives that make another mesh.
+    pub(super) fn forking(timeout: Duration) -> Options {
+        Options { algorithm: Algorithm::Auto, tag: FORK, timeout }
+    }
+}
+
+/// The tag of those, which no others should have at the same time.
+pub const FORK: u32 = u32::MAX;
 
 fn tag(prefix: Prefix, options: Options) -> u64 {
     u64::from(prefix as u8) << 56 | u64::from(options.tag)
@@ -179,6 +189,13 @@ impl Mesh {
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, at, &to, own, len)?;
         let exchanged = exchange::alltoall(self, (&from, &out), (&to, &back), tag(Prefix::AllToAll, options));
+        self.block_on("alltoall", exchanged, options.timeout)
+    }
+
+    /// The same, of memory of the mesh's own, in parts of `len` bytes.
+    pub(super) fn swap(&self, from: &Registered, to: &Registered, len: usize, options: Options) -> Result<()> {
+        let cut = Cut::by(&vec![len; self.size()], 1);
+        let exchanged = exchange::alltoall(self, (from, &cut), (to, &cut), tag(Prefix::AllToAll, options));
         self.block_on("alltoall", exchanged, options.timeout)
     }
 

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use crate::base::error::Result;
 use crate::mesh::context::{Mesh, Operation};
+use crate::mesh::device::Place;
 use crate::mesh::device::Registered;
-use crate::mesh::pair::Place;
 use crate::mesh::reduce::{Order, Reduction};
 
 /// Longest segment.

@@ -1,0 +1,275 @@
+//! What the lock of a mesh guards: the pairs, what they are asked for, and why the mesh has failed.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use crate::base::error::{Error, Result};
+use crate::link::Failure;
+use crate::link::duplex::Unconnected;
+
+use super::device::Place;
+use super::matching::MAX_OFFERS;
+use super::ops::{Asked, OpId, Ops, Outcome, What};
+use super::pair::Pair;
+use super::protocol::Tag;
+
+/// Another rank.
+pub enum Peer {
+    /// Nothing was done about it. This rank itself is so for ever.
+    Absent,
+    /// It may be told the address of this end.
+    Unconnected(Box<Unconnected>),
+    /// It is connected.
+    Here(Box<Pair>),
+    /// It is lost, and why.
+    Lost(Failure),
+}
+
+/// A receive from any of several ranks, which none has claimed.
+struct AnyRecv {
+    op: OpId,
+    tag: Tag,
+    place: Place,
+    ranks: Vec<usize>,
+    /// The number under which they were offered it.
+    number: Option<u64>,
+}
+
+/// All of it.
+pub struct Core {
+    rank: usize,
+    /// By rank.
+    pub peers: Vec<Peer>,
+    /// What was asked for.
+    pub ops: Ops,
+    /// Why nothing goes any more.
+    pub failed: Option<Failure>,
+    /// A thread drives the mesh, and whether it sleeps.
+    pub driven: bool,
+    /// See `driven`.
+    pub asleep: bool,
+    /// Threads that wait for something, and so drive it.
+    pub waiters: usize,
+    /// In order; only the first are offered.
+    any: VecDeque<AnyRecv>,
+    offers: u64,
+    claims: Vec<u64>,
+}
+
+impl Core {
+    /// A rank's, of so many, none of them connected.
+    pub fn new(rank: usize, size: usize) -> Core {
+        Core {
+            rank,
+            peers: (0..size).map(|_| Peer::Absent).collect(),
+            ops: Ops::default(),
+            failed: None,
+            driven: false,
+            asleep: false,
+            waiters: 0,
+            any: VecDeque::new(),
+            offers: 0,
+            claims: Vec::new(),
+        }
+    }
+
+    /// Errors: the mesh has failed.
+    pub fn check(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |failure| Err(failure.error()))
+    }
+
+    /// A rank that is connected.
+    ///
+    /// Errors: one that is not, or there is not.
+    pub fn pair(&mut self, rank: usize) -> Result<&mut Pair> {
+        self.pair_and_ops(rank).map(|(pair, _)| pair)
+    }
+
+    /// The same, for what ends operations.
+    pub fn pair_and_ops(&mut self, rank: usize) -> Result<(&mut Pair, &mut Ops)> {
+        let size = self.peers.len();
+        match self.peers.get_mut(rank) {
+            Some(Peer::Here(pair)) => Ok((pair, &mut self.ops)),
+            Some(Peer::Lost(failure)) => Err(failure.error()),
+            Some(_) if rank == self.rank => {
+                Err(Error::usage(format!("rank {rank} is this rank; only others can be sent to or received from")))
+            }
+            Some(_) => Err(Error::usage(format!("rank {rank} is not connected"))),
+            None => Err(Error::usage(format!("there is no rank {rank}; there are 0 to {}", size.saturating_sub(1)))),
+        }
+    }
+
+    /// Notes an operation and has it posted.
+    ///
+    /// Errors: the mesh has failed; what `post` says.
+    pub fn start(&mut self, asked: Asked, post: impl FnOnce(&mut Core, OpId) -> Result<()>) -> Result<OpId> {
+        self.check()?;
+        let id = self.ops.insert(asked);
+        post(self, id).inspect_err(|_| self.ops.forget(id))?;
+        Ok(id)
+    }
+
+    /// Starts a receive from any of these ranks.
+    ///
+    /// Errors: a rank that is not connected; all are lost.
+    pub fn recv_any(&mut self, ranks: &[usize], tag: Tag, place: Place) -> Result<OpId> {
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let lost = |core: &Core, rank: &usize| matches!(core.peers.get(*rank), Some(Peer::Lost(_)));
+        for rank in &ranks {
+            if !lost(self, rank) {
+                self.pair(*rank)?;
+            }
+        }
+        let (what, all) = (What::Tagged(tag), ranks.clone());
+        ranks.retain(|rank| !lost(self, rank));
+        match ranks.as_slice() {
+            [] => match all.first() {
+                Some(first) => self.pair(*first).and(Err(Error::internal("a rank that is lost is here"))),
+                None => Err(Error::usage("a receive from no rank")),
+            },
+            // Behind one that is not offered yet it waits its turn, as that one's message may be this rank's.
+            &[rank] if !self.any.iter().any(|recv| recv.number.is_none() && recv.tag == tag && recv.ranks.contains(&rank)) => self
+                .start(Asked { rank: Some(rank), receives: true, what }, |core, op| {
+                    core.pair(rank)?.recv(op, tag, place).map_err(|error| named(rank, error))
+                }),
+            _ => self.start(Asked { rank: None, receives: true, what }, |core, op| {
+                core.any.push_back(AnyRecv { op, tag, place, ranks, number: None });
+                core.offer();
+                Ok(())
+            }),
+        }
+    }
+
+    /// Offers what was not offered, as far as may be. A rank that is lost meanwhile is noticed by the next poll.
+    fn offer(&mut self) {
+        let Core { any, peers, offers, .. } = self;
+        for recv in any.iter_mut().take(MAX_OFFERS).filter(|recv| recv.number.is_none()) {
+            *offers += 1;
+            recv.number = Some(*offers);
+            for rank in &recv.ranks {
+                if let Some(Peer::Here(pair)) = peers.get_mut(*rank) {
+                    let _ = pair.offer(*offers, recv.tag);
+                }
+            }
+        }
+    }
+
+    /// A rank has a message for an offer. One that was withdrawn meanwhile is nothing.
+    fn claimed(&mut self, by: usize, number: u64) {
+        let Some(at) = self.any.iter().position(|recv| recv.number == Some(number) && recv.ranks.contains(&by)) else { return };
+        let Some(recv) = self.any.remove(at) else { return };
+        self.ops.is_with(recv.op, by);
+        for rank in recv.ranks {
+            if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
+                let _ = if rank == by { pair.grant(recv.op, number, recv.tag, recv.place) } else { pair.withdraw_offer(number) };
+            }
+        }
+        self.offer();
+    }
+
+    /// Takes an operation back, if nothing has come of it. It ends then.
+    pub fn cancel(&mut self, op: OpId) {
+        if let Some(recv) = self.any.iter().position(|recv| recv.op == op).and_then(|at| self.any.remove(at)) {
+            for rank in recv.ranks {
+                if let (Some(Peer::Here(pair)), Some(number)) = (self.peers.get_mut(rank), recv.number) {
+                    let _ = pair.withdraw_offer(number);
+                }
+            }
+            self.ops.end(op, Outcome::Cancelled);
+            return self.offer();
+        }
+        let Some(Asked { rank: Some(rank), .. }) = self.ops.asked(op) else { return };
+        if let Ok((pair, ops)) = self.pair_and_ops(rank) {
+            // A peer that is lost is noticed by the next poll.
+            let _ = pair.cancel(op, ops);
+        }
+    }
+
+    /// Polls all pairs; whether something has moved.
+    pub fn poll(&mut self) -> bool {
+        let mut moved = false;
+        for rank in 0..self.peers.len() {
+            let Core { peers, ops, claims, .. } = self;
+            let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
+            match pair.poll(ops, claims) {
+                Ok(some) => moved |= some,
+                Err(error) => {
+                    moved = true;
+                    self.lost(rank, Failure::from_error(&named(rank, error)));
+                }
+            }
+            for number in std::mem::take(&mut self.claims) {
+                self.claimed(rank, number);
+            }
+        }
+        moved
+    }
+
+    /// A rank is lost, and with it the mesh if something waits for it.
+    fn lost(&mut self, rank: usize, failure: Failure) {
+        if let Some(peer) = self.peers.get_mut(rank) {
+            *peer = Peer::Lost(failure.clone());
+        }
+        let mut nobody_left = false;
+        for recv in &mut self.any {
+            recv.ranks.retain(|other| *other != rank);
+            nobody_left |= recv.ranks.is_empty();
+        }
+        if self.failed.is_none() && (nobody_left || self.ops.pending().any(|asked| asked.rank == Some(rank))) {
+            self.failed = Some(failure);
+        }
+    }
+
+    /// Arms all pairs; whether one cannot be.
+    pub fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
+        let mut add = |fd| {
+            if !fds.contains(&fd) {
+                fds.push(fd);
+            }
+        };
+        let mut failed = false;
+        for peer in &mut self.peers {
+            if let Peer::Here(pair) = peer {
+                failed |= pair.arm(&mut add).is_err();
+            }
+        }
+        failed
+    }
+
+    /// Whether they have to be polled again before anybody sleeps.
+    pub fn needs_repoll(&mut self) -> bool {
+        let again = |peer: &mut Peer| match peer {
+            Peer::Here(pair) => pair.needs_repoll(),
+            _ => false,
+        };
+        self.peers.iter_mut().any(again)
+    }
+
+    /// Whether the queue pairs of all who are here are connected.
+    ///
+    /// Errors: one cannot be, or is lost.
+    pub fn poll_connected(&mut self) -> Result<bool> {
+        let mut all = true;
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            match peer {
+                Peer::Here(pair) => all &= pair.poll_connected().map_err(|error| named(rank, error))?,
+                Peer::Lost(failure) => return Err(failure.error()),
+                Peer::Absent | Peer::Unconnected(_) => {}
+            }
+        }
+        Ok(all)
+    }
+
+    /// What is waited for, in words.
+    pub fn waits_for(&self) -> String {
+        let waits: Vec<String> = self.ops.pending().take(4).map(|asked| asked.to_string()).collect();
+        if waits.is_empty() { "nothing".into() } else { waits.join(", ") }
+    }
+}
+
+/// An error of this rank's.
+pub fn named(rank: usize, error: Error) -> Error {
+    error.within(&format!("rank {rank}"))
+}

@@ -1,0 +1,123 @@
+//! What a buffer's owner has asked for and not yet waited for. On the caller's threads, any number.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Mutex;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::lock;
+
+use super::context::Mesh;
+use super::ops::{OpId, Outcome};
+
+/// How long a buffer that is dropped without being closed waits for what is on its way: Gloo's default for all waits (gloo/transport/context.h).
+pub const DROP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// A message is through.
+    Done {
+        /// The peer.
+        rank: usize,
+        /// Its bytes; of one into the slot of a buffer, 0.
+        len: u64,
+    },
+    /// The wait was aborted; what was waited for is outstanding still.
+    Aborted,
+}
+
+/// Operations of one kind, in the order in which they were asked for.
+#[derive(Debug, Default)]
+pub struct Outstanding(Mutex<List>);
+
+#[derive(Debug, Default)]
+struct List {
+    ops: VecDeque<OpId>,
+    aborted: bool,
+    closed: bool,
+}
+
+impl Outstanding {
+    /// Notes what `start` starts.
+    ///
+    /// Errors: its own; a buffer that is closed.
+    pub fn start(&self, start: impl FnOnce() -> Result<OpId>) -> Result<()> {
+        let mut list = lock(&self.0);
+        if list.closed {
+            return Err(closed());
+        }
+        list.ops.push_back(start()?);
+        Ok(())
+    }
+
+    /// Waits until one has ended, or the wait is aborted.
+    ///
+    /// Errors: that one's; the mesh has failed; a wait that took too long, and then the mesh has failed; the buffer is closed meanwhile.
+    pub fn wait(&self, mesh: &Mesh, what: &str, timeout: Duration) -> Result<Waited> {
+        mesh.block_on(what, poll_fn(|_| self.poll(mesh)), timeout)?
+    }
+
+    /// An error inside is not the mesh's.
+    fn poll(&self, mesh: &Mesh) -> Poll<Result<Result<Waited>>> {
+        let mut list = lock(&self.0);
+        if list.closed {
+            return Poll::Ready(Ok(Err(closed())));
+        }
+        if std::mem::take(&mut list.aborted) {
+            return Poll::Ready(Ok(Ok(Waited::Aborted)));
+        }
+        let mut core = lock(&mesh.core);
+        for at in 0..list.ops.len() {
+            if let Some(outcome) = list.ops.get(at).and_then(|op| core.ops.take(*op)) {
+                list.ops.remove(at);
+                return Poll::Ready(Ok(match outcome {
+                    Outcome::Done { rank, len } => Ok(Waited::Done { rank, len }),
+                    Outcome::Failed(failure) => Err(failure.error()),
+                    Outcome::Cancelled => Err(closed()),
+                }));
+            }
+        }
+        match core.check() {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Ends the wait of one thread that waits, or else the next wait, though nothing has ended.
+    pub fn abort(&self, mesh: &Mesh) {
+        lock(&self.0).aborted = true;
+        mesh.wake();
+    }
+
+    /// Nothing is asked for any more.
+    pub fn close(&self) {
+        lock(&self.0).closed = true;
+    }
+
+    /// Takes everything back that nothing has come of; whether all has ended.
+    pub fn poll_closed(&self, mesh: &Mesh) -> bool {
+        let mut list = lock(&self.0);
+        mesh.with(|core| {
+            list.ops.retain(|op| {
+                core.cancel(*op);
+                core.ops.take(*op).is_none()
+            });
+            list.ops.is_empty() || core.failed.is_some()
+        })
+    }
+
+    /// Forgets what is left, which a mesh that has failed does not touch any more.
+    pub fn forget(&self, mesh: &Mesh) {
+        let mut list = lock(&self.0);
+        mesh.with(|core| list.ops.drain(..).for_each(|op| core.ops.forget(op)));
+    }
+}
+
+/// For whoever uses a buffer that is closed.
+#[cold]
+pub fn closed() -> Error {
+    Error::usage("the buffer is closed")
+}

@@ -1,0 +1,128 @@
+//! Ranks that connect by other means than a store, and meshes beside meshes.
+
+use std::sync::Mutex;
+
+use super::*;
+use crate::base::sync::lock;
+
+fn sums(mesh: &Mesh, round: usize) {
+    let pages = memory(&fill(DataType::U32, 5000, |i| value(mesh.rank(), i + round)));
+    mesh.allreduce(given(&pages, 20_000), Reduction::Of(DataType::U32, Op::Sum), options(0)).unwrap();
+    assert!(contents(&pages, 20_000) == fill(DataType::U32, 5000, |i| reduced(Op::Sum, mesh.size(), i + round)));
+}
+
+/// As Gloo's ContextFactory.
+#[test]
+fn a_mesh_is_made_over_another() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        ranks(wire, 3, |mesh| {
+            let second = Arc::new(mesh.fork(TIMEOUT).unwrap());
+            let third = second.fork(TIMEOUT).unwrap();
+            // At once, with one tag; and the first one may go.
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..20).for_each(|round| sums(&mesh, round)));
+                scope.spawn(|| (0..20).for_each(|round| sums(&second, round)));
+                scope.spawn(|| (0..20).for_each(|round| sums(&third, round)));
+            });
+            mesh.barrier(options(0)).unwrap();
+            drop((mesh, third));
+            sums(&second, 7);
+            second.barrier(options(0)).unwrap();
+        });
+    }
+}
+
+#[test]
+fn ranks_connect_by_addresses_that_others_carry() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let carried = Mutex::new(std::collections::HashMap::new());
+        let (told, connected) = (Barrier::new(3), Barrier::new(3));
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let (carried, told, connected) = (&carried, &told, &connected);
+                scope.spawn(move || {
+                    let mesh = Arc::new(Mesh::new(device(wire), rank, 3).unwrap());
+                    let error = mesh.barrier(Options { timeout: Duration::from_millis(1), ..options(0) });
+                    // Only ranks 0 and 1, and 1 and 2.
+                    let peers: Vec<usize> = (0..3usize).filter(|peer| peer.abs_diff(rank) == 1).collect();
+                    assert!(error.unwrap_err().to_string().contains("is not connected"));
+                    let mesh = if peers.is_empty() { mesh } else { Arc::new(Mesh::new(device(wire), rank, 3).unwrap()) };
+                    for &peer in &peers {
+                        let address = mesh.address(peer).unwrap();
+                        assert_eq!(address, mesh.address(peer).unwrap(), "the same when asked again");
+                        lock(carried).insert((rank, peer), address);
+                    }
+                    told.wait();
+                    for &peer in &peers {
+                        let address = lock(carried)[&(peer, rank)].clone();
+                        mesh.connect_pair(peer, &address).unwrap();
+                        let again = mesh.connect_pair(peer, &address).unwrap_err().to_string();
+                        assert_eq!(again, format!("rank {peer} is connected already"));
+                        assert!(mesh.address(peer).unwrap_err().to_string().contains("is connected already"));
+                    }
+                    connected.wait();
+                    let pages = memory(&[rank as u8; 16]);
+                    let mine = UnboundBuffer::new(&mesh, given(&pages, 16)).unwrap();
+                    for &peer in &peers {
+                        mine.recv(&[peer], 1, 8, Some(8)).unwrap();
+                        mine.send(peer, 1, 0, Some(8)).unwrap();
+                        assert_eq!(mine.wait_recv(TIMEOUT).unwrap(), Waited::Done { rank: peer, len: 8 });
+                        assert_eq!(contents(&pages, 16)[8..], [peer as u8; 8]);
+                        mine.wait_send(TIMEOUT).unwrap();
+                    }
+                    if rank == 0 {
+                        let error = mine.send(2, 1, 0, Some(8)).unwrap_err().to_string();
+                        assert_eq!(error, "rank 2 is not connected");
+                    }
+                    connected.wait();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn addresses_that_are_none_are_refused() {
+    let mesh = Mesh::new(device(SoftWire::Shm), 0, 3).unwrap();
+    let mut own = mesh.address(1).unwrap();
+    let refused = |peer, address: &[u8]| mesh.connect_pair(peer, address).unwrap_err().to_string();
+    assert_eq!(refused(0, &own), "rank 0; expected 0 to 2, and not this rank, 0");
+    assert_eq!(refused(3, &own), "rank 3; expected 0 to 2, and not this rank, 0");
+    assert_eq!(refused(2, &own), "rank 2 was not told this rank's address towards it");
+    assert_eq!(refused(1, b"garbage"), "rank 1: its address is none of Railhead's");
+    own.push(0);
+    assert_eq!(refused(1, &own), "rank 1: its address has 1 bytes more than it needs");
+}
+
+#[test]
+fn what_is_asked_of_a_closed_mesh_fails_at_once() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        mesh.barrier(options(0)).unwrap();
+        let (pages, peer) = (memory(&[0; 8]), 1 - mesh.rank());
+        let mine = UnboundBuffer::new(&mesh, given(&pages, 8)).unwrap();
+        mine.recv(&[peer], 1, 0, None).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap_err().to_string());
+            std::thread::sleep(Duration::from_millis(20));
+            mesh.close();
+            let why = waits.join().unwrap();
+            assert!(why == "this rank has closed the mesh" || why.contains("it has closed its mesh"), "{why}");
+        });
+        assert!(mesh.barrier(options(0)).is_err());
+        mine.close(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn who_waits_busily_is_served_as_well() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        mesh.set_sync(true);
+        (0..50).for_each(|round| sums(&mesh, round));
+        if mesh.rank() == 0 {
+            let error = mesh.barrier(Options { timeout: Duration::from_millis(30), ..options(3) }).unwrap_err();
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+        } else {
+            assert!(mesh.barrier(options(4)).is_err());
+        }
+    });
+}

@@ -1,0 +1,380 @@
+//! Messages with tags. The names in the comments are those of Gloo's tests (gloo/test/send_recv_test.cc) that do the same.
+
+use super::*;
+
+const WIRES: [SoftWire; 2] = [SoftWire::Shm, SoftWire::Tcp];
+
+/// The rank that a wait told of.
+fn done(waited: Result<Waited>) -> usize {
+    match waited.unwrap() {
+        Waited::Done { rank, .. } => rank,
+        Waited::Aborted => panic!("it was aborted"),
+    }
+}
+
+fn buffer(mesh: &Arc<Mesh>, pages: &Pages, len: usize) -> UnboundBuffer {
+    UnboundBuffer::new(mesh, given(pages, len)).unwrap()
+}
+
+fn others(mesh: &Mesh) -> Vec<usize> {
+    (0..mesh.size()).filter(|rank| *rank != mesh.rank()).collect()
+}
+
+/// AllToAll.
+#[test]
+fn every_rank_sends_to_every_other() {
+    for (wire, size) in [(SoftWire::Shm, 2), (SoftWire::Tcp, 3), (SoftWire::Shm, 8)] {
+        ranks(wire, size, |mesh| {
+            let (out, back) = (memory(&[mesh.rank() as u8; 3000]), memory(&vec![99; 3000 * size]));
+            let (from, to) = (buffer(&mesh, &out, 3000), buffer(&mesh, &back, 3000 * size));
+            for round in 0..20 {
+                for &rank in &others(&mesh) {
+                    from.send(rank, round, 0, None).unwrap();
+                    to.recv(&[rank], round, rank * 3000, Some(3000)).unwrap();
+                }
+                let mut sent: Vec<usize> = others(&mesh).iter().map(|_| done(from.wait_send(TIMEOUT))).collect();
+                let mut received: Vec<usize> = others(&mesh).iter().map(|_| done(to.wait_recv(TIMEOUT))).collect();
+                sent.sort_unstable();
+                received.sort_unstable();
+                assert_eq!((&sent, &received), (&others(&mesh), &others(&mesh)));
+                for rank in others(&mesh) {
+                    assert!(contents(&back, 3000 * size)[rank * 3000..][..3000].iter().all(|byte| *byte == rank as u8));
+                }
+            }
+            to.close(TIMEOUT).unwrap();
+            from.close(TIMEOUT).unwrap();
+        });
+    }
+}
+
+/// AllToAllOffset, AllToAllEmptyThenNonEmpty.
+#[test]
+fn offsets_and_messages_of_nothing() {
+    ranks(SoftWire::Shm, 3, |mesh| {
+        let (rank, size) = (mesh.rank(), mesh.size());
+        let (out, back) = (memory(&(0..size as u8).map(|to| 10 * rank as u8 + to).collect::<Vec<_>>()), memory(&[99; 3]));
+        let (from, to) = (buffer(&mesh, &out, size), buffer(&mesh, &back, size));
+        for len in [0, 1] {
+            for &peer in &others(&mesh) {
+                from.send(peer, 5, peer, Some(len)).unwrap();
+                to.recv(&[peer], 5, peer, Some(len)).unwrap();
+            }
+            for _ in 1..size {
+                done(from.wait_send(TIMEOUT));
+                done(to.wait_recv(TIMEOUT));
+            }
+        }
+        let mut expected: Vec<u8> = (0..size).map(|peer| (10 * peer + rank) as u8).collect();
+        expected[rank] = 99;
+        assert_eq!(contents(&back, size), expected);
+        // From the end on there is nothing.
+        from.send((rank + 1) % size, 6, size, None).unwrap();
+        to.recv(&[(rank + 2) % size], 6, size, None).unwrap();
+        done(from.wait_send(TIMEOUT));
+        done(to.wait_recv(TIMEOUT));
+    });
+}
+
+/// RecvFromAny, RecvFromAnyOffset, RecvFromAnyPipeline.
+#[test]
+fn whoever_sends_is_received_from() {
+    for wire in WIRES {
+        ranks(wire, 4, |mesh| {
+            const LEN: usize = 700;
+            let all = others(&mesh);
+            if mesh.rank() == 0 {
+                let back = memory(&[0; 3 * LEN]);
+                let to = buffer(&mesh, &back, 3 * LEN);
+                for round in 0..50u8 {
+                    for at in 0..3 {
+                        to.recv(&all, 7, at * LEN, Some(LEN)).unwrap();
+                    }
+                    let mut ranks: Vec<usize> = (0..3).map(|_| done(to.wait_recv(TIMEOUT))).collect();
+                    ranks.sort_unstable();
+                    assert_eq!(ranks, all, "one of each in round {round}");
+                    let mut first: Vec<[u8; 2]> = contents(&back, 3 * LEN).chunks(LEN).map(|m| [m[0], m[LEN - 1]]).collect();
+                    first.sort_unstable();
+                    assert_eq!(first, [[1, round], [2, round], [3, round]]);
+                    // None begins the next one before all have ended this.
+                    mesh.barrier(options(0)).unwrap();
+                }
+            } else {
+                let out = memory(&[mesh.rank() as u8; LEN]);
+                let from = buffer(&mesh, &out, LEN);
+                for round in 0..50 {
+                    out.write(LEN - 1, &[round]);
+                    from.send(0, 7, 0, None).unwrap();
+                    assert_eq!(done(from.wait_send(TIMEOUT)), 0);
+                    mesh.barrier(options(0)).unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// RecvFromAnyRPC: a rank serves whoever asks, and answers him.
+#[test]
+fn a_server_answers_whoever_asks() {
+    ranks(SoftWire::Shm, 4, |mesh| {
+        const CALLS: u64 = 200;
+        let word = memory(&[0; 8]);
+        let buffer = buffer(&mesh, &word, 8);
+        let mut value = [0; 8];
+        if mesh.rank() == 0 {
+            for _ in 0..3 * CALLS {
+                buffer.recv(&others(&mesh), 1, 0, None).unwrap();
+                let asked = done(buffer.wait_recv(TIMEOUT));
+                word.read(0, &mut value);
+                assert_eq!(value[7] as usize, asked, "whose message it is");
+                word.write(0, &(u64::from_le_bytes(value) * 2).to_le_bytes());
+                buffer.send(asked, 2, 0, None).unwrap();
+                done(buffer.wait_send(TIMEOUT));
+            }
+        } else {
+            for call in 0..CALLS {
+                let number = call | (mesh.rank() as u64) << 56;
+                word.write(0, &number.to_le_bytes());
+                buffer.send(0, 1, 0, None).unwrap();
+                done(buffer.wait_send(TIMEOUT));
+                buffer.recv(&[0], 2, 0, None).unwrap();
+                done(buffer.wait_recv(TIMEOUT));
+                word.read(0, &mut value);
+                assert_eq!(u64::from_le_bytes(value), number * 2);
+            }
+        }
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+/// All of a tag come in the order in which they were sent, to receives from one rank and from any, mixed.
+#[test]
+fn messages_of_a_tag_keep_their_order() {
+    for wire in WIRES {
+        ranks(wire, 3, |mesh| {
+            const COUNT: usize = 600;
+            if mesh.rank() == 0 {
+                let back = memory(&vec![0; 8 * COUNT]);
+                let to = buffer(&mesh, &back, 8 * COUNT);
+                for i in 0..COUNT {
+                    let from: &[usize] = if i % 3 == 0 { &[1] } else { &[1, 2] };
+                    to.recv(from, u64::MAX, 8 * i, Some(8)).unwrap();
+                }
+                mesh.barrier(options(0)).unwrap();
+                (0..COUNT).for_each(|_| assert_eq!(done(to.wait_recv(TIMEOUT)), 1));
+                let expected: Vec<u8> = (0..COUNT as u64).flat_map(u64::to_le_bytes).collect();
+                assert!(contents(&back, 8 * COUNT) == expected);
+            } else if mesh.rank() == 1 {
+                let out = memory(&(0..COUNT as u64).flat_map(u64::to_le_bytes).collect::<Vec<_>>());
+                let from = buffer(&mesh, &out, 8 * COUNT);
+                (0..COUNT).for_each(|i| from.send(0, u64::MAX, 8 * i, Some(8)).unwrap());
+                mesh.barrier(options(0)).unwrap();
+                (0..COUNT).for_each(|_| assert_eq!(done(from.wait_send(TIMEOUT)), 0));
+            } else {
+                mesh.barrier(options(0)).unwrap();
+            }
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
+}
+
+/// What a rank asks for goes on while it does something else: nobody there waits, and nobody polls.
+#[test]
+fn messages_go_on_while_nobody_waits() {
+    let done_there = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let pages = memory(&[mesh.rank() as u8 + 1; 4096]);
+        let mine = buffer(&mesh, &pages, 4096);
+        if mesh.rank() == 0 {
+            mine.send(1, 3, 0, None).unwrap();
+            done_there.wait();
+            assert_eq!(done(mine.wait_send(TIMEOUT)), 1);
+        } else {
+            // The send is asked for before.
+            std::thread::sleep(Duration::from_millis(50));
+            mine.recv(&[0], 3, 0, None).unwrap();
+            assert_eq!(done(mine.wait_recv(TIMEOUT)), 0);
+            assert_eq!(contents(&pages, 4096), [1; 4096]);
+            done_there.wait();
+        }
+    });
+}
+
+/// AbortRecv, AbortSend.
+#[test]
+fn a_wait_is_aborted_and_what_it_waited_for_is_not() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[mesh.rank() as u8; 8]), 1 - mesh.rank());
+        let mine = buffer(&mesh, &pages, 8);
+        if mesh.rank() == 0 {
+            mine.recv(&[1], 1, 0, None).unwrap();
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap());
+                std::thread::sleep(Duration::from_millis(20));
+                mine.abort_recv();
+                assert_eq!(waits.join().unwrap(), Waited::Aborted);
+            });
+            // Before the wait it counts, too, and only once.
+            mine.abort_recv();
+            assert_eq!(mine.wait_recv(TIMEOUT).unwrap(), Waited::Aborted);
+            mesh.barrier(options(0)).unwrap();
+            assert_eq!(done(mine.wait_recv(TIMEOUT)), peer);
+            assert_eq!(contents(&pages, 8), [1; 8]);
+        } else {
+            mine.send(0, 2, 0, None).unwrap();
+            mine.abort_send();
+            assert_eq!(mine.wait_send(TIMEOUT).unwrap(), Waited::Aborted);
+            mesh.barrier(options(0)).unwrap();
+            // The one that is received.
+            mine.send(0, 1, 0, None).unwrap();
+            assert_eq!(done(mine.wait_send(TIMEOUT)), peer);
+        }
+        mesh.barrier(options(0)).unwrap();
+        mine.close(TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn a_buffer_that_is_closed_leaves_nothing_behind() {
+    for wire in WIRES {
+        ranks(wire, 3, |mesh| {
+            let (pages, peer) = (memory(&[mesh.rank() as u8; 64]), (mesh.rank() + 1) % 3);
+            let mine = buffer(&mesh, &pages, 64);
+            // Announced, offered, and waiting for a receive.
+            mine.recv(&[peer], 1, 0, Some(8)).unwrap();
+            mine.recv(&others(&mesh), 2, 8, Some(8)).unwrap();
+            mine.send(peer, 3, 16, Some(8)).unwrap();
+            mesh.barrier(options(0)).unwrap();
+            mine.close(TIMEOUT).unwrap();
+            assert_eq!(mesh.pending(), 0);
+            let error = mine.recv(&[peer], 1, 0, None).unwrap_err().to_string();
+            assert_eq!(error, "the buffer is closed");
+            mesh.barrier(options(0)).unwrap();
+            // Messages go to those who receive them now, not there.
+            let other = memory(&[0; 64]);
+            let next = buffer(&mesh, &other, 64);
+            for tag in [1, 2, 3] {
+                next.recv(&[(mesh.rank() + 2) % 3], tag, 8, Some(8)).unwrap();
+                pages.write(0, &[40 + mesh.rank() as u8; 64]);
+                let out = buffer(&mesh, &pages, 64);
+                out.send(peer, tag, 0, Some(8)).unwrap();
+                done(next.wait_recv(TIMEOUT));
+                done(out.wait_send(TIMEOUT));
+            }
+            assert_eq!(contents(&other, 16)[8..], [40 + (mesh.rank() as u8 + 2) % 3; 8]);
+            assert_eq!(contents(&pages, 64), [40 + mesh.rank() as u8; 64]);
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_thread_that_waits_hears_that_the_buffer_is_closed() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 8]), 1 - mesh.rank());
+        let mine = buffer(&mesh, &pages, 8);
+        mine.recv(&[peer], 1, 0, None).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap_err().to_string());
+            std::thread::sleep(Duration::from_millis(20));
+            mine.close(TIMEOUT).unwrap();
+            assert_eq!(waits.join().unwrap(), "the buffer is closed");
+        });
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+#[test]
+fn wrong_calls_are_refused_and_nothing_is_lost() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 64]), 1 - mesh.rank());
+        let mine = buffer(&mesh, &pages, 64);
+        for (result, why) in [
+            (mine.send(2, 0, 0, None), "there is no rank 2; there are 0 to 1"),
+            (mine.send(mesh.rank(), 0, 0, None), "is this rank"),
+            (mine.send(peer, 0, 60, Some(5)), "5 bytes at offset 60 of a buffer of 64"),
+            (mine.send(peer, 0, usize::MAX, Some(5)), "5 bytes at offset"),
+            (mine.send(peer, 0, 65, None), "0 bytes at offset 65 of a buffer of 64"),
+            (mine.recv(&[peer, 9], 0, 0, None), "there is no rank 9"),
+            (mine.recv(&[mesh.rank(), peer], 0, 0, None), "is this rank"),
+            (mine.recv(&[], 0, 0, None), "a receive from no rank"),
+            (mine.recv(&[peer], 0, 64, Some(1)), "1 bytes at offset 64 of a buffer of 64"),
+        ] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(why), "{why}: {error}");
+        }
+        assert_eq!(mesh.pending(), 0);
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+#[test]
+fn another_size_is_told_on_both_sides() {
+    for late in [0, 1] {
+        let results = ranks(SoftWire::Shm, 2, |mesh| {
+            let (pages, peer) = (memory(&[0; 128]), 1 - mesh.rank());
+            let mine = buffer(&mesh, &pages, 128);
+            if mesh.rank() == late {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let waited = if mesh.rank() == 0 {
+                mine.send(peer, 5, 0, Some(100)).and_then(|()| mine.wait_send(TIMEOUT))
+            } else {
+                mine.recv(&[peer], 5, 0, Some(64)).and_then(|()| mine.wait_recv(TIMEOUT))
+            };
+            waited.unwrap_err().to_string()
+        });
+        assert!(results[0].contains("it receives 64 bytes, tag 0x5: this rank sends 100"), "{results:?}");
+        assert!(results[1].contains("rank 0"), "{results:?}");
+    }
+}
+
+#[test]
+fn a_receive_from_any_outlives_the_loss_of_one() {
+    let gone = Barrier::new(3);
+    ranks(SoftWire::Shm, 3, |mesh| {
+        mesh.barrier(options(0)).unwrap();
+        let pages = memory(&[mesh.rank() as u8; 8]);
+        match mesh.rank() {
+            0 => {
+                let mine = buffer(&mesh, &pages, 8);
+                mine.recv(&[1, 2], 1, 0, None).unwrap();
+                mine.recv(&[1, 2], 1, 0, None).unwrap();
+                gone.wait();
+                assert_eq!(done(mine.wait_recv(TIMEOUT)), 1);
+                // Then that one is lost, too.
+                let error = mine.wait_recv(TIMEOUT).unwrap_err().to_string();
+                assert!(error.starts_with("rank 1: "), "{error}");
+            }
+            1 => {
+                gone.wait();
+                let mine = buffer(&mesh, &pages, 8);
+                mine.send(0, 1, 0, None).unwrap();
+                assert_eq!(done(mine.wait_send(TIMEOUT)), 0);
+                mine.close(TIMEOUT).unwrap();
+            }
+            _ => {
+                drop(mesh);
+                gone.wait();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_wait_that_takes_too_long_names_the_ranks_and_nothing_hangs_in_close() {
+    let over = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 8]), 1 - mesh.rank());
+        if mesh.rank() == 0 {
+            let mine = buffer(&mesh, &pages, 8);
+            mine.recv(&[peer], 1, 0, None).unwrap();
+            let error = mine.wait_recv(Duration::from_millis(100)).unwrap_err();
+            let text = "wait_recv: rank 0 waited for 0.1 s for a message from rank 1 (tag 0x1)";
+            assert!(matches!(&error, Error::Timeout(said) if said.contains(text)), "{error}");
+            let start = Instant::now();
+            mine.close(TIMEOUT).unwrap();
+            assert!(start.elapsed() < TIMEOUT / 2);
+        }
+        over.wait();
+    });
+}

@@ -1,0 +1,110 @@
+//! Memory for messages with tags, as Gloo's unbound buffers: sent to any rank, received from one or from any of several, at any offset. On the caller's
+//! threads, any number.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::base::error::Result;
+use crate::base::mem::UserMemory;
+use crate::base::sync::lock;
+
+use super::context::Mesh;
+use super::device::Registered;
+use super::outstanding::{DROP_TIMEOUT, Outstanding, Waited, closed};
+use super::protocol::Tag;
+
+/// Memory that messages come from and go to.
+pub struct UnboundBuffer {
+    mesh: Arc<Mesh>,
+    /// Until it is closed.
+    memory: Mutex<Option<Registered>>,
+    sends: Outstanding,
+    recvs: Outstanding,
+}
+
+impl UnboundBuffer {
+    /// Registers memory, which must stay until the buffer is closed.
+    ///
+    /// Errors: a range that cannot be registered.
+    pub fn new(mesh: &Arc<Mesh>, memory: UserMemory) -> Result<UnboundBuffer> {
+        let memory = Mutex::new(Some(mesh.device.register(memory)?));
+        Ok(UnboundBuffer { mesh: mesh.clone(), memory, sends: Outstanding::default(), recvs: Outstanding::default() })
+    }
+
+    fn memory<T>(&self, f: impl FnOnce(&Registered) -> Result<T>) -> Result<T> {
+        lock(&self.memory).as_ref().map_or_else(|| Err(closed()), f)
+    }
+
+    /// Sends bytes to a rank, all from `offset` on if `len` is none. They must not change before [`UnboundBuffer::wait_send`] has told of it.
+    ///
+    /// Errors: bytes outside the buffer; a rank that there is not, or that is lost; a mesh that has failed.
+    pub fn send(&self, rank: usize, tag: u64, offset: usize, len: Option<usize>) -> Result<()> {
+        let part = self.memory(|memory| memory.part(offset, len.unwrap_or(memory.len().saturating_sub(offset))))?;
+        self.sends.start(|| self.mesh.start_send(rank, Tag::User(tag), part))?;
+        self.mesh.goes_on();
+        Ok(())
+    }
+
+    /// Receives a message of just so many bytes, from whichever of these ranks has one first. Messages of a rank with one tag come in the order in
+    /// which they were sent.
+    ///
+    /// Errors: as for [`UnboundBuffer::send`].
+    pub fn recv(&self, ranks: &[usize], tag: u64, offset: usize, len: Option<usize>) -> Result<()> {
+        let place = self.memory(|memory| memory.place(offset, len.unwrap_or(memory.len().saturating_sub(offset))))?;
+        self.recvs.start(|| self.mesh.with(|core| core.recv_any(ranks, Tag::User(tag), place)))?;
+        self.mesh.goes_on();
+        Ok(())
+    }
+
+    /// Waits until one of the sends is done.
+    ///
+    /// Errors: the mesh has failed, or does as this took too long; the buffer is closed meanwhile.
+    pub fn wait_send(&self, timeout: Duration) -> Result<Waited> {
+        self.sends.wait(&self.mesh, "wait_send", timeout)
+    }
+
+    /// Waits until one of the receives is done.
+    ///
+    /// Errors: as for [`UnboundBuffer::wait_send`].
+    pub fn wait_recv(&self, timeout: Duration) -> Result<Waited> {
+        self.recvs.wait(&self.mesh, "wait_recv", timeout)
+    }
+
+    /// Ends one [`UnboundBuffer::wait_send`]: that which goes on, or else the next.
+    pub fn abort_send(&self) {
+        self.sends.abort(&self.mesh);
+    }
+
+    /// Ends one [`UnboundBuffer::wait_recv`]: that which goes on, or else the next.
+    pub fn abort_recv(&self) {
+        self.recvs.abort(&self.mesh);
+    }
+
+    /// Takes back the sends and receives that nothing has come of, and waits for the others. Nobody reads or writes the memory after that.
+    ///
+    /// Errors: it took too long. The mesh has failed then, and nobody touches the memory either.
+    pub fn close(&self, timeout: Duration) -> Result<()> {
+        self.sends.close();
+        self.recvs.close();
+        self.mesh.wake();
+        let ended = poll_fn(|_| {
+            let (sent, received) = (self.sends.poll_closed(&self.mesh), self.recvs.poll_closed(&self.mesh));
+            if sent && received { Poll::Ready(Ok(())) } else { Poll::Pending }
+        });
+        let closed = self.mesh.block_on("close of a buffer", ended, timeout);
+        *lock(&self.memory) = None;
+        self.sends.forget(&self.mesh);
+        self.recvs.forget(&self.mesh);
+        closed
+    }
+}
+
+impl Drop for UnboundBuffer {
+    fn drop(&mut self) {
+        if lock(&self.memory).is_some() {
+            let _ = self.close(DROP_TIMEOUT);
+        }
+    }
+}
