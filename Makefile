@@ -36,7 +36,8 @@ NCCL := target/nccl/nvidia/nccl/lib/libnccl.so.2
 LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
-STAGED := --profile staged --features stages --target-dir target/stages
+# With --workspace everywhere, or all of it is built again for other features of the dependencies.
+STAGED := --workspace --profile staged --features stages --target-dir target/stages
 SOAK := --test plugin --test store
 # Most tests wait most of the time.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
@@ -45,6 +46,7 @@ export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
 THREADED := --test plugin --test library -- library::misuse $(addprefix plugin::,basic concurrency faults handshake hostile last_call mapped \
     multi_recv namespaces progress rails ready_flag reload stages stall) \
     $(addprefix --skip ,a_flipped_bit a_damaged_handle nine_tenths_of_the_limit)
+TESTS := $(filter-out softroce,$(basename $(notdir $(wildcard tests/*.rs cli/tests/*.rs))))
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
@@ -101,14 +103,19 @@ demo: deps library
 test: deps-test
 	@echo "== the library, and the tests"
 	@# Side by side: the last of the library's steps takes long, and one core.
-	$(CARGO) build --release --package railhead & library=$$!; $(CARGO) test --workspace $(STAGED) --no-run && wait $$library
+	$(CARGO) build --release --package railhead & library=$$!; $(CARGO) test $(STAGED) --no-run && wait $$library
 	@echo "== the examples"
 	$(MAKE) --no-print-directory -C c_examples
-	@echo "== all tests"
-	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test --workspace $(STAGED) --no-fail-fast -- $(TEST_ARGS)
-	@echo "== RAILHEAD_PROGRESS=thread"
-	@# With --workspace, as before, or all of it is built again for other features of the dependencies.
-	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test --workspace $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS)
+	@echo "== all tests, then those that a thread of each device may change; beside them, as most wait most of the time, those in the virtual machine"
+	@mkdir -p target/softroce
+	@RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS) >target/softroce/log 2>&1 & machine=$$!; \
+	    RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
+	    all=$$?; \
+	    echo "== RAILHEAD_PROGRESS=thread"; \
+	    RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS); \
+	    threaded=$$?; \
+	    wait $$machine; machine=$$?; \
+	    echo "== in the virtual machine"; cat target/softroce/log; [ "$$all$$threaded$$machine" = 000 ]
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run
@@ -121,6 +128,8 @@ soak: deps-test examples
 	@RHT_LIVES=10000 $(CARGO) test --quiet $(STAGED) --test conformance a_thousand_lives
 	@echo "== 1000 connections of each kind, of which one side closes at once"
 	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test plugin plugin::close_first
+	@echo "== every mutant in every version, the largest messages"
+	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- commands::check commands::perf::ranges
 	@for round in $$(seq $(ROUNDS)); do \
 	    echo "== round $$round of $(ROUNDS)"; \
 	    RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \

@@ -103,7 +103,7 @@ pub fn source_deregistration_in_flight(bed: &Bed) {
 /// A queue pair is destroyed with READs and receives in flight: its owner's memory is left alone from then on.
 pub fn destruction_in_flight(bed: &Bed) {
     const LEN: usize = 2 << 20;
-    for round in (0..30).step_by(3) {
+    for round in (0..30).step_by(6) {
         let mut p = bed.pair();
         let mine = p.a.open_memory(LEN);
         let theirs = p.b.open_memory(LEN);

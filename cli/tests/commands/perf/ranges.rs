@@ -37,16 +37,18 @@ fn fewest_and_most_comms_and_requests_go_in_one_and_in_both_directions() {
 
 const LARGEST: u64 = 64 << 20;
 
-/// 2 GiB in each rank, which tables before v8 cannot register in one piece.
 #[test]
 fn the_largest_message_goes_as_often_as_may_be() {
     let info = std::fs::read_to_string("/proc/meminfo").expect("meminfo");
     let free = info.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    if free.is_some_and(|kilobytes| kilobytes < 8 << 20) {
+    // In a long run 2 GiB in each rank, which tables before v8 cannot register in one piece.
+    let most = crate::support::repeats(8, 32);
+    if free.is_some_and(|kilobytes| kilobytes < 8 << 20) && most == 32 {
         println!("SKIP: 4 GiB of buffers need 8 GiB of free memory");
         return;
     }
-    assert_eq!(rows(&["--sizes", "64M", "--outstanding", "32", "--abi", "7"]), [(LARGEST, 32, 1, false)]);
+    let outstanding = most.to_string();
+    assert_eq!(rows(&["--sizes", "64M", "--outstanding", &outstanding, "--abi", "7"]), [(LARGEST, most as u64, 1, false)]);
     assert_eq!(rows(&["--sizes", "64M", "--outstanding", "1", "--direction", "two"]), [(LARGEST, 1, 1, true)]);
 }
 
