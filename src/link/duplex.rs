@@ -35,6 +35,8 @@ const CREDIT_EVERY: u16 = SAYS as u16 / 2;
 const RING: usize = SLOTS * RECORD_SIZE;
 /// No request has it.
 const NO_REQUEST: RequestId = RequestId(0);
+/// That of the last thing that is said: none has it either.
+const LAST: RequestId = RequestId(1);
 
 /// What a receiver tells a sender of a slot, and of the memory behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +133,7 @@ impl Unconnected {
             slots: Box::new([Slot::FREE; SLOTS]),
             free: (0..SAY_SLOT).rev().collect(),
             says: Says::default(),
+            last: Last::None,
             events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
         };
         Ok(Duplex { link, ends, split_min: config.split_min as usize })
@@ -150,8 +153,20 @@ struct Ends {
     slots: Box<[Slot; SLOTS]>,
     free: Vec<u8>,
     says: Says,
+    last: Last,
     /// Not yet taken: as many as one poll finds.
     events: VecDeque<Event>,
+}
+
+/// How far the last thing is that is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// There is none, or it is through.
+    None,
+    /// The next one is the last.
+    ToSay,
+    /// It is on its way.
+    Said,
 }
 
 /// A slot that messages come into.
@@ -318,6 +333,23 @@ impl Duplex {
         self.link.check().map(|()| true)
     }
 
+    /// The same, for the last thing that is said: [`Duplex::last_is_through`] tells when the peer's device has it and all before.
+    ///
+    /// Errors: as for [`Duplex::say`].
+    pub fn say_last(&mut self, bytes: &[u8; SAY_SIZE]) -> Result<bool> {
+        self.ends.last = Last::ToSay;
+        let said = self.say(bytes)?;
+        if self.ends.last == Last::ToSay && !said {
+            self.ends.last = Last::None;
+        }
+        Ok(said)
+    }
+
+    /// Whether the last thing that was said is through, or will never be.
+    pub fn last_is_through(&mut self) -> bool {
+        self.ends.last != Last::Said || self.link.has_failed()
+    }
+
     /// Polls; whether something has moved. [`Duplex::next_event`] tells what happened, all of which is to be taken before the next poll. A poll that
     /// finds nothing is a wait for `waits_for`.
     pub fn poll(&mut self, waits_for: WaitCause) -> bool {
@@ -389,6 +421,7 @@ impl Ends {
                     self.events.push_back(Event::Sent(wr.id));
                 }
             }
+            WrKind::Say if self.last == Last::Said && wr.id == LAST => self.last = Last::None,
             WrKind::Say | WrKind::Cts | WrKind::Flush => {}
         }
     }
@@ -474,8 +507,14 @@ impl Ends {
     fn post_say(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) {
         let imm = Imm::Whole(bit | u32::from(self.says.read)).encode(SAY_SLOT);
         let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(CTS_QP, place), imm };
-        match link.qps.post_send(CTS_QP, [wr], WrKind::Say, NO_REQUEST, false) {
-            Ok(()) => self.says.told = self.says.read,
+        let last = self.last == Last::ToSay;
+        match link.qps.post_send(CTS_QP, [wr], WrKind::Say, if last { LAST } else { NO_REQUEST }, last) {
+            Ok(()) => {
+                self.says.told = self.says.read;
+                if last {
+                    self.last = Last::Said;
+                }
+            }
             Err(error) => link.post_failed(WrKind::Say, CTS_QP, error),
         }
         link.stats.add(CommCounter::Bytes, bytes.len() as u64);

@@ -44,7 +44,7 @@ impl Buffer {
     /// Errors: a slot that another buffer of this rank receives into; and as for [`Buffer::send_to`].
     pub fn recv_from(mesh: &Arc<Mesh>, peer: usize, slot: u64, memory: UserMemory) -> Result<Buffer> {
         let memory = mesh.device.register(memory)?;
-        let place = memory.place(0, memory.len())?;
+        let place = memory.place(0, memory.len())?.place;
         mesh.with(|core| core.pair(peer)?.take_incoming(slot, place).map_err(|error| named(peer, error)))?;
         Ok(Buffer::new(mesh, peer, slot, true, memory))
     }
@@ -77,7 +77,7 @@ impl Buffer {
             let memory = memory.as_ref().ok_or_else(closed)?;
             memory.part(offset, len.unwrap_or(memory.len().saturating_sub(offset)))?
         };
-        self.outstanding.start(|| {
+        self.outstanding.start(0, || {
             self.mesh.start(self.asked(), |core, op| {
                 let (pair, ops) = core.pair_and_ops(self.peer)?;
                 pair.send_slot(self.slot, SlotSend { op, part, offset: remote_offset }, ops).map_err(|error| named(self.peer, error))
@@ -92,7 +92,7 @@ impl Buffer {
     /// Errors: it does not fit the peer's memory; the mesh has failed, or does as this took too long; the buffer is closed meanwhile.
     pub fn wait_send(&self, timeout: Duration) -> Result<Waited> {
         self.must(false)?;
-        self.outstanding.wait(&self.mesh, "wait_send", timeout)
+        self.outstanding.wait(&self.mesh, "wait_send", timeout, |_, _| ())
     }
 
     /// Waits until the next message has come.
@@ -100,14 +100,14 @@ impl Buffer {
     /// Errors: the mesh has failed, or does as this took too long; the buffer is closed meanwhile.
     pub fn wait_recv(&self, timeout: Duration) -> Result<Waited> {
         self.must(true)?;
-        self.outstanding.start(|| {
+        self.outstanding.start(0, || {
             self.mesh.start(self.asked(), |core, op| {
                 let (pair, ops) = core.pair_and_ops(self.peer)?;
                 pair.recv_slot(self.slot, op, ops);
                 Ok(())
             })
         })?;
-        self.outstanding.wait(&self.mesh, "wait_recv", timeout)
+        self.outstanding.wait(&self.mesh, "wait_recv", timeout, |_, _| ())
     }
 
     /// Ends it: what was not sent yet is not; what is on its way is waited for. Nobody reads or writes the memory after that, and the slot may be used

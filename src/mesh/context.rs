@@ -20,18 +20,22 @@ use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 use crate::base::wakeup::Wakeup;
+use crate::fabric::RegionView;
 use crate::link::Failure;
 
 use super::background::Background;
-use super::core::{Core, Peer, named};
-use super::device::{Device, Part, Place, Registered};
-use super::ops::{Asked, OpId, Outcome, What};
+use super::core::{Core, Peer};
+use super::device::{Destination, Device, Part, Registered};
+use super::ops::{Asked, OpId, Outcome};
 use super::protocol::Tag;
 
 /// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
 const YIELDS: u32 = 40;
 /// A sleep ends after so long, to look whether the peers are there. Not in tests, where it would hide a wake-up that is lost.
 const LOOK: Duration = Duration::from_secs(if cfg!(test) { 3600 } else { 1 });
+
+/// How long a mesh that is closed waits for the last that its ranks were sent to be through.
+const FAREWELL_NS: u64 = 100_000_000;
 
 /// Pieces of scratch memory that are kept.
 const POOL: usize = 8;
@@ -96,30 +100,16 @@ impl Mesh {
     ///
     /// Errors: no such rank; one that is lost; a mesh that has failed.
     pub(super) fn send(&self, rank: usize, tag: u64, part: Part) -> Result<Operation<'_>> {
-        let id = self.start_send(rank, Tag::Collective(tag), part)?;
-        Ok(Operation { mesh: self, id, over: false })
+        let id = self.with(|core| core.send(rank, Tag::Collective(tag), part))?;
+        Ok(Operation { mesh: self, id, to: None, over: false })
     }
 
     /// Receives from a rank what it sends with the same tag.
     ///
     /// Errors: as for [`Mesh::send`].
-    pub(super) fn recv(&self, rank: usize, tag: u64, place: Place) -> Result<Operation<'_>> {
-        let id = self.start_recv(rank, Tag::Collective(tag), place)?;
-        Ok(Operation { mesh: self, id, over: false })
-    }
-
-    /// The same, for whoever takes the operation's end himself.
-    pub(super) fn start_send(&self, rank: usize, tag: Tag, part: Part) -> Result<OpId> {
-        self.start(Asked { rank: Some(rank), receives: false, what: What::Tagged(tag) }, |core, id| {
-            core.pair(rank)?.send(id, tag, part).map_err(|error| named(rank, error))
-        })
-    }
-
-    /// The same.
-    pub(super) fn start_recv(&self, rank: usize, tag: Tag, place: Place) -> Result<OpId> {
-        self.start(Asked { rank: Some(rank), receives: true, what: What::Tagged(tag) }, |core, id| {
-            core.pair(rank)?.recv(id, tag, place).map_err(|error| named(rank, error))
-        })
+    pub(super) fn recv<'a>(&'a self, rank: usize, tag: u64, to: Destination<'a>) -> Result<Operation<'a>> {
+        let id = self.with(|core| core.recv(&[rank], Tag::Collective(tag), to.place))?;
+        Ok(Operation { mesh: self, id, to: to.view, over: false })
     }
 
     /// Notes an operation and has it posted.
@@ -281,7 +271,7 @@ impl Mesh {
         let mut fds: Vec<RawFd> = Vec::new();
         let mut core = lock(&self.core);
         let again = core.arm(&mut fds);
-        if self.drive(&mut core) || again || core.needs_repoll() {
+        if self.drive(&mut core) || again || core.needs_repoll() || core.check_kinds() {
             return;
         }
         core.asleep = true;
@@ -301,16 +291,24 @@ impl Mesh {
 
     /// Ends it: all that is outstanding fails, and so does what is asked for later. Ranks that wait for this one learn that it has gone.
     pub fn close(&self) {
-        self.with(|core| {
-            core.failed.get_or_insert_with(|| Failure::from_error(&Error::usage("this rank has closed the mesh")));
-            for peer in &mut core.peers {
+        let closed = Failure::from_error(&Error::usage("this rank has closed the mesh"));
+        let first = self.with(|core| {
+            let first = !std::mem::replace(&mut core.closed, true);
+            core.failed.get_or_insert(closed);
+            for peer in core.peers.iter_mut().filter(|_| first) {
                 if let Peer::Here(pair) = peer {
                     pair.say_bye();
                 }
             }
+            first
         });
         self.wake();
         self.background.stop();
+        // What ranks were sent in this one's last moments is theirs: a queue pair that is destroyed sends nothing more.
+        let until = clock::now() + FAREWELL_NS;
+        while first && clock::now() < until && !self.with(Core::byes_are_through) {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -375,6 +373,8 @@ impl Mesh {
 pub(super) struct Operation<'a> {
     mesh: &'a Mesh,
     id: OpId,
+    /// Where the bytes of a small message go.
+    to: Option<RegionView<'a>>,
     over: bool,
 }
 
@@ -384,7 +384,12 @@ impl Future for Operation<'_> {
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<u64>> {
         let mut core = lock(&self.mesh.core);
         let done = match core.ops.take(self.id) {
-            Some(Outcome::Done { len, .. }) => Ok(len),
+            Some(Outcome::Done { len, small, .. }) => {
+                if let (Some(to), Some(small)) = (self.to, small) {
+                    to.write(small.bytes());
+                }
+                Ok(len)
+            }
             Some(Outcome::Failed(failure)) => Err(failure.error()),
             Some(Outcome::Cancelled) => Err(Error::internal("an operation was taken back that is waited for")),
             None => match core.check() {

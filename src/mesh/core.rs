@@ -7,11 +7,12 @@ use crate::base::error::{Error, Result};
 use crate::link::Failure;
 use crate::link::duplex::Unconnected;
 
-use super::device::Place;
+use super::device::{Part, Place};
 use super::matching::MAX_OFFERS;
 use super::ops::{Asked, OpId, Ops, Outcome, What};
-use super::pair::Pair;
+use super::pair::{Heard, Pair};
 use super::protocol::Tag;
+use super::small::{Ranks, SmallMessages, other_length};
 
 /// Another rank.
 pub enum Peer {
@@ -44,6 +45,8 @@ pub struct Core {
     pub ops: Ops,
     /// Why nothing goes any more.
     pub failed: Option<Failure>,
+    /// It was closed.
+    pub closed: bool,
     /// A thread drives the mesh, and whether it sleeps.
     pub driven: bool,
     /// See `driven`.
@@ -53,7 +56,8 @@ pub struct Core {
     /// In order; only the first are offered.
     any: VecDeque<AnyRecv>,
     offers: u64,
-    claims: Vec<u64>,
+    small: SmallMessages,
+    heard: Vec<Heard>,
 }
 
 impl Core {
@@ -64,12 +68,14 @@ impl Core {
             peers: (0..size).map(|_| Peer::Absent).collect(),
             ops: Ops::default(),
             failed: None,
+            closed: false,
             driven: false,
             asleep: false,
             waiters: 0,
             any: VecDeque::new(),
             offers: 0,
-            claims: Vec::new(),
+            small: SmallMessages::new(size),
+            heard: Vec::new(),
         }
     }
 
@@ -109,10 +115,30 @@ impl Core {
         Ok(id)
     }
 
-    /// Starts a receive from any of these ranks.
+    /// Starts to send to a rank.
     ///
-    /// Errors: a rank that is not connected; all are lost.
-    pub fn recv_any(&mut self, ranks: &[usize], tag: Tag, place: Place) -> Result<OpId> {
+    /// Errors: one that is not connected, or is lost; the mesh has failed.
+    pub fn send(&mut self, rank: usize, tag: Tag, part: Part) -> Result<OpId> {
+        self.start(Asked { rank: Some(rank), receives: false, what: What::Tagged(tag) }, |core, op| {
+            let (pair, ops) = core.pair_and_ops(rank)?;
+            pair.send(op, tag, part, ops).map_err(|error| named(rank, error))
+        })
+    }
+
+    /// Starts a receive from whichever of these ranks has a message first.
+    ///
+    /// Errors: a rank that is not connected; all are lost; the mesh has failed.
+    pub fn recv(&mut self, ranks: &[usize], tag: Tag, place: Place) -> Result<OpId> {
+        self.check()?;
+        let what = What::Tagged(tag);
+        // What a rank has sent before it was lost is received.
+        let is_here = |core: &Core, rank: usize| tag.is_small(place.len) && core.small.is_here(rank, tag);
+        if let &[rank] = ranks {
+            if !is_here(self, rank) {
+                self.pair(rank)?;
+            }
+            return self.start(Asked { rank: Some(rank), receives: true, what }, |core, op| core.recv_one(op, rank, tag, place));
+        }
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
         ranks.dedup();
@@ -122,23 +148,65 @@ impl Core {
                 self.pair(*rank)?;
             }
         }
-        let (what, all) = (What::Tagged(tag), ranks.clone());
-        ranks.retain(|rank| !lost(self, rank));
-        match ranks.as_slice() {
-            [] => match all.first() {
-                Some(first) => self.pair(*first).and(Err(Error::internal("a rank that is lost is here"))),
-                None => Err(Error::usage("a receive from no rank")),
-            },
-            // Behind one that is not offered yet it waits its turn, as that one's message may be this rank's.
-            &[rank] if !self.any.iter().any(|recv| recv.number.is_none() && recv.tag == tag && recv.ranks.contains(&rank)) => self
-                .start(Asked { rank: Some(rank), receives: true, what }, |core, op| {
-                    core.pair(rank)?.recv(op, tag, place).map_err(|error| named(rank, error))
-                }),
-            _ => self.start(Asked { rank: None, receives: true, what }, |core, op| {
-                core.any.push_back(AnyRecv { op, tag, place, ranks, number: None });
-                core.offer();
-                Ok(())
-            }),
+        let first = ranks.first().copied();
+        ranks.retain(|rank| !lost(self, rank) || is_here(self, *rank));
+        match (ranks.as_slice(), first) {
+            ([], None) => Err(Error::usage("a receive from no rank")),
+            ([], Some(first)) => self.pair(first).and(Err(Error::internal("a rank that is lost is here"))),
+            (&[rank], _) => self.recv(&[rank], tag, place),
+            _ => self.start(Asked { rank: None, receives: true, what }, |core, op| core.recv_any(op, ranks, tag, place)),
+        }
+    }
+
+    fn recv_one(&mut self, op: OpId, rank: usize, tag: Tag, place: Place) -> Result<()> {
+        if tag.is_small(place.len) {
+            return self.recv_small(op, Ranks::One(rank), tag, place.len);
+        }
+        // Behind one that is not offered yet it waits its turn, as that one's message may be this rank's.
+        if self.any.iter().any(|recv| recv.number.is_none() && recv.tag == tag && recv.ranks.contains(&rank)) {
+            return self.recv_any(op, vec![rank], tag, place);
+        }
+        self.pair(rank)?.recv(op, tag, place).map_err(|error| named(rank, error))
+    }
+
+    fn recv_any(&mut self, op: OpId, ranks: Vec<usize>, tag: Tag, place: Place) -> Result<()> {
+        if tag.is_small(place.len) {
+            return self.recv_small(op, Ranks::Any(ranks), tag, place.len);
+        }
+        self.any.push_back(AnyRecv { op, tag, place, ranks, number: None });
+        self.offer();
+        Ok(())
+    }
+
+    fn recv_small(&mut self, op: OpId, ranks: Ranks, tag: Tag, len: usize) -> Result<()> {
+        if let (Ranks::One(rank), Some(other)) = (&ranks, tag.other_kind())
+            && let Some(sent) = self.pair(*rank).ok().and_then(|pair| pair.unmatched_there(other))
+        {
+            self.misfit(*rank, &other_length(sent as usize, tag, len));
+        }
+        match self.small.recv(op, tag, len, ranks, &mut self.ops) {
+            Ok(from) => self.tell_received(from),
+            Err((rank, error)) => self.misfit(rank, &error),
+        }
+        Ok(())
+    }
+
+    /// A message and its receive do not fit: whoever waits for the rank hears of it from the next poll.
+    #[cold]
+    fn misfit(&mut self, rank: usize, error: &Error) {
+        if let Ok(pair) = self.pair(rank) {
+            pair.fail(error);
+        }
+    }
+
+    /// Tells a rank that its small messages were received, if it has to know.
+    fn tell_received(&mut self, rank: Option<usize>) {
+        if let Some(rank) = rank
+            && let Some(number) = self.small.tells(rank)
+            && let Ok(pair) = self.pair(rank)
+        {
+            // A rank that is lost is noticed by the next poll.
+            let _ = pair.say_received(number);
         }
     }
 
@@ -169,8 +237,28 @@ impl Core {
         self.offer();
     }
 
+    /// What a rank has said that is not for its pair alone.
+    fn heard(&mut self, rank: usize, heard: Heard) {
+        match heard {
+            Heard::Claimed(number) => self.claimed(rank, number),
+            Heard::Message(tag, small) => match self.small.arrived(rank, tag, small, &mut self.ops) {
+                Ok(true) => self.tell_received(Some(rank)),
+                Ok(false) => {}
+                Err(error) => self.misfit(rank, &error),
+            },
+            Heard::Unmatched(tag, sent) => {
+                if let Some(len) = tag.other_kind().and_then(|other| self.small.waits(rank, other)) {
+                    self.misfit(rank, &other_length(sent as usize, tag, len));
+                }
+            }
+        }
+    }
+
     /// Takes an operation back, if nothing has come of it. It ends then.
     pub fn cancel(&mut self, op: OpId) {
+        if self.small.cancel(op) {
+            return self.ops.end(op, Outcome::Cancelled);
+        }
         if let Some(recv) = self.any.iter().position(|recv| recv.op == op).and_then(|at| self.any.remove(at)) {
             for rank in recv.ranks {
                 if let (Some(Peer::Here(pair)), Some(number)) = (self.peers.get_mut(rank), recv.number) {
@@ -191,17 +279,20 @@ impl Core {
     pub fn poll(&mut self) -> bool {
         let mut moved = false;
         for rank in 0..self.peers.len() {
-            let Core { peers, ops, claims, .. } = self;
+            let Core { peers, ops, heard, small, .. } = self;
             let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
-            match pair.poll(ops, claims) {
+            let polled = pair.poll(ops, small.waits_for(rank), heard);
+            if !self.heard.is_empty() {
+                let mut all = std::mem::take(&mut self.heard);
+                all.drain(..).for_each(|heard| self.heard(rank, heard));
+                self.heard = all;
+            }
+            match polled {
                 Ok(some) => moved |= some,
                 Err(error) => {
                     moved = true;
                     self.lost(rank, Failure::from_error(&named(rank, error)));
                 }
-            }
-            for number in std::mem::take(&mut self.claims) {
-                self.claimed(rank, number);
             }
         }
         moved
@@ -212,7 +303,7 @@ impl Core {
         if let Some(peer) = self.peers.get_mut(rank) {
             *peer = Peer::Lost(failure.clone());
         }
-        let mut nobody_left = false;
+        let mut nobody_left = self.small.lost(rank);
         for recv in &mut self.any {
             recv.ranks.retain(|other| *other != rank);
             nobody_left |= recv.ranks.is_empty();
@@ -220,6 +311,22 @@ impl Core {
         if self.failed.is_none() && (nobody_left || self.ops.pending().any(|asked| asked.rank == Some(rank))) {
             self.failed = Some(failure);
         }
+    }
+
+    /// Fails the pairs of ranks that have sent small messages of a collective of which this rank waits for longer ones. To be called when all that has
+    /// arrived was polled, so that none of those can be here.
+    pub fn check_kinds(&mut self) -> bool {
+        let Core { small, peers, .. } = self;
+        let mut failed = false;
+        for (rank, tag, sent) in small.early() {
+            if let (Some(Peer::Here(pair)), Some(other)) = (peers.get_mut(rank), tag.other_kind())
+                && let Some(receives) = pair.receives(other)
+            {
+                pair.fail(&other_length(sent, tag, receives));
+                failed = true;
+            }
+        }
+        failed
     }
 
     /// Arms all pairs; whether one cannot be.
@@ -245,6 +352,14 @@ impl Core {
             _ => false,
         };
         self.peers.iter_mut().any(again)
+    }
+
+    /// Whether all that ranks were sent before they were told that this one goes is through.
+    pub fn byes_are_through(&mut self) -> bool {
+        self.peers.iter_mut().all(|peer| match peer {
+            Peer::Here(pair) => pair.bye_is_through(),
+            _ => true,
+        })
     }
 
     /// Whether the queue pairs of all who are here are connected.

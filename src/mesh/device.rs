@@ -10,6 +10,8 @@ use crate::fabric::{self, Access, Capabilities, Domain, MemoryRegion, PagesRegio
 use crate::link::limits::MAX_RAILS;
 use crate::link::queue_pairs::RailDevice;
 
+use super::small::Small;
+
 /// Access of what ranks write to.
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
@@ -22,6 +24,8 @@ pub struct Part {
     pub len: usize,
     /// Its keys, rail by rail.
     pub lkeys: [u32; MAX_RAILS],
+    /// The bytes themselves, if they are few.
+    pub small: Option<Small>,
 }
 
 /// The same, to be received into: what its sender is told.
@@ -33,6 +37,25 @@ pub struct Place {
     pub len: usize,
     /// Its keys, rail by rail.
     pub rkeys: [u32; MAX_RAILS],
+}
+
+impl Part {
+    /// No bytes.
+    pub const NOTHING: Part = Part { addr: 0, len: 0, lkeys: [0; MAX_RAILS], small: Some(Small::NONE) };
+}
+
+/// Where a message is received, until it is.
+#[derive(Clone, Copy)]
+pub struct Destination<'a> {
+    /// What its sender is told.
+    pub place: Place,
+    /// Its bytes, if there are any.
+    pub view: Option<RegionView<'a>>,
+}
+
+impl Destination<'_> {
+    /// No bytes.
+    pub const NOTHING: Self = Destination { place: Place { addr: 0, len: 0, rkeys: [0; MAX_RAILS] }, view: None };
 }
 
 /// A device, opened. Meshes on one share its domain.
@@ -187,13 +210,20 @@ impl Registered {
     ///
     /// Errors: as above.
     pub(super) fn part(&self, offset: usize, len: usize) -> Result<Part> {
-        Ok(Part { addr: self.addr(offset, len)?, len, lkeys: self.lkeys })
+        let addr = self.addr(offset, len)?;
+        let small = Small::new(len, |bytes| {
+            if let Ok(view) = self.view(offset, len) {
+                view.read(bytes);
+            }
+        });
+        Ok(Part { addr, len, lkeys: self.lkeys, small })
     }
 
     /// The same, to be received into.
     ///
     /// Errors: as above.
-    pub(super) fn place(&self, offset: usize, len: usize) -> Result<Place> {
-        Ok(Place { addr: self.addr(offset, len)?, len, rkeys: self.rkeys })
+    pub(super) fn place(&self, offset: usize, len: usize) -> Result<Destination<'_>> {
+        let place = Place { addr: self.addr(offset, len)?, len, rkeys: self.rkeys };
+        Ok(Destination { place, view: self.view(offset, len).ok() })
     }
 }

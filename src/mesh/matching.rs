@@ -106,6 +106,11 @@ impl Matching {
         found.is_some_and(|at| self.sends.remove(at).is_some())
     }
 
+    /// The first message that no receive was told of for.
+    pub fn first_unmatched(&self) -> Option<Send> {
+        self.sends.iter().find(|(_, claim)| claim.is_none()).map(|(send, _)| *send)
+    }
+
     /// The next message to post.
     pub fn next(&self) -> Option<(Send, Target)> {
         self.matched.front().copied()
@@ -171,7 +176,7 @@ mod tests {
     /// So many messages.
     fn sends<const N: usize>() -> [Send; N] {
         let mut ops = Ops::default();
-        let part = Part { addr: 0x2000, len: 8, lkeys: [0; MAX_RAILS] };
+        let part = Part { addr: 0x2000, len: 8, lkeys: [0; MAX_RAILS], small: None };
         let asked = Asked { rank: Some(1), receives: false, what: What::Tagged(TAG) };
         std::array::from_fn(|_| Send { op: ops.insert(asked), tag: TAG, part })
     }

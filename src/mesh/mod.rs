@@ -20,6 +20,7 @@ mod pair;
 mod protocol;
 mod reduce;
 mod slots;
+mod small;
 mod unbound;
 
 pub use buffer::Buffer;

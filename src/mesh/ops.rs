@@ -3,6 +3,7 @@
 use crate::link::Failure;
 
 use super::protocol::Tag;
+use super::small::Small;
 
 /// Names an operation: an index and a generation, so that one that was forgotten is not taken for a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub enum Outcome {
         rank: usize,
         /// Bytes.
         len: u64,
+        /// A small message's, which whoever waits puts where they belong.
+        small: Option<Small>,
     },
     /// It was taken back before anything came of it.
     Cancelled,
@@ -165,7 +168,7 @@ mod tests {
 
     fn done(outcome: Option<Outcome>) -> Option<(usize, u64)> {
         match outcome {
-            Some(Outcome::Done { rank, len }) => Some((rank, len)),
+            Some(Outcome::Done { rank, len, .. }) => Some((rank, len)),
             _ => None,
         }
     }
@@ -175,12 +178,12 @@ mod tests {
         let mut ops = Ops::default();
         let (a, b) = (ops.insert(ASKED), ops.insert(ASKED));
         assert_eq!((ops.take(a).is_none(), ops.pending().count()), (true, 2));
-        ops.end(a, Outcome::Done { rank: 3, len: 9 });
+        ops.end(a, Outcome::Done { rank: 3, len: 9, small: None });
         assert_eq!((done(ops.take(a)), done(ops.take(a))), (Some((3, 9)), None));
         let again = ops.insert(ASKED);
         assert_eq!(again.index, a.index);
         // What comes late for the one before.
-        ops.end(a, Outcome::Done { rank: 4, len: 4 });
+        ops.end(a, Outcome::Done { rank: 4, len: 4, small: None });
         ops.forget(a);
         assert_eq!((done(ops.take(again)), ops.pending().count()), (None, 2));
         ops.forget(again);
@@ -193,7 +196,7 @@ mod tests {
         let mut ops = Ops::default();
         let id = ops.insert(ASKED);
         ops.end(id, Outcome::Cancelled);
-        ops.end(id, Outcome::Done { rank: 1, len: 1 });
+        ops.end(id, Outcome::Done { rank: 1, len: 1, small: None });
         assert!(!ops.any_pending());
         assert!(matches!(ops.take(id), Some(Outcome::Cancelled)));
         assert!(!ops.any_pending());

@@ -35,7 +35,8 @@ pub struct Outstanding(Mutex<List>);
 
 #[derive(Debug, Default)]
 struct List {
-    ops: VecDeque<OpId>,
+    /// With the offset of what a receive gets.
+    ops: VecDeque<(OpId, usize)>,
     aborted: bool,
     closed: bool,
 }
@@ -44,24 +45,24 @@ impl Outstanding {
     /// Notes what `start` starts.
     ///
     /// Errors: its own; a buffer that is closed.
-    pub fn start(&self, start: impl FnOnce() -> Result<OpId>) -> Result<()> {
+    pub fn start(&self, offset: usize, start: impl FnOnce() -> Result<OpId>) -> Result<()> {
         let mut list = lock(&self.0);
         if list.closed {
             return Err(closed());
         }
-        list.ops.push_back(start()?);
+        list.ops.push_back((start()?, offset));
         Ok(())
     }
 
-    /// Waits until one has ended, or the wait is aborted.
+    /// Waits until one has ended, or the wait is aborted. The bytes of a small message are `put` to their offset.
     ///
     /// Errors: that one's; the mesh has failed; a wait that took too long, and then the mesh has failed; the buffer is closed meanwhile.
-    pub fn wait(&self, mesh: &Mesh, what: &str, timeout: Duration) -> Result<Waited> {
-        mesh.block_on(what, poll_fn(|_| self.poll(mesh)), timeout)?
+    pub fn wait(&self, mesh: &Mesh, what: &str, timeout: Duration, put: impl Fn(usize, &[u8])) -> Result<Waited> {
+        mesh.block_on(what, poll_fn(|_| self.poll(mesh, &put)), timeout)?
     }
 
     /// An error inside is not the mesh's.
-    fn poll(&self, mesh: &Mesh) -> Poll<Result<Result<Waited>>> {
+    fn poll(&self, mesh: &Mesh, put: impl Fn(usize, &[u8])) -> Poll<Result<Result<Waited>>> {
         let mut list = lock(&self.0);
         if list.closed {
             return Poll::Ready(Ok(Err(closed())));
@@ -71,10 +72,16 @@ impl Outstanding {
         }
         let mut core = lock(&mesh.core);
         for at in 0..list.ops.len() {
-            if let Some(outcome) = list.ops.get(at).and_then(|op| core.ops.take(*op)) {
+            if let Some((outcome, offset)) = list.ops.get(at).and_then(|(op, offset)| Some((core.ops.take(*op)?, *offset))) {
                 list.ops.remove(at);
                 return Poll::Ready(Ok(match outcome {
-                    Outcome::Done { rank, len } => Ok(Waited::Done { rank, len }),
+                    Outcome::Done { rank, len, small } => {
+                        drop(core);
+                        if let Some(small) = small {
+                            put(offset, small.bytes());
+                        }
+                        Ok(Waited::Done { rank, len })
+                    }
                     Outcome::Failed(failure) => Err(failure.error()),
                     Outcome::Cancelled => Err(closed()),
                 }));
@@ -101,7 +108,7 @@ impl Outstanding {
     pub fn poll_closed(&self, mesh: &Mesh) -> bool {
         let mut list = lock(&self.0);
         mesh.with(|core| {
-            list.ops.retain(|op| {
+            list.ops.retain(|(op, _)| {
                 core.cancel(*op);
                 core.ops.take(*op).is_none()
             });
@@ -112,7 +119,7 @@ impl Outstanding {
     /// Forgets what is left, which a mesh that has failed does not touch any more.
     pub fn forget(&self, mesh: &Mesh) {
         let mut list = lock(&self.0);
-        mesh.with(|core| list.ops.drain(..).for_each(|op| core.ops.forget(op)));
+        mesh.with(|core| list.ops.drain(..).for_each(|(op, _)| core.ops.forget(op)));
     }
 }
 

@@ -14,6 +14,7 @@ use super::matching::{Matching, Send};
 use super::ops::{OpId, Ops, Outcome};
 use super::protocol::{Said, Tag};
 use super::slots::{SlotSend, Slots};
+use super::small::{MAX_EARLY, Small};
 
 /// Says that wait at most: more than a peer that keeps to the protocol can ask for.
 const MAX_SAYS: usize = 16 * SLOTS;
@@ -28,6 +29,17 @@ pub struct Pair {
     recvs: VecDeque<Recv>,
     /// What else it was not told.
     says: VecDeque<Said>,
+    /// Small messages that wait for room, or for the peer to receive others.
+    small: VecDeque<(OpId, Tag, Small)>,
+    /// Those that the peer has not said to have been received.
+    unreceived: u64,
+    /// Receives from this peer, or from others as well, that it was told of; and those that it has told of.
+    announced: u64,
+    heard_of: u64,
+    /// The message, and the number of receives known, of which the peer was told that they do not match.
+    told_unmatched: Option<(OpId, u64)>,
+    /// Messages of the peer's that match none of the receives that were announced.
+    unmatched: Vec<(Tag, u64)>,
     /// By slot of the link.
     open: Box<[Option<Open>; SLOTS]>,
     /// By the index of a request: which send it is of, and its bytes.
@@ -47,6 +59,17 @@ enum Recv {
     Offered { number: u64, tag: Tag },
     /// Into the slot of a buffer, at any time.
     Slot { slot: u64, place: Place },
+}
+
+/// What a peer has said that is not for its pair alone.
+#[derive(Debug, Clone, Copy)]
+pub enum Heard {
+    /// It has a message for this offer.
+    Claimed(u64),
+    /// A small message.
+    Message(Tag, Small),
+    /// It has a message of so many bytes, and no receive for it.
+    Unmatched(Tag, u64),
 }
 
 /// What a slot of the link is open for, with its sequence number.
@@ -79,6 +102,12 @@ impl Pair {
             slots: Slots::default(),
             recvs: VecDeque::new(),
             says: VecDeque::new(),
+            small: VecDeque::new(),
+            unreceived: 0,
+            announced: 0,
+            heard_of: 0,
+            told_unmatched: None,
+            unmatched: Vec::new(),
             open: Box::new([None; SLOTS]),
             sent: Box::new([None; MAX_REQUESTS]),
             outstanding: 0,
@@ -93,12 +122,16 @@ impl Pair {
     /// Sends, as soon as the peer receives.
     ///
     /// Errors: more than a message may have; a receive of another size; a peer that is gone.
-    pub fn send(&mut self, op: OpId, tag: Tag, part: Part) -> Result<()> {
+    pub fn send(&mut self, op: OpId, tag: Tag, part: Part, ops: &mut Ops) -> Result<()> {
         fits(part.len)?;
         self.outstanding += 1;
+        if let Some(small) = part.small.filter(|_| tag.is_small(part.len)) {
+            self.small.push_back((op, tag, small));
+            return self.post_small(ops);
+        }
         if let Err(error) = self.matching.send(Send { op, tag, part }) {
-            // For the next poll: whatever waits for this peer has to hear of it.
-            self.link.fail(Failure::from_error(&error));
+            // Whatever waits for this peer has to hear of it.
+            self.fail(&error);
         }
         self.tell()?;
         self.post()
@@ -153,7 +186,8 @@ impl Pair {
                 _ => Ok(()),
             };
         }
-        if self.matching.cancel(op) || self.slots.cancel(op) {
+        let queued = self.small.iter().position(|(of, ..)| *of == op);
+        if queued.is_some_and(|at| self.small.remove(at).is_some()) || self.matching.cancel(op) || self.slots.cancel(op) {
             self.ends(op, Outcome::Cancelled, ops);
             return Ok(());
         }
@@ -167,6 +201,39 @@ impl Pair {
             }
         }
         Ok(())
+    }
+
+    /// The bytes that a receive with this tag is for, which is no small one.
+    pub fn receives(&self, tag: Tag) -> Option<usize> {
+        let untold = self.recvs.iter().find_map(|recv| match recv {
+            Recv::One { tag: of, place, .. } | Recv::Granted { tag: of, place, .. } if *of == tag => Some(place.len),
+            _ => None,
+        });
+        let told = || {
+            self.open.iter().flatten().find_map(|open| match open {
+                Open::Once { tag: of, len, .. } if *of == tag => Some(*len),
+                _ => None,
+            })
+        };
+        if self.outstanding == 0 { None } else { untold.or_else(told) }
+    }
+
+    /// The bytes of a message of the peer's with this tag, for which it knows no receive, though it knows of all.
+    pub fn unmatched_there(&self, tag: Tag) -> Option<u64> {
+        self.unmatched.iter().find(|(of, _)| *of == tag).map(|(_, len)| *len)
+    }
+
+    /// Tells the peer that so many more of its small messages were received.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn say_received(&mut self, number: u64) -> Result<()> {
+        self.say(Said::Received(number))
+    }
+
+    /// Fails it, for the next poll.
+    #[cold]
+    pub fn fail(&mut self, error: &Error) {
+        self.link.fail(Failure::from_error(error));
     }
 
     /// A buffer sends to this slot from now on.
@@ -223,7 +290,7 @@ impl Pair {
     pub fn recv_slot(&mut self, slot: u64, op: OpId, ops: &mut Ops) {
         self.outstanding += 1;
         if self.slots.recv(slot, op) {
-            self.ends(op, Outcome::Done { rank: self.rank, len: 0 }, ops);
+            self.ends(op, Outcome::Done { rank: self.rank, len: 0, small: None }, ops);
         }
     }
 
@@ -232,11 +299,12 @@ impl Pair {
         ops.end(op, outcome);
     }
 
-    /// Moves everything along; whether something has moved. `claims` get the numbers of the offers that the peer has claimed.
+    /// Moves everything along; whether something has moved. `heard` gets what the peer has said to the mesh. `waits`: somebody waits for the peer whom it does
+    /// not know of.
     ///
     /// Errors: a peer that is gone or misbehaves; a message and a receive of different sizes.
-    pub fn poll(&mut self, ops: &mut Ops, claims: &mut Vec<u64>) -> Result<bool> {
-        if self.outstanding == 0 {
+    pub fn poll(&mut self, ops: &mut Ops, waits: bool, heard: &mut Vec<Heard>) -> Result<bool> {
+        if self.outstanding == 0 && !waits {
             self.link.nobody_waits();
         }
         let moved = self.link.poll(WaitCause::PeerNoSend);
@@ -246,13 +314,22 @@ impl Pair {
                 Event::Sent(id) => {
                     let place = self.sent.get_mut((id.0 & 0xff) as usize);
                     if let Some((op, len)) = place.and_then(Option::take) {
-                        self.ends(op, Outcome::Done { rank: self.rank, len: len as u64 }, ops);
+                        self.ends(op, Outcome::Done { rank: self.rank, len: len as u64, small: None }, ops);
                     }
                 }
                 Event::Received { sequence, value } => self.received(sequence, value, ops)?,
                 Event::Said(bytes) => match Said::decode(&bytes) {
                     Ok(Said::Bye) => gone = true,
-                    Ok(Said::Claimed(number)) => claims.push(number),
+                    Ok(Said::Message(tag, small)) => heard.push(Heard::Message(tag, small)),
+                    Ok(Said::Claimed(number)) => heard.push(Heard::Claimed(number)),
+                    Ok(Said::Unmatched { tag, len, announced }) if announced == self.announced => {
+                        if self.unmatched.len() < SLOTS {
+                            self.unmatched.push((tag, len));
+                        }
+                        heard.push(Heard::Unmatched(tag, len));
+                    }
+                    // It has not heard of all receives.
+                    Ok(Said::Unmatched { .. }) => {}
                     Ok(said) => self.heard(said, ops)?,
                     Err(what) => self.misbehaves(&what),
                 },
@@ -263,6 +340,7 @@ impl Pair {
         }
         if moved {
             self.tell()?;
+            self.post_small(ops)?;
             self.post()?;
             self.post_slots(ops)?;
         }
@@ -274,7 +352,7 @@ impl Pair {
         match place {
             Some(&mut Some(Open::Slot { slot, .. })) => {
                 if let Some(op) = self.slots.arrived(slot) {
-                    self.ends(op, Outcome::Done { rank: self.rank, len: 0 }, ops);
+                    self.ends(op, Outcome::Done { rank: self.rank, len: 0, small: None }, ops);
                 }
             }
             Some(once @ Some(_)) => {
@@ -282,7 +360,7 @@ impl Pair {
                     if value != len as u64 {
                         return Err(Error::usage(format!("it sent {value} bytes, {tag}: this rank receives {len}")));
                     }
-                    self.ends(op, Outcome::Done { rank: self.rank, len: value }, ops);
+                    self.ends(op, Outcome::Done { rank: self.rank, len: value, small: None }, ops);
                 }
             }
             _ => {}
@@ -292,8 +370,18 @@ impl Pair {
 
     fn heard(&mut self, said: Said, ops: &mut Ops) -> Result<()> {
         match said {
-            Said::Announced(tag, target) => self.matching.announced(tag, target)?,
-            Said::Offered(number, tag) => self.matching.offered(number, tag)?,
+            Said::Announced(tag, target) => {
+                self.heard_of += 1;
+                self.matching.announced(tag, target)?;
+            }
+            Said::Offered(number, tag) => {
+                self.heard_of += 1;
+                self.matching.offered(number, tag)?;
+            }
+            Said::Received(number) => match self.unreceived.checked_sub(number) {
+                Some(rest) => self.unreceived = rest,
+                None => self.misbehaves("that it received what was not sent"),
+            },
             Said::Granted(number, target) => self.matching.granted(number, target)?,
             Said::WithdrawnOffer(number) => self.matching.withdrawn_offer(number)?,
             Said::Opened(slot, target) if self.slots.opened(slot, target) => {}
@@ -319,7 +407,7 @@ impl Pair {
                 }
             }
             Said::Opened(..) => self.misbehaves("a slot twice"),
-            Said::Claimed(_) | Said::Bye => {}
+            Said::Claimed(_) | Said::Message(..) | Said::Unmatched { .. } | Said::Bye => {}
         }
         Ok(())
     }
@@ -331,13 +419,22 @@ impl Pair {
 
     /// Tells the peer that this rank goes, if there is a place for it: a peer that waits for it learns why.
     pub fn say_bye(&mut self) {
-        if matches!(self.link.say(&Said::Bye.encode()), Ok(true)) {
-            self.link.poll(WaitCause::PeerNoSend);
-        }
+        let _ = self.link.say_last(&Said::Bye.encode());
     }
 
-    /// Asks to be woken.
+    /// Whether that, and all that was sent before, is through.
+    pub fn bye_is_through(&mut self) -> bool {
+        self.link.poll(WaitCause::PeerNoSend);
+        self.link.last_is_through()
+    }
+
+    /// Asks to be woken. A message that waits for its receive is told of, once: its receiver may wait for one of another size.
     pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<()> {
+        if let Some(send) = self.matching.first_unmatched()
+            && self.told_unmatched.replace((send.op, self.heard_of)) != Some((send.op, self.heard_of))
+        {
+            self.say(Said::Unmatched { tag: send.tag, len: send.part.len as u64, announced: self.heard_of })?;
+        }
         self.link.arm(WaitCause::PeerNoSend, watch)
     }
 
@@ -383,7 +480,10 @@ impl Pair {
     /// Opens a slot for a receive: what is to be said of it. `None`: all are open.
     fn open(&mut self, recv: Recv) -> Option<Said> {
         let (sequence, place, open) = match recv {
-            Recv::Offered { number, tag } => return Some(Said::Offered(number, tag)),
+            Recv::Offered { number, tag } => {
+                self.announces();
+                return Some(Said::Offered(number, tag));
+            }
             Recv::One { op, tag, place } | Recv::Granted { op, tag, place, .. } => {
                 let sequence = self.link.open(place.len as u64)?;
                 (sequence, place, Open::Once { sequence, op, tag, len: place.len, withdrawn: false })
@@ -400,14 +500,36 @@ impl Pair {
         Some(match recv {
             Recv::Granted { number, .. } => Said::Granted(number, target),
             Recv::Slot { slot, .. } => Said::Opened(slot, target),
-            Recv::One { tag, .. } | Recv::Offered { tag, .. } => Said::Announced(tag, target),
+            Recv::One { tag, .. } | Recv::Offered { tag, .. } => {
+                self.announces();
+                Said::Announced(tag, target)
+            }
         })
+    }
+
+    /// The peer is told of one more receive: what it has said of its messages means nothing any more.
+    fn announces(&mut self) {
+        self.announced += 1;
+        self.unmatched.clear();
+    }
+
+    /// Sends the small messages for which there is room, and credit.
+    fn post_small(&mut self, ops: &mut Ops) -> Result<()> {
+        while let Some(&(op, tag, small)) = self.small.front() {
+            if self.unreceived >= MAX_EARLY || !self.says.is_empty() || !self.link.say(&Said::Message(tag, small).encode())? {
+                break;
+            }
+            self.small.pop_front();
+            self.unreceived += 1;
+            self.ends(op, Outcome::Done { rank: self.rank, len: small.len() as u64, small: None }, ops);
+        }
+        Ok(())
     }
 
     /// Posts the messages that are matched, as far as there is room.
     fn post(&mut self) -> Result<()> {
         while let Some((send, target)) = self.matching.next() {
-            let Part { addr, len, lkeys } = send.part;
+            let Part { addr, len, lkeys, .. } = send.part;
             let Some(id) = self.link.write(&target, addr, len, &lkeys)? else { break };
             self.matching.posted();
             if let Some(place) = self.sent.get_mut((id.0 & 0xff) as usize) {
@@ -421,7 +543,7 @@ impl Pair {
     fn post_slots(&mut self, ops: &mut Ops) -> Result<()> {
         let Pair { link, slots, sent, .. } = self;
         let failed = slots.post(ops, |target, send| {
-            let Part { addr, len, lkeys } = send.part;
+            let Part { addr, len, lkeys, .. } = send.part;
             let Some(id) = link.notify(target, send.offset, 0, addr, len, &lkeys)? else { return Ok(false) };
             if let Some(place) = sent.get_mut((id.0 & 0xff) as usize) {
                 *place = Some((send.op, len));

@@ -7,6 +7,8 @@
 use crate::link::duplex::Target;
 use crate::link::limits::{MAX_RAILS, SAY_SIZE};
 
+use super::small::{MAX_SMALL, Small};
+
 /// Of which message, between two ranks: the first sent with a tag is the first received with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tag {
@@ -16,7 +18,26 @@ pub enum Tag {
     User(u64),
 }
 
+/// The bit of a collective's tag that is set where all of its messages are small ones, which its ranks know alike.
+pub const SMALL: u64 = 1 << 40;
+
 impl Tag {
+    /// Whether a message of so many bytes is sent as a small one.
+    pub fn is_small(self, len: usize) -> bool {
+        match self {
+            Tag::Collective(number) => number & SMALL != 0,
+            Tag::User(_) => len <= MAX_SMALL,
+        }
+    }
+
+    /// The tag that the same collective has for messages of the other kind. A user's has none: his are matched apart.
+    pub fn other_kind(self) -> Option<Tag> {
+        match self {
+            Tag::Collective(number) => Some(Tag::Collective(number ^ SMALL)),
+            Tag::User(_) => None,
+        }
+    }
+
     fn number(self) -> (u64, u64) {
         match self {
             Tag::Collective(number) => (0, number),
@@ -50,6 +71,19 @@ pub enum Said {
     Withdraw(u64),
     /// None is, nor will be.
     Withdrawn(u64),
+    /// A message, and its bytes.
+    Message(Tag, Small),
+    /// So many more messages of that kind were received.
+    Received(u64),
+    /// For a message of so many bytes with this tag there is no receive among as many as were announced.
+    Unmatched {
+        /// Of the message.
+        tag: Tag,
+        /// Its bytes.
+        len: u64,
+        /// Announcements so far.
+        announced: u64,
+    },
     /// The rank closes its mesh: it sends nothing, and receives nothing, any more.
     Bye,
 }
@@ -74,6 +108,9 @@ impl Said {
             Said::WithdrawnOffer(number) => (7, 0, number, none),
             Said::Withdraw(sequence) => (8, 0, 0, Target { sequence, ..none }),
             Said::Withdrawn(sequence) => (9, 0, 0, Target { sequence, ..none }),
+            Said::Message(tag, small) => return message(tag, &small),
+            Said::Received(number) => (11, 0, number, none),
+            Said::Unmatched { tag, len, announced } => (12, tag.number().0, tag.number().1, Target { addr: announced, len, ..none }),
         };
         let head = kind | tag_kind << 8 | (target.sequence & 0xff) << 16 | (target.sequence >> 8) << 32;
         let words = [head, number, target.addr, target.len].into_iter().flat_map(u64::to_le_bytes);
@@ -99,6 +136,14 @@ impl Said {
             7 => Said::WithdrawnOffer(number),
             8 => Said::Withdraw(sequence),
             9 => Said::Withdrawn(sequence),
+            MESSAGE => {
+                let len = (head >> 16 & 0xffff) as usize;
+                let small = Small::new(len, |to| to.copy_from_slice(bytes.get(16..16 + len).unwrap_or_default()));
+                let said = small.map(|small| Said::Message(tag, small)).filter(|said| said.encode() == *bytes);
+                return said.ok_or_else(|| format!("a message of {len} bytes in {SAY_SIZE}"));
+            }
+            11 => Said::Received(number),
+            12 => Said::Unmatched { tag, len: word(3), announced: word(2) },
             _ => return Err(format!("a control message that begins with {head:#x}")),
         };
         if said.encode() != *bytes || sequence % 256 >= TARGETS {
@@ -106,6 +151,16 @@ impl Said {
         }
         Ok(said)
     }
+}
+
+/// The kind of a message with its bytes.
+const MESSAGE: u8 = 10;
+
+/// `{u8 kind, u8 tag's kind, u16 len, u32 0, u64 tag, u8 bytes[48]}`
+fn message(tag: Tag, small: &Small) -> [u8; SAY_SIZE] {
+    let head = u64::from(MESSAGE) | tag.number().0 << 8 | (small.len() as u64) << 16;
+    let mut bytes = [head, tag.number().1].into_iter().flat_map(u64::to_le_bytes).chain(small.bytes().iter().copied());
+    std::array::from_fn(|_| bytes.next().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -116,7 +171,7 @@ mod tests {
     fn any_said() -> impl Strategy<Value = Said> {
         let target = (any::<u32>(), 0u64..255, any::<u64>(), any::<u64>(), any::<[u32; MAX_RAILS]>())
             .prop_map(|(uses, slot, addr, len, rkeys)| Target { sequence: u64::from(uses) << 8 | slot, addr, len, rkeys });
-        (0..9, any::<bool>(), any::<u64>(), any::<u64>(), target).prop_map(|(kind, user, number, more, target)| {
+        (0..12, any::<bool>(), any::<u64>(), any::<u64>(), target).prop_map(|(kind, user, number, more, target)| {
             let tag = if user { Tag::User(number) } else { Tag::Collective(number) };
             match kind {
                 0 => Said::Announced(tag, target),
@@ -127,6 +182,9 @@ mod tests {
                 5 => Said::Claimed(number),
                 6 => Said::WithdrawnOffer(number),
                 7 => Said::Withdraw(target.sequence),
+                8 => Said::Message(tag, Small::new(number as usize % 49, |bytes| bytes.fill(more as u8)).unwrap()),
+                9 => Said::Received(number),
+                10 => Said::Unmatched { tag, len: number, announced: more },
                 _ => Said::Withdrawn(target.sequence),
             }
         })

@@ -272,7 +272,8 @@ fn a_collective_that_panics_fails_the_mesh() {
         }));
         assert!(result.is_err());
         let error = mesh.barrier(options(0)).unwrap_err();
-        assert!(matches!(&error, Error::Internal(said) if said.contains("panicked")), "{error}");
+        // Or of the other's, which came first.
+        assert!(error.to_string().contains("panicked") || error.to_string().contains("it has closed its mesh"), "{error}");
     });
 }
 
@@ -311,7 +312,7 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
             let start = Instant::now();
             let error = mesh.barrier(Options { timeout: Duration::from_millis(300), ..options(0) }).unwrap_err();
             assert!(start.elapsed() >= Duration::from_millis(300));
-            let text = "barrier: rank 0 waited for 0.3 s for a message from rank 1 (tag 0x8700000000000000)";
+            let text = "barrier: rank 0 waited for 0.3 s for a message from rank 1 (tag 0x8700010000000000)";
             assert!(matches!(&error, Error::Timeout(said) if said.contains(text)), "{error}");
             assert_eq!(mesh.barrier(options(0)).unwrap_err().to_string(), error.to_string());
         }
@@ -322,7 +323,7 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
 #[test]
 fn ranks_that_give_different_sizes_fail() {
     let sum = Reduction::Of(DataType::U8, Op::Sum);
-    for lens in [[4096, 8192], [8192, 4096], [4096, 3 << 20], [3 << 20, 100]] {
+    for lens in [[4096, 8192], [8192, 4096], [4096, 3 << 20], [3 << 20, 100], [8, 4096], [1 << 20, 8], [8, 12]] {
         for kind in 0..3 {
             let results = ranks(SoftWire::Shm, 2, |mesh| {
                 let (rank, len) = (mesh.rank(), lens[mesh.rank()]);

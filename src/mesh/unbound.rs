@@ -42,7 +42,7 @@ impl UnboundBuffer {
     /// Errors: bytes outside the buffer; a rank that there is not, or that is lost; a mesh that has failed.
     pub fn send(&self, rank: usize, tag: u64, offset: usize, len: Option<usize>) -> Result<()> {
         let part = self.memory(|memory| memory.part(offset, len.unwrap_or(memory.len().saturating_sub(offset))))?;
-        self.sends.start(|| self.mesh.start_send(rank, Tag::User(tag), part))?;
+        self.sends.start(offset, || self.mesh.with(|core| core.send(rank, Tag::User(tag), part)))?;
         self.mesh.goes_on();
         Ok(())
     }
@@ -52,8 +52,9 @@ impl UnboundBuffer {
     ///
     /// Errors: as for [`UnboundBuffer::send`].
     pub fn recv(&self, ranks: &[usize], tag: u64, offset: usize, len: Option<usize>) -> Result<()> {
-        let place = self.memory(|memory| memory.place(offset, len.unwrap_or(memory.len().saturating_sub(offset))))?;
-        self.recvs.start(|| self.mesh.with(|core| core.recv_any(ranks, Tag::User(tag), place)))?;
+        let len = |memory: &Registered| len.unwrap_or(memory.len().saturating_sub(offset));
+        let place = self.memory(|memory| Ok(memory.place(offset, len(memory))?.place))?;
+        self.recvs.start(offset, || self.mesh.with(|core| core.recv(ranks, Tag::User(tag), place)))?;
         self.mesh.goes_on();
         Ok(())
     }
@@ -62,14 +63,19 @@ impl UnboundBuffer {
     ///
     /// Errors: the mesh has failed, or does as this took too long; the buffer is closed meanwhile.
     pub fn wait_send(&self, timeout: Duration) -> Result<Waited> {
-        self.sends.wait(&self.mesh, "wait_send", timeout)
+        self.sends.wait(&self.mesh, "wait_send", timeout, |_, _| ())
     }
 
     /// Waits until one of the receives is done.
     ///
     /// Errors: as for [`UnboundBuffer::wait_send`].
     pub fn wait_recv(&self, timeout: Duration) -> Result<Waited> {
-        self.recvs.wait(&self.mesh, "wait_recv", timeout)
+        let put = |offset: usize, bytes: &[u8]| {
+            if let Some(Ok(view)) = lock(&self.memory).as_ref().map(|memory| memory.view(offset, bytes.len())) {
+                view.write(bytes);
+            }
+        };
+        self.recvs.wait(&self.mesh, "wait_recv", timeout, put)
     }
 
     /// Ends one [`UnboundBuffer::wait_send`]: that which goes on, or else the next.

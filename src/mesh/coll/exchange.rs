@@ -8,7 +8,15 @@ use crate::mesh::device::Registered;
 use super::ring::Cut;
 
 /// Announces as many receives as a message of these bytes takes; none for no bytes.
-fn receive<'a>(mesh: &'a Mesh, all: &mut Vec<Operation<'a>>, rank: usize, tag: u64, to: &Registered, at: usize, len: usize) -> Result<()> {
+fn receive<'a>(
+    mesh: &'a Mesh,
+    all: &mut Vec<Operation<'a>>,
+    rank: usize,
+    tag: u64,
+    to: &'a Registered,
+    at: usize,
+    len: usize,
+) -> Result<()> {
     for offset in (0..len).step_by(MAX_MESSAGE) {
         all.push(mesh.recv(rank, tag, to.place(at + offset, MAX_MESSAGE.min(len - offset))?)?);
     }

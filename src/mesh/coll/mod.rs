@@ -17,7 +17,9 @@ use crate::base::mem::UserMemory;
 
 use super::context::Mesh;
 use super::device::Registered;
+use super::protocol::SMALL;
 use super::reduce::{MAX_ELEMENT, Reduction};
+use super::small::MAX_SMALL;
 use ring::Cut;
 
 /// How an allreduce is done. The numbers are part of the C interface.
@@ -74,8 +76,10 @@ impl Options {
 /// The tag of those, which no others should have at the same time.
 pub const FORK: u32 = u32::MAX;
 
-fn tag(prefix: Prefix, options: Options) -> u64 {
-    u64::from(prefix as u8) << 56 | u64::from(options.tag)
+/// The tag of a collective whose longest message has so many bytes: the same number on all ranks.
+fn tag(prefix: Prefix, options: Options, longest: usize) -> u64 {
+    let small = if longest <= MAX_SMALL { SMALL } else { 0 };
+    u64::from(prefix as u8) << 56 | small | u64::from(options.tag)
 }
 
 /// Bytes below which an allreduce is done by doubling: in fewer steps, each with all of it.
@@ -92,7 +96,7 @@ impl Mesh {
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let (mine, tag) = (self.register(memory)?, tag(Prefix::AllReduce, options));
+        let (mine, tag) = (self.register(memory)?, tag(Prefix::AllReduce, options, len));
         let doubles = match options.algorithm {
             Algorithm::Auto => len < DOUBLING_BELOW,
             Algorithm::Ring => false,
@@ -113,7 +117,7 @@ impl Mesh {
         if len == 0 {
             return Ok(());
         }
-        let (from, tag) = (self.register_input(from)?, tag(Prefix::Reduce, options));
+        let (from, tag) = (self.register_input(from)?, tag(Prefix::Reduce, options, len));
         if self.rank() == root {
             equal("reduce", "out", to.len(), len)?;
             let to = self.register(to)?;
@@ -133,7 +137,7 @@ impl Mesh {
         if self.size() == 1 || memory.is_empty() {
             return Ok(());
         }
-        let (mine, tag) = (self.register(memory)?, tag(Prefix::Broadcast, options));
+        let (tag, mine) = (tag(Prefix::Broadcast, options, memory.len()), self.register(memory)?);
         self.block_on("broadcast", tree::broadcast(self, &mine, root, tag), options.timeout)
     }
 
@@ -148,7 +152,11 @@ impl Mesh {
         }
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, 0, &to, at, len)?;
-        self.block_on("allgather", ring::gather_half(self, &to, &cut, tag(Prefix::AllGather, options), self.rank()), options.timeout)
+        self.block_on(
+            "allgather",
+            ring::gather_half(self, &to, &cut, tag(Prefix::AllGather, options, cut.longest()), self.rank()),
+            options.timeout,
+        )
     }
 
     /// `to` becomes this rank's part of the reduction of all ranks' `from`; `lens` are the parts' bytes.
@@ -172,7 +180,7 @@ impl Mesh {
         let (from, to, partial) = (self.register_input(from)?, self.register(to)?, self.scratch(cut.len())?);
         copy(&from, 0, &partial, 0, cut.len())?;
         let left = (self.rank() + self.size() - 1) % self.size();
-        let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag(Prefix::ReduceScatter, options), left);
+        let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag(Prefix::ReduceScatter, options, cut.longest()), left);
         self.block_on("reduce_scatter", reduced, options.timeout)?;
         copy(&partial, at, &to, 0, len)?;
         partial.give_back();
@@ -188,14 +196,14 @@ impl Mesh {
         equal("alltoall", "out", to.len(), back.len())?;
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, at, &to, own, len)?;
-        let exchanged = exchange::alltoall(self, (&from, &out), (&to, &back), tag(Prefix::AllToAll, options));
+        let exchanged = exchange::alltoall(self, (&from, &out), (&to, &back), tag(Prefix::AllToAll, options, usize::MAX));
         self.block_on("alltoall", exchanged, options.timeout)
     }
 
     /// The same, of memory of the mesh's own, in parts of `len` bytes.
     pub(super) fn swap(&self, from: &Registered, to: &Registered, len: usize, options: Options) -> Result<()> {
         let cut = Cut::by(&vec![len; self.size()], 1);
-        let exchanged = exchange::alltoall(self, (from, &cut), (to, &cut), tag(Prefix::AllToAll, options));
+        let exchanged = exchange::alltoall(self, (from, &cut), (to, &cut), tag(Prefix::AllToAll, options, usize::MAX));
         self.block_on("alltoall", exchanged, options.timeout)
     }
 
@@ -205,7 +213,7 @@ impl Mesh {
         let cut = self.cut("gather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("gather", "in", from.len(), len)?;
-        let (from, tag) = (self.register_input(from)?, tag(Prefix::Gather, options));
+        let (from, tag) = (self.register_input(from)?, tag(Prefix::Gather, options, cut.longest()));
         if self.rank() != root {
             return self.block_on("gather", exchange::gather(self, &from, &cut, root, tag), options.timeout);
         }
@@ -221,7 +229,7 @@ impl Mesh {
         let cut = self.cut("scatter", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("scatter", "out", to.len(), len)?;
-        let (to, tag) = (self.register(to)?, tag(Prefix::Scatter, options));
+        let (to, tag) = (self.register(to)?, tag(Prefix::Scatter, options, cut.longest()));
         if self.rank() != root {
             return self.block_on("scatter", exchange::scatter(self, &to, &cut, root, tag), options.timeout);
         }
@@ -233,7 +241,7 @@ impl Mesh {
 
     /// Returns once all ranks have called it.
     pub fn barrier(&self, options: Options) -> Result<()> {
-        self.block_on("barrier", barrier::barrier(self, tag(Prefix::Barrier, options)), options.timeout)
+        self.block_on("barrier", barrier::barrier(self, tag(Prefix::Barrier, options, 0)), options.timeout)
     }
 
     fn root(&self, what: &str, root: usize) -> Result<()> {

@@ -8,8 +8,7 @@ use std::collections::VecDeque;
 
 use crate::base::error::Result;
 use crate::mesh::context::{Mesh, Operation};
-use crate::mesh::device::Place;
-use crate::mesh::device::Registered;
+use crate::mesh::device::{Destination, Registered};
 use crate::mesh::reduce::{Order, Reduction};
 
 /// Longest segment.
@@ -63,6 +62,11 @@ impl Cut {
         (at(rank), at(rank + 1).saturating_sub(at(rank)))
     }
 
+    /// Bytes of the longest chunk.
+    pub fn longest(&self) -> usize {
+        (0..self.ranks()).map(|rank| self.chunk(rank).1).max().unwrap_or(0)
+    }
+
     /// Bytes of all.
     pub fn len(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
@@ -111,19 +115,19 @@ pub async fn reduce_half(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: R
 }
 
 /// Gathers chunks around the ring, each into its place. This rank begins with chunk `first`, which it has, the next one with that behind it.
-pub async fn gather_half(mesh: &Mesh, mine: &Registered, cut: &Cut, tag: u64, first: usize) -> Result<()> {
+pub async fn gather_half<'a>(mesh: &'a Mesh, mine: &'a Registered, cut: &Cut, tag: u64, first: usize) -> Result<()> {
     around(mesh, mine, cut, tag, first, |_, (at, len)| mine.place(at, len), |_, _| Ok(())).await
 }
 
 /// Sends chunks around the ring, `first` of them first, segment by segment. What comes as number `n`, a segment with this offset and these bytes, is
 /// received where `receive` says; once `received` has had it, it goes on, a step later. At the end the memory is the caller's again.
-async fn around(
-    mesh: &Mesh,
+async fn around<'a>(
+    mesh: &'a Mesh,
     mine: &Registered,
     cut: &Cut,
     tag: u64,
     first: usize,
-    receive: impl Fn(usize, (usize, usize)) -> Result<Place>,
+    receive: impl Fn(usize, (usize, usize)) -> Result<Destination<'a>>,
     received: impl Fn(usize, (usize, usize)) -> Result<()>,
 ) -> Result<()> {
     let (left, right) = neighbours(mesh);

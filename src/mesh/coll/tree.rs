@@ -98,6 +98,7 @@ pub async fn reduce(mesh: &Mesh, mine: &Registered, len: usize, reduction: Reduc
     for sent in sends {
         sent.await?;
     }
+    drop(recvs);
     scratch.give_back();
     Ok(())
 }

@@ -237,12 +237,15 @@ fn a_wait_is_aborted_and_what_it_waited_for_is_not() {
 fn a_buffer_that_is_closed_leaves_nothing_behind() {
     for wire in WIRES {
         ranks(wire, 3, |mesh| {
-            let (pages, peer) = (memory(&[mesh.rank() as u8; 64]), (mesh.rank() + 1) % 3);
-            let mine = buffer(&mesh, &pages, 64);
-            // Announced, offered, and waiting for a receive.
-            mine.recv(&[peer], 1, 0, Some(8)).unwrap();
-            mine.recv(&others(&mesh), 2, 8, Some(8)).unwrap();
-            mine.send(peer, 3, 16, Some(8)).unwrap();
+            const LEN: usize = 60;
+            let (pages, peer) = (memory(&[mesh.rank() as u8; 3 * LEN]), (mesh.rank() + 1) % 3);
+            let mine = buffer(&mesh, &pages, 3 * LEN);
+            // Announced, offered, and waiting for a receive; and small ones, which are said to nobody.
+            mine.recv(&[peer], 1, 0, Some(LEN)).unwrap();
+            mine.recv(&others(&mesh), 2, LEN, Some(LEN)).unwrap();
+            mine.send(peer, 3, 2 * LEN, Some(LEN)).unwrap();
+            mine.recv(&[peer], 4, 0, Some(8)).unwrap();
+            mine.recv(&others(&mesh), 5, 8, Some(8)).unwrap();
             mesh.barrier(options(0)).unwrap();
             mine.close(TIMEOUT).unwrap();
             assert_eq!(mesh.pending(), 0);
@@ -250,18 +253,18 @@ fn a_buffer_that_is_closed_leaves_nothing_behind() {
             assert_eq!(error, "the buffer is closed");
             mesh.barrier(options(0)).unwrap();
             // Messages go to those who receive them now, not there.
-            let other = memory(&[0; 64]);
-            let next = buffer(&mesh, &other, 64);
-            for tag in [1, 2, 3] {
-                next.recv(&[(mesh.rank() + 2) % 3], tag, 8, Some(8)).unwrap();
-                pages.write(0, &[40 + mesh.rank() as u8; 64]);
-                let out = buffer(&mesh, &pages, 64);
-                out.send(peer, tag, 0, Some(8)).unwrap();
+            let other = memory(&[0; LEN + 8]);
+            let next = buffer(&mesh, &other, LEN + 8);
+            for (tag, len) in [(1, LEN), (2, LEN), (3, LEN), (4, 8), (5, 8)] {
+                next.recv(&[(mesh.rank() + 2) % 3], tag, 8, Some(len)).unwrap();
+                pages.write(0, &[40 * tag as u8 + mesh.rank() as u8; 3 * LEN]);
+                let out = buffer(&mesh, &pages, 3 * LEN);
+                out.send(peer, tag, 0, Some(len)).unwrap();
                 done(next.wait_recv(TIMEOUT));
                 done(out.wait_send(TIMEOUT));
+                assert_eq!(contents(&other, 8 + len)[8..], vec![40 * tag as u8 + (mesh.rank() as u8 + 2) % 3; len]);
+                assert_eq!(contents(&pages, 3 * LEN), [40 * tag as u8 + mesh.rank() as u8; 3 * LEN]);
             }
-            assert_eq!(contents(&other, 16)[8..], [40 + (mesh.rank() as u8 + 2) % 3; 8]);
-            assert_eq!(contents(&pages, 64), [40 + mesh.rank() as u8; 64]);
             mesh.barrier(options(0)).unwrap();
         });
     }

@@ -1,0 +1,292 @@
+//! Small messages: they travel inside a control message, before anybody asks for them, and wait at the receiver for whoever does. Plain data under the
+//! lock of the mesh.
+//!
+//! Both ranks know that it is one: of a user's, by its length; of a collective's, by the tag. As many of a rank as [`MAX_EARLY`] may wait for their receives; who sends counts.
+
+use std::collections::VecDeque;
+
+use crate::base::error::{Error, Result};
+use crate::link::limits::SAY_SIZE;
+
+use super::ops::{OpId, Ops, Outcome};
+use super::protocol::Tag;
+
+/// Longest one: what a control message has room for behind its head and the tag.
+pub const MAX_SMALL: usize = SAY_SIZE - 16;
+/// How many of one rank may wait for their receives.
+pub const MAX_EARLY: u64 = 128;
+
+/// The bytes of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Small {
+    len: u8,
+    bytes: [u8; MAX_SMALL],
+}
+
+impl Small {
+    /// No bytes.
+    pub const NONE: Small = Small { len: 0, bytes: [0; MAX_SMALL] };
+
+    /// None of more than it may have. `fill` gets as many bytes to fill.
+    pub fn new(len: usize, fill: impl FnOnce(&mut [u8])) -> Option<Small> {
+        let mut bytes = [0; MAX_SMALL];
+        fill(bytes.get_mut(..len)?);
+        Some(Small { len: len as u8, bytes })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// All of them.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len()).unwrap_or_default()
+    }
+}
+
+/// A receive that waits.
+#[derive(Debug)]
+struct Recv {
+    op: OpId,
+    tag: Tag,
+    len: usize,
+    ranks: Ranks,
+}
+
+/// From whom.
+#[derive(Debug)]
+pub enum Ranks {
+    /// This one.
+    One(usize),
+    /// Any of these.
+    Any(Vec<usize>),
+}
+
+impl Ranks {
+    /// Whether this is one of them.
+    pub fn contain(&self, rank: usize) -> bool {
+        match self {
+            Ranks::One(one) => *one == rank,
+            Ranks::Any(all) => all.contains(&rank),
+        }
+    }
+}
+
+/// Messages of a rank that nobody has asked for yet.
+#[derive(Debug, Default)]
+struct Early {
+    messages: VecDeque<(Tag, Small)>,
+    /// Those that were asked for, and of which the rank was not told.
+    matched: u64,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct SmallMessages {
+    recvs: VecDeque<Recv>,
+    /// By rank.
+    early: Vec<Early>,
+}
+
+impl SmallMessages {
+    /// Among so many ranks.
+    pub fn new(ranks: usize) -> SmallMessages {
+        SmallMessages { recvs: VecDeque::new(), early: (0..ranks).map(|_| Early::default()).collect() }
+    }
+
+    /// Receives one: at once if it is here, and then it is said from whom.
+    ///
+    /// Errors: one that is here has another length, and is of the rank that is said.
+    pub fn recv(
+        &mut self,
+        op: OpId,
+        tag: Tag,
+        len: usize,
+        ranks: Ranks,
+        ops: &mut Ops,
+    ) -> std::result::Result<Option<usize>, (usize, Error)> {
+        let all: &[usize] = match &ranks {
+            Ranks::One(one) => std::slice::from_ref(one),
+            Ranks::Any(all) => all,
+        };
+        for &rank in all {
+            let Some(early) = self.early.get_mut(rank) else { continue };
+            if let Some(at) = early.messages.iter().position(|(of, _)| *of == tag)
+                && let Some((_, small)) = early.messages.remove(at)
+            {
+                early.matched += 1;
+                return ends(op, rank, tag, len, small, ops).map(|()| Some(rank)).map_err(|error| (rank, error));
+            }
+        }
+        self.recvs.push_back(Recv { op, tag, len, ranks });
+        Ok(None)
+    }
+
+    /// Whether a receive waits for this rank and no other.
+    pub fn waits_for(&self, rank: usize) -> bool {
+        self.recvs.iter().any(|recv| matches!(recv.ranks, Ranks::One(one) if one == rank))
+    }
+
+    /// One is here: whether somebody waited for it.
+    ///
+    /// Errors: whoever waits for it waits for another length; more than may wait.
+    pub fn arrived(&mut self, rank: usize, tag: Tag, small: Small, ops: &mut Ops) -> Result<bool> {
+        let Some(early) = self.early.get_mut(rank) else { return Ok(false) };
+        let waits = self.recvs.iter().position(|recv| recv.tag == tag && recv.ranks.contain(rank));
+        match waits.and_then(|at| self.recvs.remove(at)) {
+            Some(recv) => {
+                early.matched += 1;
+                ends(recv.op, rank, tag, recv.len, small, ops).map(|()| true)
+            }
+            None if early.messages.len() as u64 >= MAX_EARLY => Err(Error::remote("the peer sent more small messages than may wait")),
+            None => {
+                early.messages.push_back((tag, small));
+                Ok(false)
+            }
+        }
+    }
+
+    /// How many of a rank's were received of which it was not told, if it has to be: it is told then.
+    pub fn tells(&mut self, rank: usize) -> Option<u64> {
+        let early = self.early.get_mut(rank)?;
+        (early.matched >= MAX_EARLY / 4).then(|| std::mem::take(&mut early.matched))
+    }
+
+    /// The length that a receive from a rank waits for.
+    pub fn waits(&self, rank: usize, tag: Tag) -> Option<usize> {
+        self.recvs.iter().find(|recv| recv.tag == tag && recv.ranks.contain(rank)).map(|recv| recv.len)
+    }
+
+    /// Whether a rank has sent one with this tag that nobody has asked for.
+    pub fn is_here(&self, rank: usize, tag: Tag) -> bool {
+        self.early.get(rank).is_some_and(|early| early.messages.iter().any(|(of, _)| *of == tag))
+    }
+
+    /// Messages that nobody has asked for: of which rank, with which tag, and their lengths.
+    pub fn early(&self) -> impl Iterator<Item = (usize, Tag, usize)> + '_ {
+        self.early.iter().enumerate().flat_map(|(rank, early)| early.messages.iter().map(move |(tag, small)| (rank, *tag, small.len())))
+    }
+
+    /// Takes a receive back: whether it waited.
+    pub fn cancel(&mut self, op: OpId) -> bool {
+        let found = self.recvs.iter().position(|recv| recv.op == op);
+        found.is_some_and(|at| self.recvs.remove(at).is_some())
+    }
+
+    /// A rank is lost: whether somebody waits for it and nobody else.
+    pub fn lost(&mut self, rank: usize) -> bool {
+        let mut alone = false;
+        for recv in &mut self.recvs {
+            alone |= match &mut recv.ranks {
+                Ranks::One(one) => *one == rank,
+                Ranks::Any(all) => {
+                    all.retain(|other| *other != rank);
+                    all.is_empty()
+                }
+            };
+        }
+        alone
+    }
+}
+
+fn ends(op: OpId, rank: usize, tag: Tag, len: usize, small: Small, ops: &mut Ops) -> Result<()> {
+    if small.len() != len {
+        return Err(other_length(small.len(), tag, len));
+    }
+    ops.end(op, Outcome::Done { rank, len: len as u64, small: Some(small) });
+    Ok(())
+}
+
+/// A message and its receive differ.
+#[cold]
+pub fn other_length(sent: usize, tag: Tag, received: usize) -> Error {
+    Error::usage(format!("it sent {sent} bytes, {tag}: this rank receives {received}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::ops::{Asked, What};
+
+    const TAG: Tag = Tag::User(7);
+
+    fn small(bytes: &[u8]) -> Small {
+        Small::new(bytes.len(), |to| to.copy_from_slice(bytes)).unwrap()
+    }
+
+    fn op(ops: &mut Ops) -> OpId {
+        ops.insert(Asked { rank: None, receives: true, what: What::Tagged(TAG) })
+    }
+
+    fn got(ops: &mut Ops, op: OpId) -> Option<(usize, Vec<u8>)> {
+        match ops.take(op)? {
+            Outcome::Done { rank, small: Some(small), .. } => Some((rank, small.bytes().to_vec())),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn no_more_bytes_than_there_is_room_for() {
+        assert!(Small::new(MAX_SMALL, |bytes| bytes.fill(1)).is_some() && Small::new(MAX_SMALL + 1, |_| ()).is_none());
+        assert_eq!(small(b"").bytes(), b"");
+    }
+
+    #[test]
+    fn messages_and_receives_match_in_order_whichever_comes_first() {
+        let (mut all, mut ops) = (SmallMessages::new(3), Ops::default());
+        let [a, b, c, d] = std::array::from_fn(|_| op(&mut ops));
+        all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
+        all.arrived(1, Tag::Collective(7), small(b"x"), &mut ops).unwrap();
+        all.arrived(1, TAG, small(b"2"), &mut ops).unwrap();
+        all.recv(a, TAG, 1, Ranks::One(1), &mut ops).unwrap();
+        all.recv(b, TAG, 1, Ranks::Any(vec![0, 1]), &mut ops).unwrap();
+        assert_eq!((got(&mut ops, a), got(&mut ops, b)), (Some((1, b"1".to_vec())), Some((1, b"2".to_vec()))));
+        all.recv(c, TAG, 1, Ranks::Any(vec![0, 2]), &mut ops).unwrap();
+        all.recv(d, TAG, 1, Ranks::One(2), &mut ops).unwrap();
+        all.arrived(2, TAG, small(b"3"), &mut ops).unwrap();
+        all.arrived(2, TAG, small(b"4"), &mut ops).unwrap();
+        assert_eq!((got(&mut ops, c), got(&mut ops, d)), (Some((2, b"3".to_vec())), Some((2, b"4".to_vec()))));
+        assert_eq!(all.early().collect::<Vec<_>>(), [(1, Tag::Collective(7), 1)]);
+    }
+
+    #[test]
+    fn other_lengths_and_more_than_may_wait_are_errors() {
+        let (mut all, mut ops) = (SmallMessages::new(2), Ops::default());
+        let [a, b] = std::array::from_fn(|_| op(&mut ops));
+        all.recv(a, TAG, 2, Ranks::One(1), &mut ops).unwrap();
+        assert_eq!(all.waits(1, TAG), Some(2));
+        let error = all.arrived(1, TAG, small(b"1"), &mut ops).unwrap_err().to_string();
+        assert_eq!(error, "it sent 1 bytes, tag 0x7: this rank receives 2");
+        all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
+        let (rank, error) = all.recv(b, TAG, 2, Ranks::One(1), &mut ops).unwrap_err();
+        assert_eq!((rank, error.to_string()), (1, "it sent 1 bytes, tag 0x7: this rank receives 2".into()));
+        let mut sent = (0..1000).map(|_| all.arrived(1, TAG, small(b"1"), &mut ops));
+        assert_eq!(sent.position(|sent| sent.is_err()), Some(MAX_EARLY as usize));
+    }
+
+    #[test]
+    fn who_sends_is_told_before_his_credit_is_used_up() {
+        let (mut all, mut ops) = (SmallMessages::new(2), Ops::default());
+        let mut told = 0;
+        for _ in 0..1000 {
+            let op = op(&mut ops);
+            all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
+            all.recv(op, TAG, 1, Ranks::One(1), &mut ops).unwrap();
+            told += all.tells(1).unwrap_or(0);
+        }
+        assert!((1000 - MAX_EARLY / 4..=1000).contains(&told), "{told}");
+        assert_eq!(all.tells(0), None);
+    }
+
+    #[test]
+    fn receives_are_taken_back_and_lose_their_ranks() {
+        let (mut all, mut ops) = (SmallMessages::new(3), Ops::default());
+        let [a, b, c] = std::array::from_fn(|_| op(&mut ops));
+        all.recv(a, TAG, 1, Ranks::One(0), &mut ops).unwrap();
+        all.recv(b, TAG, 1, Ranks::Any(vec![1, 2]), &mut ops).unwrap();
+        assert!(!all.lost(1) && all.lost(2));
+        assert!(all.cancel(b) && !all.cancel(b) && !all.lost(1));
+        assert!(all.cancel(a) && !all.cancel(c));
+    }
+}
