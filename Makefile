@@ -101,21 +101,21 @@ demo: deps library
 
 # TEST_ARGS: for the test programs, such as --show-output or part of a name.
 test: deps-test
-	@echo "== the library, and the tests"
-	@# Side by side: the last of the library's steps takes long, and one core.
-	$(CARGO) build --release --package railhead & library=$$!; $(CARGO) test $(STAGED) --no-run && wait $$library
-	@echo "== the examples"
-	$(MAKE) --no-print-directory -C c_examples
-	@echo "== all tests, then those that a thread of each device may change; beside them, as most wait most of the time, those in the virtual machine"
-	@mkdir -p target/softroce
-	@RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS) >target/softroce/log 2>&1 & machine=$$!; \
-	    RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
+	@echo "== the tests"
+	$(CARGO) test $(STAGED) --no-run
+	@echo "== those in the virtual machine, which leave a core to the building of the library"
+	@$(CARGO) build --release --package railhead & library=$$!; \
+	    $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); machine=$$?; \
+	    wait $$library && \
+	    echo "== the examples" && \
+	    $(MAKE) --no-print-directory -C c_examples && \
+	    echo "== all other tests" && \
+	    { RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
 	    all=$$?; \
 	    echo "== RAILHEAD_PROGRESS=thread"; \
 	    RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS); \
 	    threaded=$$?; \
-	    wait $$machine; machine=$$?; \
-	    echo "== in the virtual machine"; cat target/softroce/log; [ "$$all$$threaded$$machine" = 000 ]
+	    [ "$$machine$$all$$threaded" = 000 ]; }
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run

@@ -1,7 +1,8 @@
-//! `railhead`: looks at, measures and checks NCCL network plugins, ours or any other.
+//! `railhead`: looks at, measures and checks NCCL network plugins, ours or any other; serves stores, and measures meshes.
 
 mod check;
 mod info;
+mod mesh;
 mod number;
 mod perf;
 mod plugin;
@@ -30,6 +31,7 @@ enum Command {
     Stats(stats::Args),
     Top(top::Args),
     Store(store::Args),
+    Mesh(mesh::Args),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Store(args) => store::run(&args),
+        Command::Mesh(args) => mesh::run(&args),
     };
     match result {
         Ok(code) => code,

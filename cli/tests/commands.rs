@@ -10,6 +10,7 @@ mod commands {
     pub mod check;
     pub mod info;
     pub mod library;
+    pub mod mesh;
     pub mod perf;
     pub mod stats;
     pub mod store;

@@ -357,7 +357,7 @@ impl Asked {
     fn reduce(&self, run: impl FnOnce(&Mesh, Reduction<'_>) -> Result<()>) -> crate::store::Result<()> {
         const CUSTOM: u32 = railhead_op_t::RAILHEAD_CUSTOM as u32;
         let (size, user) = (self.element.size(), User(self.collective.user));
-        let mesh = &*self.object.mesh;
+        let mesh = &self.object.mesh;
         Ok(match (self.collective.op, self.collective.custom) {
             (CUSTOM, Some(custom)) => {
                 let function = |into: &mut [u8], from: &[u8]| {

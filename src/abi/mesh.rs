@@ -47,7 +47,7 @@ const _: () = assert!(size_of::<railhead_mesh_config_t>() == 40 && std::mem::off
 /// Behind a handle.
 pub struct Object {
     /// The mesh.
-    pub mesh: Arc<Mesh>,
+    pub mesh: Mesh,
     /// What operations have that are given no time of their own.
     pub timeout: Duration,
 }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn railhead_mesh_create(
         let name = if device.is_null() { "" } else { text(device, "device")? };
         let device = Device::open(Config::from_env(), name)?;
         let timeout = milliseconds(config.timeout_ms).unwrap_or(DEFAULT_TIMEOUT);
-        out.set(MESHES.insert(Object { mesh: Arc::new(Mesh::new(device, rank, ranks)?), timeout }));
+        out.set(MESHES.insert(Object { mesh: Mesh::new(device, rank, ranks)?, timeout }));
         Ok(())
     })
 }
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn railhead_mesh_fork(mesh: *mut railhead_mesh_t, forked: 
     // SAFETY: the header asks the caller for a place for a handle.
     call(|| unsafe {
         let (out, object) = (Out::new(forked, "forked")?, the(mesh)?);
-        let mesh = Arc::new(object.mesh.fork(object.timeout)?);
+        let mesh = object.mesh.fork(object.timeout)?;
         out.set(MESHES.insert(Object { mesh, timeout: object.timeout }));
         Ok(())
     })
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn railhead_mesh_connect_pair(
 }
 
 /// Whether threads that wait for something on this mesh poll without end (`busy` not 0) instead of sleeping once nothing comes: less delay, at the cost of a
-/// core. May be called at any time.
+/// core. Then nothing goes on while no thread waits. May be called at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_mesh_set_sync(mesh: *mut railhead_mesh_t, busy: i32) -> railhead_status_t {
     call(|| {

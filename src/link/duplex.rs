@@ -232,6 +232,11 @@ impl Duplex {
         self.open_for(SlotState::Once { room, incoming: Incoming::NONE })
     }
 
+    /// How many slots can be opened.
+    pub fn free_slots(&self) -> usize {
+        self.ends.free.len()
+    }
+
     /// Opens a slot for any number of [`Duplex::notify`]s.
     pub fn open_standing(&mut self) -> Option<u64> {
         self.open_for(SlotState::Standing)

@@ -1,7 +1,7 @@
-//! The thread that moves a mesh on while nobody waits for what is outstanding: the sends and receives of buffers, which may be asked for long before
-//! they are waited for. It is started by the first of them, and sleeps unless there are such.
+//! The thread that moves a mesh on while nobody waits: what was asked of its buffers may be waited for long after, and other ranks that close theirs
+//! want answers. It is started by the first buffer; it sleeps in the kernel, and leaves the mesh to whoever waits.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::base::log::{self, log_warn};
 use crate::base::sync::lock;
 use crate::base::thread::{self, Cpus};
 
-use super::context::Mesh;
+use super::context::Context;
 
-/// How long what is asked for is left to those who may wait for it at once.
+/// How long a mesh is left to those who may wait for it again at once.
 const GRACE: Duration = Duration::from_millis(1);
 
 /// What a mesh has of its thread.
@@ -37,30 +37,28 @@ enum State {
 }
 
 impl Background {
-    /// There may be something to do.
-    pub fn wake(&self, mesh: &Arc<Mesh>) {
+    /// Starts the thread, unless there is one. Without it, a mesh moves on only while somebody waits.
+    pub fn start(&self, mesh: &Arc<Context>) {
         let mut state = lock(&self.shared.state);
-        match *state {
-            State::None => {
-                let (shared, mesh) = (self.shared.clone(), Arc::downgrade(mesh));
-                match thread::spawn("rh-mesh", &Cpus::default(), move || shared.run(&mesh)) {
-                    Ok(thread) => {
-                        *state = State::Awake;
-                        *lock(&self.thread) = Some(thread);
-                    }
-                    Err(error) => log_warn!(log::NET, "mesh: no thread for what nobody waits for: {error}"),
-                }
+        if *state != State::None {
+            return;
+        }
+        let (shared, mesh) = (self.shared.clone(), Arc::downgrade(mesh));
+        match thread::spawn("rh-mesh", &Cpus::default(), move || shared.run(&mesh)) {
+            Ok(thread) => {
+                *state = State::Awake;
+                *lock(&self.thread) = Some(thread);
             }
-            State::Asleep => self.shared.wakes(state),
-            State::Awake | State::Ended => {}
+            Err(error) => log_warn!(log::NET, "mesh: no thread for what nobody waits for: {error}"),
         }
     }
 
-    /// The same, of a thread that was started.
-    pub fn wake_if_started(&self) {
-        let state = lock(&self.shared.state);
+    /// Nobody waits for the mesh now.
+    pub fn wake(&self) {
+        let mut state = lock(&self.shared.state);
         if *state == State::Asleep {
-            self.shared.wakes(state);
+            *state = State::Awake;
+            self.shared.changed.notify_all();
         }
     }
 
@@ -75,12 +73,7 @@ impl Background {
 }
 
 impl Shared {
-    fn wakes(&self, mut state: MutexGuard<'_, State>) {
-        *state = State::Awake;
-        self.changed.notify_all();
-    }
-
-    fn run(&self, mesh: &Weak<Mesh>) {
+    fn run(&self, mesh: &Weak<Context>) {
         loop {
             let mut state = lock(&self.state);
             while *state == State::Asleep {
@@ -96,7 +89,7 @@ impl Shared {
             while mesh.step_aside() {}
             let mut state = lock(&self.state);
             if *state == State::Awake {
-                // Before the look: whoever asks for something after it wakes this thread.
+                // Before the look: whoever stops waiting after it wakes this thread.
                 *state = State::Asleep;
                 if mesh.left_alone() {
                     *state = State::Awake;

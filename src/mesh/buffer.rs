@@ -2,6 +2,7 @@
 //! come. On the caller's threads, any number.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 
-use super::context::Mesh;
+use super::context::{Context, Mesh};
 use super::core::named;
 use super::device::Registered;
 use super::ops::{Asked, OpId, Outcome, What};
@@ -19,7 +20,7 @@ use super::slots::SlotSend;
 
 /// One end of a slot.
 pub struct Buffer {
-    mesh: Arc<Mesh>,
+    mesh: Arc<Context>,
     peer: usize,
     slot: u64,
     /// Whether the peer writes to it.
@@ -27,13 +28,14 @@ pub struct Buffer {
     /// Until it is closed.
     memory: Mutex<Option<Registered>>,
     outstanding: Outstanding,
+    closing: AtomicBool,
 }
 
 impl Buffer {
     /// Memory whose bytes are sent into the peer's buffer of the same slot.
     ///
     /// Errors: a slot that another buffer of this rank sends to; a rank that there is not, or that is lost; a range that cannot be registered.
-    pub fn send_to(mesh: &Arc<Mesh>, peer: usize, slot: u64, memory: UserMemory) -> Result<Buffer> {
+    pub fn send_to(mesh: &Mesh, peer: usize, slot: u64, memory: UserMemory) -> Result<Buffer> {
         let memory = mesh.device.register_input(memory)?;
         mesh.with(|core| core.pair(peer)?.take_outgoing(slot).map_err(|error| named(peer, error)))?;
         Ok(Buffer::new(mesh, peer, slot, false, memory))
@@ -42,15 +44,23 @@ impl Buffer {
     /// Memory that the peer sends into.
     ///
     /// Errors: a slot that another buffer of this rank receives into; and as for [`Buffer::send_to`].
-    pub fn recv_from(mesh: &Arc<Mesh>, peer: usize, slot: u64, memory: UserMemory) -> Result<Buffer> {
+    pub fn recv_from(mesh: &Mesh, peer: usize, slot: u64, memory: UserMemory) -> Result<Buffer> {
         let memory = mesh.device.register(memory)?;
         let place = memory.place(0, memory.len())?.place;
         mesh.with(|core| core.pair(peer)?.take_incoming(slot, place).map_err(|error| named(peer, error)))?;
         Ok(Buffer::new(mesh, peer, slot, true, memory))
     }
 
-    fn new(mesh: &Arc<Mesh>, peer: usize, slot: u64, receives: bool, memory: Registered) -> Buffer {
-        Buffer { mesh: mesh.clone(), peer, slot, receives, memory: Mutex::new(Some(memory)), outstanding: Outstanding::default() }
+    fn new(mesh: &Mesh, peer: usize, slot: u64, receives: bool, memory: Registered) -> Buffer {
+        Buffer {
+            mesh: mesh.attended(),
+            peer,
+            slot,
+            receives,
+            memory: Mutex::new(Some(memory)),
+            outstanding: Outstanding::default(),
+            closing: AtomicBool::new(false),
+        }
     }
 
     fn asked(&self) -> Asked {
@@ -83,7 +93,6 @@ impl Buffer {
                 pair.send_slot(self.slot, SlotSend { op, part, offset: remote_offset }, ops).map_err(|error| named(self.peer, error))
             })
         })?;
-        self.mesh.goes_on();
         Ok(())
     }
 
@@ -111,10 +120,14 @@ impl Buffer {
     }
 
     /// Ends it: what was not sent yet is not; what is on its way is waited for. Nobody reads or writes the memory after that, and the slot may be used
-    /// again.
+    /// again. A second call does nothing.
     ///
     /// Errors: it took too long. The mesh has failed then, and nobody touches the memory either.
     pub fn close(&self, timeout: Duration) -> Result<()> {
+        if self.closing.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let failed_before = self.mesh.check().is_err();
         self.outstanding.close();
         self.mesh.wake();
         // Threads that wait for messages do so no more, as the slot forgets them.
@@ -129,12 +142,17 @@ impl Buffer {
             ops.end(op, Outcome::Cancelled);
             Ok(())
         });
-        let told = |op: OpId| self.mesh.with(|core| core.ops.take(op).is_some() || core.failed.is_some());
+        let told = |op: OpId| self.mesh.with(|core| core.ops.take(op).is_some());
         let mut closing = closing.ok();
         let ended = poll_fn(|_| {
             closing = closing.take_if(|op| !told(*op));
             let ended = self.outstanding.poll_closed(&self.mesh) && closing.is_none();
-            if ended { Poll::Ready(Ok(())) } else { Poll::Pending }
+            match self.mesh.check() {
+                _ if ended => Poll::Ready(Ok(())),
+                Err(_) if failed_before => Poll::Ready(Ok(())),
+                Err(error) => Poll::Ready(Err(error)),
+                Ok(()) => Poll::Pending,
+            }
         });
         let closed = self.mesh.block_on("close of a buffer", ended, timeout);
         *lock(&self.memory) = None;

@@ -15,7 +15,7 @@ use crate::link::duplex::Unconnected;
 use crate::store::{self, Store};
 
 use super::coll::Options;
-use super::context::Mesh;
+use super::context::Context;
 use super::core::{Peer, named};
 use super::device::Device;
 use super::pair::Pair;
@@ -23,7 +23,7 @@ use super::pair::Pair;
 /// Between two looks whether all queue pairs are connected.
 const PAUSE: Duration = Duration::from_micros(200);
 
-impl Mesh {
+impl Context {
     /// The address of this rank's end towards another, which that has to be told. It makes the end if there is none.
     ///
     /// Errors: a rank that is not another, or is connected; no memory or queue pair left.
@@ -47,7 +47,7 @@ impl Mesh {
     /// Connects this rank's end to another's, with that one's address of its end towards this rank. Nothing must be asked of either before both ranks
     /// have connected.
     ///
-    /// Errors: as for [`Mesh::address`]; an address that is none, or of a rank on another fabric.
+    /// Errors: as for [`Context::address`]; an address that is none, or of a rank on another fabric.
     pub fn connect_pair(&self, peer: usize, address: &[u8]) -> Result<()> {
         self.other(peer)?;
         let wrong = |why: String| Error::remote(format!("rank {peer}: its address {why}"));
@@ -60,7 +60,10 @@ impl Mesh {
             let end = match std::mem::replace(place, Peer::Absent) {
                 Peer::Unconnected(end) => *end,
                 Peer::Absent => return Err(Error::usage(format!("rank {peer} was not told this rank's address towards it"))),
-                Peer::Lost(failure) => return Err(failure.error()),
+                Peer::Lost(failure) => {
+                    *place = Peer::Lost(failure.clone());
+                    return Err(failure.error());
+                }
                 here @ Peer::Here(_) => {
                     *place = here;
                     return Err(Error::usage(format!("rank {peer} is connected already")));
@@ -107,10 +110,10 @@ impl Mesh {
     /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
     /// time.
     ///
-    /// Errors: as for [`Mesh::connect`], and a collective.
-    pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
+    /// Errors: as for [`Context::connect`], and a collective.
+    pub(super) fn forked(&self, timeout: Duration) -> Result<Context> {
         let deadline = Deadline::new(timeout);
-        let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
+        let mesh = Context::new(self.device.clone(), self.rank(), self.size())?;
         mesh.connecting.store(true, Ordering::Relaxed);
         // Each address, behind its length.
         const PLACE: usize = 8 + MAX_ADDRESS;

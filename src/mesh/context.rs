@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::base::clock;
@@ -40,8 +40,8 @@ const FAREWELL_NS: u64 = 100_000_000;
 /// Pieces of scratch memory that are kept.
 const POOL: usize = 8;
 
-/// One rank's end of a mesh.
-pub struct Mesh {
+/// One rank's end of a mesh, as its parts have it: whoever drives it, and its buffers.
+pub struct Context {
     pub(super) device: Arc<Device>,
     rank: usize,
     size: usize,
@@ -58,15 +58,15 @@ pub struct Mesh {
     scratch: Mutex<Vec<Registered>>,
 }
 
-impl Mesh {
+impl Context {
     /// This rank's end of a mesh of `size` ranks, none of which is connected yet.
     ///
     /// Errors: a rank that is not below the size; no descriptor left.
-    pub fn new(device: Arc<Device>, rank: usize, size: usize) -> Result<Mesh> {
+    pub fn new(device: Arc<Device>, rank: usize, size: usize) -> Result<Context> {
         if rank >= size {
             return Err(Error::usage(format!("rank {rank} of {size}; ranks are 0 to {}", size.saturating_sub(1))));
         }
-        Ok(Mesh {
+        Ok(Context {
             device,
             rank,
             size,
@@ -94,6 +94,12 @@ impl Mesh {
     /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
     pub fn set_sync(&self, busy: bool) {
         self.busy.store(busy, Ordering::Relaxed);
+        self.background.wake();
+    }
+
+    /// Errors: it has failed, or is closed.
+    pub(super) fn check(&self) -> Result<()> {
+        lock(&self.core).check()
     }
 
     /// Sends to a rank, as soon as that receives with the same tag. The memory must stay registered until it is done.
@@ -106,7 +112,7 @@ impl Mesh {
 
     /// Receives from a rank what it sends with the same tag.
     ///
-    /// Errors: as for [`Mesh::send`].
+    /// Errors: as for [`Context::send`].
     pub(super) fn recv<'a>(&'a self, rank: usize, tag: u64, to: Destination<'a>) -> Result<Operation<'a>> {
         let id = self.with(|core| core.recv(&[rank], Tag::Collective(tag), to.place))?;
         Ok(Operation { mesh: self, id, to: to.view, over: false })
@@ -120,7 +126,13 @@ impl Mesh {
     /// Does something with the pairs, of which whoever drives them has to know.
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = lock(&self.core);
+        let ended = core.ops.ended();
         let result = f(&mut core);
+        if core.ops.ended() != ended {
+            // Pairs with the Acquire in `block_on`.
+            self.moves.fetch_add(1, Ordering::Release);
+            self.moved.notify_all();
+        }
         if core.asleep {
             self.wakeup.notify();
         }
@@ -147,7 +159,7 @@ impl Mesh {
         let mut future = pin!(future);
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
-        let mut context = Context::from_waker(Waker::noop());
+        let mut context = std::task::Context::from_waker(Waker::noop());
         let began = clock::now();
         let deadline = began.saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
         let mut stalled_at = match self.device.config.stall_warn_s.nanos() {
@@ -213,8 +225,7 @@ impl Mesh {
         self.wakeup.notify();
     }
 
-    /// Drives the mesh once while nobody waits for it, asleep until something comes or somebody does. False: there is nothing to do, or somebody who
-    /// does it.
+    /// Drives the mesh once while nobody waits for it, asleep until something comes or somebody does. False: somebody does, or it is over.
     pub(super) fn step_aside(&self) -> bool {
         // Pairs with the Release in `drive`.
         let seen = self.moves.load(Ordering::Acquire);
@@ -225,15 +236,10 @@ impl Mesh {
         alone
     }
 
-    /// Whether something is outstanding that nobody waits for.
+    /// Whether nobody waits for it: then there is nobody else to answer the other ranks.
     pub(super) fn left_alone(&self) -> bool {
         let core = lock(&self.core);
-        core.waiters == 0 && core.failed.is_none() && core.ops.any_pending() && !self.busy.load(Ordering::Relaxed)
-    }
-
-    /// What was just asked for goes on even if nobody waits for it.
-    pub(super) fn goes_on(self: &Arc<Self>) {
-        self.background.wake(self);
+        core.waiters == 0 && core.failed.is_none() && !self.busy.load(Ordering::Relaxed)
     }
 
     /// Waits until something has moved that had not when `moves` was `seen`, or until then.
@@ -262,7 +268,8 @@ impl Mesh {
             }
             // Whoever asks for something gets the lock meanwhile.
             std::thread::yield_now();
-            match self.busy.load(Ordering::Relaxed) {
+            // The thread in the background polls once.
+            match polls > 1 && self.busy.load(Ordering::Relaxed) {
                 true if clock::now() >= until => return,
                 true => {}
                 false => rest -= 1,
@@ -271,7 +278,7 @@ impl Mesh {
         let mut fds: Vec<RawFd> = Vec::new();
         let mut core = lock(&self.core);
         let again = core.arm(&mut fds);
-        if self.drive(&mut core) || again || core.needs_repoll() || core.check_kinds() {
+        if self.drive(&mut core) || again || core.needs_repoll() || core.check_kinds() || self.moves.load(Ordering::Relaxed) != seen {
             return;
         }
         core.asleep = true;
@@ -313,11 +320,11 @@ impl Mesh {
 }
 
 /// A thread that waits.
-struct Waiting<'a>(&'a Mesh);
+struct Waiting<'a>(&'a Context);
 
 impl<'a> Waiting<'a> {
     /// The thread in the background leaves the mesh to this one then.
-    fn new(mesh: &'a Mesh) -> Waiting<'a> {
+    fn new(mesh: &'a Context) -> Waiting<'a> {
         mesh.with(|core| core.waiters += 1);
         Waiting(mesh)
     }
@@ -327,16 +334,16 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut core = lock(&self.0.core);
         core.waiters -= 1;
-        let left = core.waiters == 0 && core.ops.any_pending();
+        let left = core.waiters == 0;
         drop(core);
         if left {
-            self.0.background.wake_if_started();
+            self.0.background.wake();
         }
     }
 }
 
 /// The driver, until it is dropped.
-struct Driving<'a>(&'a Mesh);
+struct Driving<'a>(&'a Context);
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
@@ -348,7 +355,7 @@ impl Drop for Driving<'_> {
 }
 
 /// Fails the mesh if a collective panics.
-struct PoisonOnDrop<'a>(&'a Mesh);
+struct PoisonOnDrop<'a>(&'a Context);
 
 impl Drop for PoisonOnDrop<'_> {
     fn drop(&mut self) {
@@ -357,7 +364,7 @@ impl Drop for PoisonOnDrop<'_> {
 }
 
 #[cfg(test)]
-impl Mesh {
+impl Context {
     /// What a wait would compare.
     pub(super) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
@@ -371,7 +378,7 @@ impl Mesh {
 
 /// A send or a receive; waited for like any future. Its result is the bytes of the message.
 pub(super) struct Operation<'a> {
-    mesh: &'a Mesh,
+    mesh: &'a Context,
     id: OpId,
     /// Where the bytes of a small message go.
     to: Option<RegionView<'a>>,
@@ -381,7 +388,7 @@ pub(super) struct Operation<'a> {
 impl Future for Operation<'_> {
     type Output = Result<u64>;
 
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<u64>> {
+    fn poll(mut self: Pin<&mut Self>, _: &mut std::task::Context<'_>) -> Poll<Result<u64>> {
         let mut core = lock(&self.mesh.core);
         let done = match core.ops.take(self.id) {
             Some(Outcome::Done { len, small, .. }) => {
@@ -413,7 +420,7 @@ impl Drop for Operation<'_> {
 
 /// Scratch memory. Dropped, it is given up, as a peer may still write to it.
 pub(super) struct Borrowed<'a> {
-    mesh: &'a Mesh,
+    mesh: &'a Context,
     scratch: Registered,
 }
 
@@ -432,6 +439,40 @@ impl Borrowed<'_> {
         if pool.len() < POOL {
             pool.push(self.scratch);
         }
+    }
+}
+
+/// One rank's end of a mesh. It is closed when it is dropped, whatever buffers there are.
+pub struct Mesh(Arc<Context>);
+
+impl Mesh {
+    /// This rank's end of a mesh of `size` ranks, none of which is connected yet.
+    ///
+    /// Errors: a rank that is not below the size; no descriptor left.
+    pub fn new(device: Arc<Device>, rank: usize, size: usize) -> Result<Mesh> {
+        Ok(Mesh(Arc::new(Context::new(device, rank, size)?)))
+    }
+
+    /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
+    /// time.
+    ///
+    /// Errors: as for [`Context::connect`], and a collective.
+    pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
+        Ok(Mesh(Arc::new(self.0.forked(timeout)?)))
+    }
+
+    /// What its buffers keep of it. From the first of them on, what comes is seen to while nobody waits.
+    pub(super) fn attended(&self) -> Arc<Context> {
+        self.0.background.start(&self.0);
+        self.0.clone()
+    }
+}
+
+impl std::ops::Deref for Mesh {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.0
     }
 }
 

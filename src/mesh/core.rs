@@ -10,7 +10,7 @@ use crate::link::duplex::Unconnected;
 use super::device::{Part, Place};
 use super::matching::MAX_OFFERS;
 use super::ops::{Asked, OpId, Ops, Outcome, What};
-use super::pair::{Heard, Pair};
+use super::pair::{Heard, Pair, fits};
 use super::protocol::Tag;
 use super::small::{Ranks, SmallMessages, other_length};
 
@@ -130,6 +130,7 @@ impl Core {
     /// Errors: a rank that is not connected; all are lost; the mesh has failed.
     pub fn recv(&mut self, ranks: &[usize], tag: Tag, place: Place) -> Result<OpId> {
         self.check()?;
+        fits(place.len)?;
         let what = What::Tagged(tag);
         // What a rank has sent before it was lost is received.
         let is_here = |core: &Core, rank: usize| tag.is_small(place.len) && core.small.is_here(rank, tag);
@@ -179,13 +180,17 @@ impl Core {
     }
 
     fn recv_small(&mut self, op: OpId, ranks: Ranks, tag: Tag, len: usize) -> Result<()> {
-        if let (Ranks::One(rank), Some(other)) = (&ranks, tag.other_kind())
-            && let Some(sent) = self.pair(*rank).ok().and_then(|pair| pair.unmatched_there(other))
-        {
-            self.misfit(*rank, &other_length(sent as usize, tag, len));
-        }
+        let one = if let Ranks::One(rank) = ranks { Some(rank) } else { None };
         match self.small.recv(op, tag, len, ranks, &mut self.ops) {
-            Ok(from) => self.tell_received(from),
+            Ok(None) => {
+                // It is not among those that are here, which is all that the rank had sent when it said so.
+                if let (Some(rank), Some(other)) = (one, tag.other_kind())
+                    && let Some(sent) = self.pair(rank).ok().and_then(|pair| pair.unmatched_there(other))
+                {
+                    self.misfit(rank, &other_length(sent as usize, tag, len));
+                }
+            }
+            Ok(from) => self.tell_received(from, tag),
             Err((rank, error)) => self.misfit(rank, &error),
         }
         Ok(())
@@ -194,19 +199,23 @@ impl Core {
     /// A message and its receive do not fit: whoever waits for the rank hears of it from the next poll.
     #[cold]
     fn misfit(&mut self, rank: usize, error: &Error) {
-        if let Ok(pair) = self.pair(rank) {
-            pair.fail(error);
+        match self.pair(rank) {
+            Ok(pair) => pair.fail(error),
+            // It was lost after it had sent.
+            Err(_) => {
+                self.failed.get_or_insert_with(|| Failure::from_error(&Error::usage(format!("rank {rank}: {error}"))));
+            }
         }
     }
 
     /// Tells a rank that its small messages were received, if it has to know.
-    fn tell_received(&mut self, rank: Option<usize>) {
+    fn tell_received(&mut self, rank: Option<usize>, tag: Tag) {
         if let Some(rank) = rank
-            && let Some(number) = self.small.tells(rank)
+            && let Some(number) = self.small.tells(rank, tag)
             && let Ok(pair) = self.pair(rank)
         {
             // A rank that is lost is noticed by the next poll.
-            let _ = pair.say_received(number);
+            let _ = pair.say_received(tag, number);
         }
     }
 
@@ -242,7 +251,7 @@ impl Core {
         match heard {
             Heard::Claimed(number) => self.claimed(rank, number),
             Heard::Message(tag, small) => match self.small.arrived(rank, tag, small, &mut self.ops) {
-                Ok(true) => self.tell_received(Some(rank)),
+                Ok(true) => self.tell_received(Some(rank), tag),
                 Ok(false) => {}
                 Err(error) => self.misfit(rank, &error),
             },
@@ -300,7 +309,11 @@ impl Core {
 
     /// A rank is lost, and with it the mesh if something waits for it.
     fn lost(&mut self, rank: usize, failure: Failure) {
-        if let Some(peer) = self.peers.get_mut(rank) {
+        let Core { peers, ops, .. } = self;
+        if let Some(peer) = peers.get_mut(rank) {
+            if let Peer::Here(pair) = peer {
+                pair.give_up(ops);
+            }
             *peer = Peer::Lost(failure.clone());
         }
         let mut nobody_left = self.small.lost(rank);

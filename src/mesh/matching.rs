@@ -12,7 +12,7 @@ use super::ops::OpId;
 use super::protocol::Tag;
 
 /// Offers that a rank may have open at a time. (Announcements it may have as many as slots.)
-pub const MAX_OFFERS: usize = 64;
+pub const MAX_OFFERS: usize = 1024;
 
 /// A message that this rank sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,9 +106,9 @@ impl Matching {
         found.is_some_and(|at| self.sends.remove(at).is_some())
     }
 
-    /// The first message that no receive was told of for.
+    /// The first message of a collective that no receive was told of for.
     pub fn first_unmatched(&self) -> Option<Send> {
-        self.sends.iter().find(|(_, claim)| claim.is_none()).map(|(send, _)| *send)
+        self.sends.iter().find(|(send, _)| send.tag.other_kind().is_some()).map(|(send, _)| *send)
     }
 
     /// The next message to post.
@@ -263,7 +263,7 @@ mod tests {
         matching.announced(TAG, Target { len: 9, ..target(1) }).unwrap();
         let error = matching.send(a).unwrap_err().to_string();
         assert_eq!(error, "it receives 9 bytes, tag 0x7: this rank sends 8");
-        let mut told = (0..1000).map(|i| matching.announced(Tag::User(i + 100), target(i)));
+        let mut told = (0..2000).map(|i| matching.announced(Tag::User(i + 100), target(i)));
         assert!(told.any(|told| told.is_err()));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::base::error::{Error, Result};
 use crate::base::sync::lock;
 
-use super::context::Mesh;
+use super::context::Context;
 use super::ops::{OpId, Outcome};
 
 /// How long a buffer that is dropped without being closed waits for what is on its way: Gloo's default for all waits (gloo/transport/context.h).
@@ -57,12 +57,12 @@ impl Outstanding {
     /// Waits until one has ended, or the wait is aborted. The bytes of a small message are `put` to their offset.
     ///
     /// Errors: that one's; the mesh has failed; a wait that took too long, and then the mesh has failed; the buffer is closed meanwhile.
-    pub fn wait(&self, mesh: &Mesh, what: &str, timeout: Duration, put: impl Fn(usize, &[u8])) -> Result<Waited> {
+    pub fn wait(&self, mesh: &Context, what: &str, timeout: Duration, put: impl Fn(usize, &[u8])) -> Result<Waited> {
         mesh.block_on(what, poll_fn(|_| self.poll(mesh, &put)), timeout)?
     }
 
     /// An error inside is not the mesh's.
-    fn poll(&self, mesh: &Mesh, put: impl Fn(usize, &[u8])) -> Poll<Result<Result<Waited>>> {
+    fn poll(&self, mesh: &Context, put: impl Fn(usize, &[u8])) -> Poll<Result<Result<Waited>>> {
         let mut list = lock(&self.0);
         if list.closed {
             return Poll::Ready(Ok(Err(closed())));
@@ -94,7 +94,7 @@ impl Outstanding {
     }
 
     /// Ends the wait of one thread that waits, or else the next wait, though nothing has ended.
-    pub fn abort(&self, mesh: &Mesh) {
+    pub fn abort(&self, mesh: &Context) {
         lock(&self.0).aborted = true;
         mesh.wake();
     }
@@ -105,19 +105,19 @@ impl Outstanding {
     }
 
     /// Takes everything back that nothing has come of; whether all has ended.
-    pub fn poll_closed(&self, mesh: &Mesh) -> bool {
+    pub fn poll_closed(&self, mesh: &Context) -> bool {
         let mut list = lock(&self.0);
         mesh.with(|core| {
             list.ops.retain(|(op, _)| {
                 core.cancel(*op);
                 core.ops.take(*op).is_none()
             });
-            list.ops.is_empty() || core.failed.is_some()
+            list.ops.is_empty()
         })
     }
 
     /// Forgets what is left, which a mesh that has failed does not touch any more.
-    pub fn forget(&self, mesh: &Mesh) {
+    pub fn forget(&self, mesh: &Context) {
         let mut list = lock(&self.0);
         mesh.with(|core| list.ops.drain(..).for_each(|(op, _)| core.ops.forget(op)));
     }

@@ -19,20 +19,24 @@ use super::small::{MAX_EARLY, Small};
 /// Says that wait at most: more than a peer that keeps to the protocol can ask for.
 const MAX_SAYS: usize = 16 * SLOTS;
 
+/// Slots of the link that are kept for granted receives, and as many more for those and collectives'.
+const KEPT: usize = 16;
+
 /// A peer.
 pub struct Pair {
     link: Duplex,
     rank: usize,
     matching: Matching,
     slots: Slots,
-    /// Receives that the peer was not told of.
+    /// Receives of users that the peer was not told of, and those that do not wait for them: of collectives, and granted ones.
     recvs: VecDeque<Recv>,
+    urgent: VecDeque<Recv>,
     /// What else it was not told.
     says: VecDeque<Said>,
-    /// Small messages that wait for room, or for the peer to receive others.
-    small: VecDeque<(OpId, Tag, Small)>,
+    /// Small messages, of collectives and of users, that wait for room, or for the peer to receive others.
+    small: [VecDeque<(OpId, Tag, Small)>; 2],
     /// Those that the peer has not said to have been received.
-    unreceived: u64,
+    unreceived: [u64; 2],
     /// Receives from this peer, or from others as well, that it was told of; and those that it has told of.
     announced: u64,
     heard_of: u64,
@@ -101,9 +105,10 @@ impl Pair {
             matching: Matching::default(),
             slots: Slots::default(),
             recvs: VecDeque::new(),
+            urgent: VecDeque::new(),
             says: VecDeque::new(),
-            small: VecDeque::new(),
-            unreceived: 0,
+            small: Default::default(),
+            unreceived: [0; 2],
             announced: 0,
             heard_of: 0,
             told_unmatched: None,
@@ -126,7 +131,9 @@ impl Pair {
         fits(part.len)?;
         self.outstanding += 1;
         if let Some(small) = part.small.filter(|_| tag.is_small(part.len)) {
-            self.small.push_back((op, tag, small));
+            if let Some(queue) = self.small.get_mut(tag.kind()) {
+                queue.push_back((op, tag, small));
+            }
             return self.post_small(ops);
         }
         if let Err(error) = self.matching.send(Send { op, tag, part }) {
@@ -179,15 +186,19 @@ impl Pair {
     /// Errors: a peer that is gone.
     pub fn cancel(&mut self, op: OpId, ops: &mut Ops) -> Result<()> {
         let untold = |recv: &Recv| matches!(recv, Recv::One { op: of, .. } | Recv::Granted { op: of, .. } if *of == op);
-        if let Some(recv) = self.recvs.iter().position(untold).and_then(|at| self.recvs.remove(at)) {
+        let untold = |queue: &mut VecDeque<Recv>| queue.iter().position(untold).and_then(|at| queue.remove(at));
+        if let Some(recv) = untold(&mut self.recvs).or_else(|| untold(&mut self.urgent)) {
             self.ends(op, Outcome::Cancelled, ops);
             return match recv {
                 Recv::Granted { number, .. } => self.say(Said::WithdrawnOffer(number)),
                 _ => Ok(()),
             };
         }
-        let queued = self.small.iter().position(|(of, ..)| *of == op);
-        if queued.is_some_and(|at| self.small.remove(at).is_some()) || self.matching.cancel(op) || self.slots.cancel(op) {
+        let queued = self.small.iter_mut().any(|queue| {
+            let at = queue.iter().position(|(of, ..)| *of == op);
+            at.is_some_and(|at| queue.remove(at).is_some())
+        });
+        if queued || self.matching.cancel(op) || self.slots.cancel(op) {
             self.ends(op, Outcome::Cancelled, ops);
             return Ok(());
         }
@@ -205,7 +216,7 @@ impl Pair {
 
     /// The bytes that a receive with this tag is for, which is no small one.
     pub fn receives(&self, tag: Tag) -> Option<usize> {
-        let untold = self.recvs.iter().find_map(|recv| match recv {
+        let untold = self.recvs.iter().chain(&self.urgent).find_map(|recv| match recv {
             Recv::One { tag: of, place, .. } | Recv::Granted { tag: of, place, .. } if *of == tag => Some(place.len),
             _ => None,
         });
@@ -223,11 +234,21 @@ impl Pair {
         self.unmatched.iter().find(|(of, _)| *of == tag).map(|(_, len)| *len)
     }
 
-    /// Tells the peer that so many more of its small messages were received.
+    /// Tells the peer that so many more of its small messages were received, of this tag's kind.
     ///
     /// Errors: a peer that is gone.
-    pub fn say_received(&mut self, number: u64) -> Result<()> {
-        self.say(Said::Received(number))
+    pub fn say_received(&mut self, tag: Tag, number: u64) -> Result<()> {
+        self.say(Said::Received(tag.kind(), number))
+    }
+
+    /// It is lost: what was taken back needs no answer any more.
+    pub fn give_up(&mut self, ops: &mut Ops) {
+        for open in self.open.iter().flatten() {
+            if let Open::Once { op, withdrawn: true, .. } = open {
+                ops.end(*op, Outcome::Cancelled);
+            }
+        }
+        self.slots.give_up().for_each(|op| ops.end(op, Outcome::Cancelled));
     }
 
     /// Fails it, for the next poll.
@@ -260,20 +281,20 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn close_incoming(&mut self, op: OpId, slot: u64, ops: &mut Ops) -> Result<()> {
-        self.outstanding += 1;
         let untold = |recv: &Recv| matches!(recv, Recv::Slot { slot: of, .. } if *of == slot);
         if let Some(at) = self.recvs.iter().position(untold) {
             self.recvs.remove(at);
             self.slots.give_incoming(slot);
-            self.ends(op, Outcome::Cancelled, ops);
+            ops.end(op, Outcome::Cancelled);
             return Ok(());
         }
-        self.slots.closing_incoming(slot, op);
         let told = |open: &&Open| matches!(open, Open::Slot { slot: of, .. } if *of == slot);
-        match self.open.iter().flatten().find(told).map(Open::sequence) {
-            Some(sequence) => self.say(Said::Withdraw(sequence)),
-            None => Err(Error::internal(format!("slot {slot} is closed already"))),
-        }
+        let Some(sequence) = self.open.iter().flatten().find(told).map(Open::sequence) else {
+            return Err(Error::internal(format!("slot {slot} is closed already")));
+        };
+        self.outstanding += 1;
+        self.slots.closing_incoming(slot, op);
+        self.say(Said::Withdraw(sequence))
     }
 
     /// Sends to a slot, as soon as the peer has it open.
@@ -378,9 +399,9 @@ impl Pair {
                 self.heard_of += 1;
                 self.matching.offered(number, tag)?;
             }
-            Said::Received(number) => match self.unreceived.checked_sub(number) {
-                Some(rest) => self.unreceived = rest,
-                None => self.misbehaves("that it received what was not sent"),
+            Said::Received(kind, number) => match self.unreceived.get_mut(kind) {
+                Some(unreceived) if *unreceived >= number => *unreceived -= number,
+                _ => self.misbehaves("that it received what was not sent"),
             },
             Said::Granted(number, target) => self.matching.granted(number, target)?,
             Said::WithdrawnOffer(number) => self.matching.withdrawn_offer(number)?,
@@ -444,7 +465,10 @@ impl Pair {
     }
 
     fn tell_of(&mut self, recv: Recv) -> Result<()> {
-        self.recvs.push_back(recv);
+        match recv {
+            Recv::Granted { .. } | Recv::One { tag: Tag::Collective(_), .. } => self.urgent.push_back(recv),
+            _ => self.recvs.push_back(recv),
+        }
         self.tell()
     }
 
@@ -470,15 +494,28 @@ impl Pair {
                 }
                 self.says.pop_front();
             }
-            let Some(recv) = self.recvs.front().copied() else { return Ok(()) };
-            let Some(said) = self.open(recv) else { return Ok(()) };
-            self.recvs.pop_front();
-            self.says.push_back(said);
+            if let Some(said) = self.urgent.front().copied().and_then(|recv| self.open(recv)) {
+                self.urgent.pop_front();
+                self.says.push_back(said);
+            } else if let Some(said) = self.recvs.front().copied().and_then(|recv| self.open(recv)) {
+                self.recvs.pop_front();
+                self.says.push_back(said);
+            } else {
+                return Ok(());
+            }
         }
     }
 
-    /// Opens a slot for a receive: what is to be said of it. `None`: all are open.
+    /// Opens a slot for a receive: what is to be said of it. `None`: all are open that it may have. The last ones are for what others wait behind.
     fn open(&mut self, recv: Recv) -> Option<Said> {
+        let kept = match recv {
+            Recv::Granted { .. } | Recv::Offered { .. } => 0,
+            Recv::One { tag: Tag::Collective(_), .. } => KEPT,
+            Recv::One { .. } | Recv::Slot { .. } => 2 * KEPT,
+        };
+        if self.link.free_slots() <= kept && !matches!(recv, Recv::Offered { .. }) {
+            return None;
+        }
         let (sequence, place, open) = match recv {
             Recv::Offered { number, tag } => {
                 self.announces();
@@ -515,13 +552,20 @@ impl Pair {
 
     /// Sends the small messages for which there is room, and credit.
     fn post_small(&mut self, ops: &mut Ops) -> Result<()> {
-        while let Some(&(op, tag, small)) = self.small.front() {
-            if self.unreceived >= MAX_EARLY || !self.says.is_empty() || !self.link.say(&Said::Message(tag, small).encode())? {
-                break;
+        for kind in 0..self.small.len() {
+            while let (Some(unreceived), Some(&(op, tag, small))) =
+                (self.unreceived.get_mut(kind), self.small.get(kind).and_then(VecDeque::front))
+            {
+                if *unreceived >= MAX_EARLY {
+                    break;
+                }
+                if !self.says.is_empty() || !self.link.say(&Said::Message(tag, small).encode())? {
+                    return Ok(());
+                }
+                *unreceived += 1;
+                self.small.get_mut(kind).and_then(VecDeque::pop_front);
+                self.ends(op, Outcome::Done { rank: self.rank, len: small.len() as u64, small: None }, ops);
             }
-            self.small.pop_front();
-            self.unreceived += 1;
-            self.ends(op, Outcome::Done { rank: self.rank, len: small.len() as u64, small: None }, ops);
         }
         Ok(())
     }
@@ -555,7 +599,8 @@ impl Pair {
     }
 }
 
-fn fits(len: usize) -> Result<()> {
+/// Errors: more than a message may have.
+pub fn fits(len: usize) -> Result<()> {
     if len <= MAX_MESSAGE {
         return Ok(());
     }

@@ -30,6 +30,11 @@ impl Tag {
         }
     }
 
+    /// 0 for a collective's, 1 for a user's.
+    pub fn kind(self) -> usize {
+        self.number().0 as usize
+    }
+
     /// The tag that the same collective has for messages of the other kind. A user's has none: his are matched apart.
     pub fn other_kind(self) -> Option<Tag> {
         match self {
@@ -73,8 +78,8 @@ pub enum Said {
     Withdrawn(u64),
     /// A message, and its bytes.
     Message(Tag, Small),
-    /// So many more messages of that kind were received.
-    Received(u64),
+    /// So many more messages of that kind were received, of collectives or of users.
+    Received(usize, u64),
     /// For a message of so many bytes with this tag there is no receive among as many as were announced.
     Unmatched {
         /// Of the message.
@@ -109,7 +114,7 @@ impl Said {
             Said::Withdraw(sequence) => (8, 0, 0, Target { sequence, ..none }),
             Said::Withdrawn(sequence) => (9, 0, 0, Target { sequence, ..none }),
             Said::Message(tag, small) => return message(tag, &small),
-            Said::Received(number) => (11, 0, number, none),
+            Said::Received(kind, number) => (11, kind as u64, number, none),
             Said::Unmatched { tag, len, announced } => (12, tag.number().0, tag.number().1, Target { addr: announced, len, ..none }),
         };
         let head = kind | tag_kind << 8 | (target.sequence & 0xff) << 16 | (target.sequence >> 8) << 32;
@@ -142,7 +147,7 @@ impl Said {
                 let said = small.map(|small| Said::Message(tag, small)).filter(|said| said.encode() == *bytes);
                 return said.ok_or_else(|| format!("a message of {len} bytes in {SAY_SIZE}"));
             }
-            11 => Said::Received(number),
+            11 => Said::Received(tag.kind(), number),
             12 => Said::Unmatched { tag, len: word(3), announced: word(2) },
             _ => return Err(format!("a control message that begins with {head:#x}")),
         };
@@ -183,7 +188,7 @@ mod tests {
                 6 => Said::WithdrawnOffer(number),
                 7 => Said::Withdraw(target.sequence),
                 8 => Said::Message(tag, Small::new(number as usize % 49, |bytes| bytes.fill(more as u8)).unwrap()),
-                9 => Said::Received(number),
+                9 => Said::Received(usize::from(user), number),
                 10 => Said::Unmatched { tag, len: number, announced: more },
                 _ => Said::Withdrawn(target.sequence),
             }

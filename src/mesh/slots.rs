@@ -6,9 +6,13 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
 use crate::link::duplex::Target;
+use crate::link::limits::SLOTS;
 
 use super::device::Part;
 use super::ops::{OpId, Ops, Outcome};
+
+/// Buffers that one rank may have for another's messages: half of the link's slots, so that there are some for other receives.
+const MAX_INCOMING: usize = SLOTS / 2;
 
 /// A message for a slot.
 #[derive(Debug, Clone, Copy)]
@@ -75,10 +79,15 @@ impl Slots {
 
     /// A buffer receives into this slot from now on.
     ///
-    /// Errors: another does.
+    /// Errors: another does; too many.
     pub fn take_incoming(&mut self, slot: u64) -> Result<()> {
         if self.incoming.contains_key(&slot) {
             return Err(Error::usage(format!("slot {slot}: another buffer of this rank receives into it")));
+        }
+        if self.incoming.len() >= MAX_INCOMING {
+            return Err(Error::usage(format!(
+                "slot {slot}: this rank has {MAX_INCOMING} buffers for that one's messages, the most there may be"
+            )));
         }
         self.incoming.insert(slot, Incoming::default());
         Ok(())
@@ -89,6 +98,11 @@ impl Slots {
         if let Some(incoming) = self.incoming.get_mut(&slot) {
             incoming.closing = Some(op);
         }
+    }
+
+    /// The peer is lost: the operations that close slots, which need no answer any more.
+    pub fn give_up(&mut self) -> impl Iterator<Item = OpId> + '_ {
+        self.incoming.values_mut().filter_map(|incoming| incoming.closing.take())
     }
 
     /// It is closed: the operation that closed it.

@@ -13,7 +13,7 @@ use super::protocol::Tag;
 
 /// Longest one: what a control message has room for behind its head and the tag.
 pub const MAX_SMALL: usize = SAY_SIZE - 16;
-/// How many of one rank may wait for their receives.
+/// How many of one rank may wait for their receives: of collectives, and of users. So neither holds the other back.
 pub const MAX_EARLY: u64 = 128;
 
 /// The bytes of one.
@@ -77,8 +77,20 @@ impl Ranks {
 #[derive(Debug, Default)]
 struct Early {
     messages: VecDeque<(Tag, Small)>,
-    /// Those that were asked for, and of which the rank was not told.
-    matched: u64,
+    /// Those of collectives and of users that were asked for, and of which the rank was not told.
+    matched: [u64; 2],
+}
+
+impl Early {
+    fn count(&mut self, tag: Tag) {
+        if let Some(matched) = self.matched.get_mut(tag.kind()) {
+            *matched += 1;
+        }
+    }
+
+    fn waiting(&self, tag: Tag) -> u64 {
+        self.messages.iter().filter(|(of, _)| of.kind() == tag.kind()).count() as u64
+    }
 }
 
 /// All of them.
@@ -115,7 +127,7 @@ impl SmallMessages {
             if let Some(at) = early.messages.iter().position(|(of, _)| *of == tag)
                 && let Some((_, small)) = early.messages.remove(at)
             {
-                early.matched += 1;
+                early.count(tag);
                 return ends(op, rank, tag, len, small, ops).map(|()| Some(rank)).map_err(|error| (rank, error));
             }
         }
@@ -136,10 +148,10 @@ impl SmallMessages {
         let waits = self.recvs.iter().position(|recv| recv.tag == tag && recv.ranks.contain(rank));
         match waits.and_then(|at| self.recvs.remove(at)) {
             Some(recv) => {
-                early.matched += 1;
+                early.count(tag);
                 ends(recv.op, rank, tag, recv.len, small, ops).map(|()| true)
             }
-            None if early.messages.len() as u64 >= MAX_EARLY => Err(Error::remote("the peer sent more small messages than may wait")),
+            None if early.waiting(tag) >= MAX_EARLY => Err(Error::remote("the peer sent more small messages than may wait")),
             None => {
                 early.messages.push_back((tag, small));
                 Ok(false)
@@ -147,10 +159,10 @@ impl SmallMessages {
         }
     }
 
-    /// How many of a rank's were received of which it was not told, if it has to be: it is told then.
-    pub fn tells(&mut self, rank: usize) -> Option<u64> {
-        let early = self.early.get_mut(rank)?;
-        (early.matched >= MAX_EARLY / 4).then(|| std::mem::take(&mut early.matched))
+    /// How many of a rank's, of a tag's kind, were received of which it was not told, if it has to be: it is told then.
+    pub fn tells(&mut self, rank: usize, tag: Tag) -> Option<u64> {
+        let matched = self.early.get_mut(rank)?.matched.get_mut(tag.kind())?;
+        (*matched >= MAX_EARLY / 4).then(|| std::mem::take(matched))
     }
 
     /// The length that a receive from a rank waits for.
@@ -192,6 +204,8 @@ impl SmallMessages {
 
 fn ends(op: OpId, rank: usize, tag: Tag, len: usize, small: Small, ops: &mut Ops) -> Result<()> {
     if small.len() != len {
+        // Whoever waits for it waits for this rank now, which is about to be lost.
+        ops.is_with(op, rank);
         return Err(other_length(small.len(), tag, len));
     }
     ops.end(op, Outcome::Done { rank, len: len as u64, small: Some(small) });
@@ -273,10 +287,10 @@ mod tests {
             let op = op(&mut ops);
             all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
             all.recv(op, TAG, 1, Ranks::One(1), &mut ops).unwrap();
-            told += all.tells(1).unwrap_or(0);
+            told += all.tells(1, TAG).unwrap_or(0);
         }
         assert!((1000 - MAX_EARLY / 4..=1000).contains(&told), "{told}");
-        assert_eq!(all.tells(0), None);
+        assert_eq!((all.tells(0, TAG), all.tells(1, Tag::Collective(7))), (None, None));
     }
 
     #[test]

@@ -26,14 +26,14 @@ fn device(wire: SoftWire) -> Arc<Device> {
     Device::open(Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, ..Config::default() }, "").unwrap()
 }
 
-fn connect(device: Arc<Device>, store: &HashStore, rank: usize, size: usize, timeout: Duration) -> Result<Arc<Mesh>> {
+fn connect(device: Arc<Device>, store: &HashStore, rank: usize, size: usize, timeout: Duration) -> Result<Mesh> {
     let mesh = Mesh::new(device, rank, size)?;
     mesh.connect(store, timeout)?;
-    Ok(Arc::new(mesh))
+    Ok(mesh)
 }
 
 /// Runs a thread for each rank, each with a device of its own.
-fn ranks<T: Send>(wire: SoftWire, size: usize, f: impl Fn(Arc<Mesh>) -> T + Sync) -> Vec<T> {
+fn ranks<T: Send>(wire: SoftWire, size: usize, f: impl Fn(Mesh) -> T + Sync) -> Vec<T> {
     let store = HashStore::new();
     std::thread::scope(|scope| {
         let rank = |rank| {
@@ -94,7 +94,11 @@ fn reduced(op: Op, size: usize, i: usize) -> u8 {
 }
 
 fn fill(data_type: DataType, count: usize, of: impl Fn(usize) -> u8) -> Vec<u8> {
-    (0..count).flat_map(|i| element(data_type, of(i))).collect()
+    match data_type {
+        // Of which there may be many.
+        DataType::U8 => (0..count).map(of).collect(),
+        _ => (0..count).flat_map(|i| element(data_type, of(i))).collect(),
+    }
 }
 
 #[test]
@@ -343,6 +347,25 @@ fn ranks_that_give_different_sizes_fail() {
             let told = |error: &Error| matches!(error, Error::Usage(said) if said.contains("rank ") && said.contains(" bytes, tag 0x8"));
             assert!(errors.iter().any(told), "{errors:?}");
         }
+    }
+}
+
+/// Whose ranks are not equally far.
+#[test]
+fn small_and_large_collectives_of_one_tag_follow_each_other() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        ranks(wire, 3, |mesh| {
+            for round in 0..6 {
+                if mesh.rank() == 1 + round % 2 {
+                    std::thread::sleep(Duration::from_millis(30));
+                }
+                for len in [8, 8, 1 << 20, 8, 100, 40, 4096] {
+                    let mine = memory(&vec![if mesh.rank() == 0 { len as u8 + 1 } else { 0 }; len]);
+                    mesh.broadcast(given(&mine, len), 0, options(0)).unwrap();
+                    assert!(contents(&mine, len) == vec![len as u8 + 1; len]);
+                }
+            }
+        });
     }
 }
 

@@ -10,14 +10,14 @@ use crate::base::error::Result;
 use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 
-use super::context::Mesh;
+use super::context::{Context, Mesh};
 use super::device::Registered;
 use super::outstanding::{DROP_TIMEOUT, Outstanding, Waited, closed};
 use super::protocol::Tag;
 
 /// Memory that messages come from and go to.
 pub struct UnboundBuffer {
-    mesh: Arc<Mesh>,
+    mesh: Arc<Context>,
     /// Until it is closed.
     memory: Mutex<Option<Registered>>,
     sends: Outstanding,
@@ -28,9 +28,9 @@ impl UnboundBuffer {
     /// Registers memory, which must stay until the buffer is closed.
     ///
     /// Errors: a range that cannot be registered.
-    pub fn new(mesh: &Arc<Mesh>, memory: UserMemory) -> Result<UnboundBuffer> {
+    pub fn new(mesh: &Mesh, memory: UserMemory) -> Result<UnboundBuffer> {
         let memory = Mutex::new(Some(mesh.device.register(memory)?));
-        Ok(UnboundBuffer { mesh: mesh.clone(), memory, sends: Outstanding::default(), recvs: Outstanding::default() })
+        Ok(UnboundBuffer { mesh: mesh.attended(), memory, sends: Outstanding::default(), recvs: Outstanding::default() })
     }
 
     fn memory<T>(&self, f: impl FnOnce(&Registered) -> Result<T>) -> Result<T> {
@@ -43,7 +43,6 @@ impl UnboundBuffer {
     pub fn send(&self, rank: usize, tag: u64, offset: usize, len: Option<usize>) -> Result<()> {
         let part = self.memory(|memory| memory.part(offset, len.unwrap_or(memory.len().saturating_sub(offset))))?;
         self.sends.start(offset, || self.mesh.with(|core| core.send(rank, Tag::User(tag), part)))?;
-        self.mesh.goes_on();
         Ok(())
     }
 
@@ -55,7 +54,6 @@ impl UnboundBuffer {
         let len = |memory: &Registered| len.unwrap_or(memory.len().saturating_sub(offset));
         let place = self.memory(|memory| Ok(memory.place(offset, len(memory))?.place))?;
         self.recvs.start(offset, || self.mesh.with(|core| core.recv(ranks, Tag::User(tag), place)))?;
-        self.mesh.goes_on();
         Ok(())
     }
 
@@ -95,9 +93,15 @@ impl UnboundBuffer {
         self.sends.close();
         self.recvs.close();
         self.mesh.wake();
+        let failed_before = self.mesh.check().is_err();
         let ended = poll_fn(|_| {
             let (sent, received) = (self.sends.poll_closed(&self.mesh), self.recvs.poll_closed(&self.mesh));
-            if sent && received { Poll::Ready(Ok(())) } else { Poll::Pending }
+            match self.mesh.check() {
+                _ if sent && received => Poll::Ready(Ok(())),
+                Err(_) if failed_before => Poll::Ready(Ok(())),
+                Err(error) => Poll::Ready(Err(error)),
+                Ok(()) => Poll::Pending,
+            }
         });
         let closed = self.mesh.block_on("close of a buffer", ended, timeout);
         *lock(&self.memory) = None;

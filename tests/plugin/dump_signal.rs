@@ -262,7 +262,8 @@ fn from_the_logger(_: &Ctx) {
             connector.append(&operation(1, 1, 1, SIMPLE)).expect("append");
         }
         proxy.start().expect("start");
-        assert!(send.producer().put(1, &[1; 10]) && proxy.dump().contains("2 operations"));
+        // Both wait until there is data.
+        assert!(proxy.dump().contains("2 operations") && send.producer().put(1, &[1; 10]));
         let mut emptier = recv.consumer();
         assert_eq!(until("data", || emptier.take(1)), [1; 10]);
         proxy.stop().expect("stop");

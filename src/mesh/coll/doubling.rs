@@ -3,12 +3,12 @@
 //! Of ranks that are no power of two, each of the last ones first gives what it has to one of the first, and gets the result at the end.
 
 use crate::base::error::Result;
-use crate::mesh::context::Mesh;
+use crate::mesh::context::Context;
 use crate::mesh::device::Registered;
 use crate::mesh::reduce::{Order, Reduction};
 
 /// Of all ranks.
-pub async fn allreduce(mesh: &Mesh, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {
+pub async fn allreduce(mesh: &Context, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {
     let (rank, len) = (mesh.rank(), mine.len());
     let core = 1 << mesh.size().ilog2();
     let extra = mesh.size() - core;

@@ -2,14 +2,14 @@
 
 use crate::base::error::Result;
 use crate::link::limits::MAX_MESSAGE;
-use crate::mesh::context::{Mesh, Operation};
+use crate::mesh::context::{Context, Operation};
 use crate::mesh::device::Registered;
 
 use super::ring::Cut;
 
 /// Announces as many receives as a message of these bytes takes; none for no bytes.
 fn receive<'a>(
-    mesh: &'a Mesh,
+    mesh: &'a Context,
     all: &mut Vec<Operation<'a>>,
     rank: usize,
     tag: u64,
@@ -24,7 +24,15 @@ fn receive<'a>(
 }
 
 /// Sends as many.
-fn send<'a>(mesh: &'a Mesh, all: &mut Vec<Operation<'a>>, rank: usize, tag: u64, from: &Registered, at: usize, len: usize) -> Result<()> {
+fn send<'a>(
+    mesh: &'a Context,
+    all: &mut Vec<Operation<'a>>,
+    rank: usize,
+    tag: u64,
+    from: &Registered,
+    at: usize,
+    len: usize,
+) -> Result<()> {
     for offset in (0..len).step_by(MAX_MESSAGE) {
         all.push(mesh.send(rank, tag, from.part(at + offset, MAX_MESSAGE.min(len - offset))?)?);
     }
@@ -39,7 +47,7 @@ async fn finish(all: Vec<Operation<'_>>) -> Result<()> {
 }
 
 /// Chunk i of `from` goes to rank i, whose chunk for this rank comes into its place in `to`.
-pub async fn alltoall(mesh: &Mesh, from: (&Registered, &Cut), to: (&Registered, &Cut), tag: u64) -> Result<()> {
+pub async fn alltoall(mesh: &Context, from: (&Registered, &Cut), to: (&Registered, &Cut), tag: u64) -> Result<()> {
     let (rank, size) = (mesh.rank(), mesh.size());
     let mut all = Vec::new();
     // In an order in which no rank is everybody's first.
@@ -57,7 +65,7 @@ pub async fn alltoall(mesh: &Mesh, from: (&Registered, &Cut), to: (&Registered, 
 }
 
 /// The root's memory gets every other rank's chunk, in its place. The others give all of theirs.
-pub async fn gather(mesh: &Mesh, mine: &Registered, cut: &Cut, root: usize, tag: u64) -> Result<()> {
+pub async fn gather(mesh: &Context, mine: &Registered, cut: &Cut, root: usize, tag: u64) -> Result<()> {
     let mut all = Vec::new();
     if mesh.rank() == root {
         for rank in (0..mesh.size()).filter(|rank| *rank != root) {
@@ -71,7 +79,7 @@ pub async fn gather(mesh: &Mesh, mine: &Registered, cut: &Cut, root: usize, tag:
 }
 
 /// Every other rank's memory gets its chunk of the root's.
-pub async fn scatter(mesh: &Mesh, mine: &Registered, cut: &Cut, root: usize, tag: u64) -> Result<()> {
+pub async fn scatter(mesh: &Context, mine: &Registered, cut: &Cut, root: usize, tag: u64) -> Result<()> {
     let mut all = Vec::new();
     if mesh.rank() == root {
         for rank in (0..mesh.size()).filter(|rank| *rank != root) {

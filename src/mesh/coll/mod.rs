@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::base::error::{Error, Result};
 use crate::base::mem::UserMemory;
 
-use super::context::Mesh;
+use super::context::Context;
 use super::device::Registered;
 use super::protocol::SMALL;
 use super::reduce::{MAX_ELEMENT, Reduction};
@@ -85,7 +85,7 @@ fn tag(prefix: Prefix, options: Options, longest: usize) -> u64 {
 /// Bytes below which an allreduce is done by doubling: in fewer steps, each with all of it.
 const DOUBLING_BELOW: usize = 32 << 10;
 
-impl Mesh {
+impl Context {
     /// Every rank's memory becomes the reduction of all ranks' memories, element by element, with the same bits on all. Each rank gives as many bytes.
     ///
     /// Errors of this and all others: bytes that do not fit together, before anything is sent; a rank that is lost, does not come, or gives other

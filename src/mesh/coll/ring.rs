@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::base::error::Result;
-use crate::mesh::context::{Mesh, Operation};
+use crate::mesh::context::{Context, Operation};
 use crate::mesh::device::{Destination, Registered};
 use crate::mesh::reduce::{Order, Reduction};
 
@@ -87,13 +87,13 @@ impl Cut {
 }
 
 /// This rank's neighbours: the one it receives from, and the one it sends to.
-fn neighbours(mesh: &Mesh) -> (usize, usize) {
+fn neighbours(mesh: &Context) -> (usize, usize) {
     let (rank, ranks) = (mesh.rank(), mesh.size());
     ((rank + ranks - 1) % ranks, (rank + 1) % ranks)
 }
 
 /// Of all ranks, into the memory of each.
-pub async fn allreduce(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: Reduction<'_>, tag: u64) -> Result<()> {
+pub async fn allreduce(mesh: &Context, mine: &Registered, cut: &Cut, reduction: Reduction<'_>, tag: u64) -> Result<()> {
     let (_, right) = neighbours(mesh);
     reduce_half(mesh, mine, cut, reduction, tag, mesh.rank()).await?;
     gather_half(mesh, mine, cut, tag, right).await
@@ -101,7 +101,7 @@ pub async fn allreduce(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: Red
 
 /// Reduces chunks around the ring. This rank begins with chunk `first`, the next one with that behind it. At the end it has the one behind `first` of all
 /// ranks, and the others hold nothing of use.
-pub async fn reduce_half(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: Reduction<'_>, tag: u64, first: usize) -> Result<()> {
+pub async fn reduce_half(mesh: &Context, mine: &Registered, cut: &Cut, reduction: Reduction<'_>, tag: u64, first: usize) -> Result<()> {
     let scratch = mesh.scratch(AHEAD * cut.segment)?;
     let place = |n: usize| n % AHEAD * cut.segment;
     let receive = |n, (_, len)| scratch.place(place(n), len);
@@ -115,14 +115,14 @@ pub async fn reduce_half(mesh: &Mesh, mine: &Registered, cut: &Cut, reduction: R
 }
 
 /// Gathers chunks around the ring, each into its place. This rank begins with chunk `first`, which it has, the next one with that behind it.
-pub async fn gather_half<'a>(mesh: &'a Mesh, mine: &'a Registered, cut: &Cut, tag: u64, first: usize) -> Result<()> {
+pub async fn gather_half<'a>(mesh: &'a Context, mine: &'a Registered, cut: &Cut, tag: u64, first: usize) -> Result<()> {
     around(mesh, mine, cut, tag, first, |_, (at, len)| mine.place(at, len), |_, _| Ok(())).await
 }
 
 /// Sends chunks around the ring, `first` of them first, segment by segment. What comes as number `n`, a segment with this offset and these bytes, is
 /// received where `receive` says; once `received` has had it, it goes on, a step later. At the end the memory is the caller's again.
 async fn around<'a>(
-    mesh: &'a Mesh,
+    mesh: &'a Context,
     mine: &Registered,
     cut: &Cut,
     tag: u64,

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::base::error::Result;
-use crate::mesh::context::{Mesh, Operation};
+use crate::mesh::context::{Context, Operation};
 use crate::mesh::device::Registered;
 use crate::mesh::reduce::{Order, Reduction};
 
@@ -21,7 +21,7 @@ struct Place {
 }
 
 impl Place {
-    fn new(mesh: &Mesh, root: usize) -> Place {
+    fn new(mesh: &Context, root: usize) -> Place {
         let (size, mine) = (mesh.size(), (mesh.rank() + mesh.size() - root) % mesh.size());
         let real = |place: usize| (place + root) % size;
         // The lowest bit that is set leads to the parent, those below it to the children.
@@ -37,7 +37,7 @@ fn segments(len: usize, element: usize) -> Vec<(usize, usize)> {
 }
 
 /// The root's memory becomes that of all.
-pub async fn broadcast(mesh: &Mesh, mine: &Registered, root: usize, tag: u64) -> Result<()> {
+pub async fn broadcast(mesh: &Context, mine: &Registered, root: usize, tag: u64) -> Result<()> {
     let place = Place::new(mesh, root);
     let segments = segments(mine.len(), 1);
     let mut sends: Vec<Operation<'_>> = Vec::new();
@@ -65,7 +65,7 @@ pub async fn broadcast(mesh: &Mesh, mine: &Registered, root: usize, tag: u64) ->
 }
 
 /// The first `len` bytes of the root's memory become the reduction of all; those of the others hold nothing of use then.
-pub async fn reduce(mesh: &Mesh, mine: &Registered, len: usize, reduction: Reduction<'_>, root: usize, tag: u64) -> Result<()> {
+pub async fn reduce(mesh: &Context, mine: &Registered, len: usize, reduction: Reduction<'_>, root: usize, tag: u64) -> Result<()> {
     let place = Place::new(mesh, root);
     let segments = segments(len, reduction.element());
     let longest = segments.first().map_or(0, |(_, len)| *len);

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The two ends of a slot between this rank and the other one of two: what it sends from, and what it receives into.
-fn ends(mesh: &Arc<Mesh>, slot: u64, out: &Pages, back: &Pages, len: usize) -> (Buffer, Buffer) {
+fn ends(mesh: &Mesh, slot: u64, out: &Pages, back: &Pages, len: usize) -> (Buffer, Buffer) {
     let peer = 1 - mesh.rank();
     // Rank 1 makes them the other way round.
     if mesh.rank() == 0 {
@@ -81,6 +81,8 @@ fn a_slot_is_used_again_after_its_buffers_are_closed() {
             // A message that nobody waits for is nobody's afterwards.
             to.send(0, None, 0).unwrap();
             to.wait_send(TIMEOUT).unwrap();
+            // Before either closes: what is sent later goes into the next buffer of the slot.
+            mesh.barrier(options(0)).unwrap();
             if round % 2 == 0 {
                 from.close(TIMEOUT).unwrap();
                 to.close(TIMEOUT).unwrap();

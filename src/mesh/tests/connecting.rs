@@ -16,7 +16,7 @@ fn sums(mesh: &Mesh, round: usize) {
 fn a_mesh_is_made_over_another() {
     for wire in [SoftWire::Shm, SoftWire::Tcp] {
         ranks(wire, 3, |mesh| {
-            let second = Arc::new(mesh.fork(TIMEOUT).unwrap());
+            let second = mesh.fork(TIMEOUT).unwrap();
             let third = second.fork(TIMEOUT).unwrap();
             // At once, with one tag; and the first one may go.
             std::thread::scope(|scope| {
@@ -41,12 +41,12 @@ fn ranks_connect_by_addresses_that_others_carry() {
             for rank in 0..3 {
                 let (carried, told, connected) = (&carried, &told, &connected);
                 scope.spawn(move || {
-                    let mesh = Arc::new(Mesh::new(device(wire), rank, 3).unwrap());
+                    let mesh = Mesh::new(device(wire), rank, 3).unwrap();
                     let error = mesh.barrier(Options { timeout: Duration::from_millis(1), ..options(0) });
                     // Only ranks 0 and 1, and 1 and 2.
                     let peers: Vec<usize> = (0..3usize).filter(|peer| peer.abs_diff(rank) == 1).collect();
                     assert!(error.unwrap_err().to_string().contains("is not connected"));
-                    let mesh = if peers.is_empty() { mesh } else { Arc::new(Mesh::new(device(wire), rank, 3).unwrap()) };
+                    let mesh = if peers.is_empty() { mesh } else { Mesh::new(device(wire), rank, 3).unwrap() };
                     for &peer in &peers {
                         let address = mesh.address(peer).unwrap();
                         assert_eq!(address, mesh.address(peer).unwrap(), "the same when asked again");

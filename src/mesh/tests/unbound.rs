@@ -12,7 +12,7 @@ fn done(waited: Result<Waited>) -> usize {
     }
 }
 
-fn buffer(mesh: &Arc<Mesh>, pages: &Pages, len: usize) -> UnboundBuffer {
+fn buffer(mesh: &Mesh, pages: &Pages, len: usize) -> UnboundBuffer {
     UnboundBuffer::new(mesh, given(pages, len)).unwrap()
 }
 
@@ -379,5 +379,160 @@ fn a_wait_that_takes_too_long_names_the_ranks_and_nothing_hangs_in_close() {
             assert!(start.elapsed() < TIMEOUT / 2);
         }
         over.wait();
+    });
+}
+
+/// More than may wait at the receiver: they hold nobody else back.
+#[test]
+fn small_messages_that_nobody_has_asked_for_do_not_stop_a_collective() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        const COUNT: usize = 400;
+        let peer = 1 - mesh.rank();
+        let (out, back) = (memory(&(0..COUNT as u64).flat_map(u64::to_le_bytes).collect::<Vec<_>>()), memory(&[0; 8 * COUNT]));
+        let (from, to) = (buffer(&mesh, &out, 8 * COUNT), buffer(&mesh, &back, 8 * COUNT));
+        (0..COUNT).for_each(|i| from.send(peer, 1, 8 * i, Some(8)).unwrap());
+        mesh.barrier(options(0)).unwrap();
+        (0..COUNT).for_each(|i| to.recv(&[peer], 1, 8 * i, Some(8)).unwrap());
+        (0..COUNT).for_each(|_| assert_eq!((done(to.wait_recv(TIMEOUT)), done(from.wait_send(TIMEOUT))), (peer, peer)));
+        assert!(contents(&back, 8 * COUNT) == contents(&out, 8 * COUNT));
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+/// A rank that has all it wants answers still.
+#[test]
+fn a_rank_that_does_something_else_lets_others_close() {
+    let closed = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 128]), 1 - mesh.rank());
+        let mine = buffer(&mesh, &pages, 64);
+        let slot = Buffer::recv_from(&mesh, peer, 1, given(&pages, 64)).unwrap();
+        mesh.barrier(options(0)).unwrap();
+        if mesh.rank() == 0 {
+            mine.recv(&[peer], 1, 0, None).unwrap();
+            mine.close(TIMEOUT).unwrap();
+            slot.close(TIMEOUT).unwrap();
+            slot.close(TIMEOUT).unwrap();
+            assert_eq!(mesh.pending(), 0);
+        }
+        closed.wait();
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+#[test]
+fn a_close_that_takes_too_long_says_so() {
+    let (over, begins) = (Barrier::new(2), Barrier::new(2));
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 64]), 1 - mesh.rank());
+        // Then nobody answers.
+        mesh.set_sync(true);
+        mesh.barrier(options(0)).unwrap();
+        begins.wait();
+        if mesh.rank() == 0 {
+            let mine = buffer(&mesh, &pages, 64);
+            mine.recv(&[peer], 1, 0, None).unwrap();
+            let error = mine.close(Duration::from_millis(50)).unwrap_err();
+            assert!(matches!(&error, Error::Timeout(said) if said.contains("close of a buffer")), "{error}");
+            assert!(mesh.barrier(options(0)).is_err());
+        }
+        over.wait();
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_while_a_buffer_is_closed_is_no_matter_to_the_others() {
+    let (told, left) = (Barrier::new(2), Barrier::new(2));
+    ranks(SoftWire::Shm, 3, |mesh| {
+        let pages = memory(&[0; 64]);
+        mesh.set_sync(true);
+        mesh.barrier(options(0)).unwrap();
+        match mesh.rank() {
+            0 => {
+                let mine = buffer(&mesh, &pages, 64);
+                mine.recv(&[1], 1, 0, None).unwrap();
+                told.wait();
+                mine.close(TIMEOUT).unwrap();
+                left.wait();
+            }
+            1 => {
+                told.wait();
+                // Unless it is quick, the other's close waits already.
+                std::thread::sleep(Duration::from_millis(20));
+                return drop(mesh);
+            }
+            _ => drop(left.wait()),
+        }
+        let (peer, word) = (2 - mesh.rank(), memory(&[0; 8]));
+        let mine = buffer(&mesh, &word, 8);
+        mine.send(peer, 9, 0, None).unwrap();
+        mine.recv(&[peer], 9, 0, None).unwrap();
+        assert_eq!(done(mine.wait_recv(TIMEOUT)), peer);
+    });
+}
+
+#[test]
+fn a_small_message_of_another_size_is_told_whoever_may_send_it() {
+    for any in [vec![1], vec![1, 2]] {
+        let over = Barrier::new(3);
+        ranks(SoftWire::Shm, 3, |mesh| {
+            let pages = memory(&[0; 8]);
+            let mine = buffer(&mesh, &pages, 8);
+            if mesh.rank() == 0 {
+                mine.recv(&any, 5, 0, None).unwrap();
+                let error = mine.wait_recv(TIMEOUT).unwrap_err().to_string();
+                assert!(error.contains("it sent 4 bytes, tag 0x5: this rank receives 8"), "{error}");
+            } else if mesh.rank() == 1 {
+                mine.send(0, 5, 0, Some(4)).unwrap();
+            }
+            over.wait();
+        });
+    }
+}
+
+/// A thread that waits gets what another thread's call has ended.
+#[test]
+fn what_ends_in_another_threads_call_is_noticed() {
+    let sent = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 64]), 1 - mesh.rank());
+        let mine = buffer(&mesh, &pages, 64);
+        if mesh.rank() == 1 {
+            (0..50).for_each(|i| mine.send(peer, i, 0, Some(8)).unwrap());
+            // They are all here when the other has that.
+            mesh.barrier(options(0)).unwrap();
+            sent.wait();
+            return;
+        }
+        mesh.barrier(options(0)).unwrap();
+        for i in 0..50 {
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| done(mine.wait_recv(TIMEOUT)));
+                std::thread::sleep(Duration::from_micros(i * 20));
+                mine.recv(&[peer], i, 0, Some(8)).unwrap();
+                assert_eq!(waits.join().unwrap(), peer);
+            });
+        }
+        sent.wait();
+    });
+}
+
+#[test]
+fn too_much_is_refused() {
+    ranks(SoftWire::Shm, 3, |mesh| {
+        let pages = memory(&[0; 64]);
+        let mine = buffer(&mesh, &pages, 64);
+        assert!(mine.recv(&others(&mesh), 1, 0, Some(2 << 30)).is_err());
+        let peer = others(&mesh)[0];
+        let made: Vec<_> = (0..200).map(|slot| Buffer::recv_from(&mesh, peer, slot, given(&pages, 8))).collect();
+        let refused: Vec<String> = made.iter().filter_map(|made| made.as_ref().err()).map(|error| error.to_string()).collect();
+        assert_eq!(refused.len(), 200 - 128);
+        assert!(refused[0].contains("slot 128: this rank has 128 buffers"), "{}", refused[0]);
+        // There are slots for others.
+        let large = memory(&[1; 1 << 20]);
+        mesh.allreduce(given(&large, 1 << 20), Reduction::Of(DataType::U8, Op::Sum), options(0)).unwrap();
+        mesh.barrier(options(0)).unwrap();
+        drop(made);
+        mesh.barrier(options(0)).unwrap();
     });
 }
