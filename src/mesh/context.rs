@@ -263,7 +263,7 @@ impl Context {
         let _driving = Driving(self);
         let mut rest = polls;
         while rest > 0 {
-            if self.drive(&mut lock(&self.core)) {
+            if self.drive(&mut lock(&self.core)) || self.moves.load(Ordering::Acquire) != seen {
                 return;
             }
             // Whoever asks for something gets the lock meanwhile.
@@ -368,6 +368,13 @@ impl Context {
     /// What a wait would compare.
     pub(super) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
+    }
+
+    /// Until this thread waits, or has waited.
+    pub(super) fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
+        while lock(&self.core).waiters == 0 && !waits.is_finished() {
+            std::thread::yield_now();
+        }
     }
 
     /// Operations that are not done.

@@ -31,7 +31,7 @@ pub struct Pair {
     /// Receives of users that the peer was not told of, and those that do not wait for them: of collectives, and granted ones.
     recvs: VecDeque<Recv>,
     urgent: VecDeque<Recv>,
-    /// What else it was not told.
+    /// What else is to be said to it.
     says: VecDeque<Said>,
     /// Small messages, of collectives and of users, that wait for room, or for the peer to receive others.
     small: [VecDeque<(OpId, Tag, Small)>; 2],
@@ -172,8 +172,8 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn withdraw_offer(&mut self, number: u64) -> Result<()> {
-        let untold = |recv: &Recv| matches!(recv, Recv::Offered { number: other, .. } if *other == number);
-        if let Some(at) = self.recvs.iter().position(untold) {
+        let queued = |recv: &Recv| matches!(recv, Recv::Offered { number: other, .. } if *other == number);
+        if let Some(at) = self.recvs.iter().position(queued) {
             self.recvs.remove(at);
             return Ok(());
         }
@@ -185,20 +185,20 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn cancel(&mut self, op: OpId, ops: &mut Ops) -> Result<()> {
-        let untold = |recv: &Recv| matches!(recv, Recv::One { op: of, .. } | Recv::Granted { op: of, .. } if *of == op);
-        let untold = |queue: &mut VecDeque<Recv>| queue.iter().position(untold).and_then(|at| queue.remove(at));
-        if let Some(recv) = untold(&mut self.recvs).or_else(|| untold(&mut self.urgent)) {
+        let queued = |recv: &Recv| matches!(recv, Recv::One { op: of, .. } | Recv::Granted { op: of, .. } if *of == op);
+        let queued = |queue: &mut VecDeque<Recv>| queue.iter().position(queued).and_then(|at| queue.remove(at));
+        if let Some(recv) = queued(&mut self.recvs).or_else(|| queued(&mut self.urgent)) {
             self.ends(op, Outcome::Cancelled, ops);
             return match recv {
                 Recv::Granted { number, .. } => self.say(Said::WithdrawnOffer(number)),
                 _ => Ok(()),
             };
         }
-        let queued = self.small.iter_mut().any(|queue| {
+        let small = self.small.iter_mut().any(|queue| {
             let at = queue.iter().position(|(of, ..)| *of == op);
             at.is_some_and(|at| queue.remove(at).is_some())
         });
-        if queued || self.matching.cancel(op) || self.slots.cancel(op) {
+        if small || self.matching.cancel(op) || self.slots.cancel(op) {
             self.ends(op, Outcome::Cancelled, ops);
             return Ok(());
         }
@@ -216,7 +216,7 @@ impl Pair {
 
     /// The bytes that a receive with this tag is for, which is no small one.
     pub fn receives(&self, tag: Tag) -> Option<usize> {
-        let untold = self.recvs.iter().chain(&self.urgent).find_map(|recv| match recv {
+        let queued = self.recvs.iter().chain(&self.urgent).find_map(|recv| match recv {
             Recv::One { tag: of, place, .. } | Recv::Granted { tag: of, place, .. } if *of == tag => Some(place.len),
             _ => None,
         });
@@ -226,7 +226,7 @@ impl Pair {
                 _ => None,
             })
         };
-        if self.outstanding == 0 { None } else { untold.or_else(told) }
+        if self.outstanding == 0 { None } else { queued.or_else(told) }
     }
 
     /// The bytes of a message of the peer's with this tag, for which it knows no receive, though it knows of all.
@@ -281,8 +281,8 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn close_incoming(&mut self, op: OpId, slot: u64, ops: &mut Ops) -> Result<()> {
-        let untold = |recv: &Recv| matches!(recv, Recv::Slot { slot: of, .. } if *of == slot);
-        if let Some(at) = self.recvs.iter().position(untold) {
+        let queued = |recv: &Recv| matches!(recv, Recv::Slot { slot: of, .. } if *of == slot);
+        if let Some(at) = self.recvs.iter().position(queued) {
             self.recvs.remove(at);
             self.slots.give_incoming(slot);
             ops.end(op, Outcome::Cancelled);

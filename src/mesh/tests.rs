@@ -281,7 +281,7 @@ fn a_collective_that_panics_fails_the_mesh() {
     });
 }
 
-/// What somebody else's polls have finished since a thread looked is not slept beside.
+/// What somebody else's polls have finished since a thread looked is noticed before it sleeps.
 #[test]
 fn nobody_sleeps_beside_what_is_done() {
     let done = Barrier::new(2);

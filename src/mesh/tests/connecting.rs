@@ -96,14 +96,16 @@ fn addresses_that_are_none_are_refused() {
 
 #[test]
 fn what_is_asked_of_a_closed_mesh_fails_at_once() {
+    let asked = Barrier::new(2);
     ranks(SoftWire::Shm, 2, |mesh| {
         mesh.barrier(options(0)).unwrap();
         let (pages, peer) = (memory(&[0; 8]), 1 - mesh.rank());
         let mine = UnboundBuffer::new(&mesh, given(&pages, 8)).unwrap();
         mine.recv(&[peer], 1, 0, None).unwrap();
+        asked.wait();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap_err().to_string());
-            std::thread::sleep(Duration::from_millis(20));
+            mesh.until_waited_for(&waits);
             mesh.close();
             let why = waits.join().unwrap();
             assert!(why == "this rank has closed the mesh" || why.contains("it has closed its mesh"), "{why}");

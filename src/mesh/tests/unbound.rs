@@ -180,17 +180,17 @@ fn messages_of_a_tag_keep_their_order() {
 /// What a rank asks for goes on while it does something else: nobody there waits, and nobody polls.
 #[test]
 fn messages_go_on_while_nobody_waits() {
-    let done_there = Barrier::new(2);
+    let (asked, done_there) = (Barrier::new(2), Barrier::new(2));
     ranks(SoftWire::Shm, 2, |mesh| {
         let pages = memory(&[mesh.rank() as u8 + 1; 4096]);
         let mine = buffer(&mesh, &pages, 4096);
         if mesh.rank() == 0 {
             mine.send(1, 3, 0, None).unwrap();
+            asked.wait();
             done_there.wait();
             assert_eq!(done(mine.wait_send(TIMEOUT)), 1);
         } else {
-            // The send is asked for before.
-            std::thread::sleep(Duration::from_millis(50));
+            asked.wait();
             mine.recv(&[0], 3, 0, None).unwrap();
             assert_eq!(done(mine.wait_recv(TIMEOUT)), 0);
             assert_eq!(contents(&pages, 4096), [1; 4096]);
@@ -209,7 +209,7 @@ fn a_wait_is_aborted_and_what_it_waited_for_is_not() {
             mine.recv(&[1], 1, 0, None).unwrap();
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap());
-                std::thread::sleep(Duration::from_millis(20));
+                mesh.until_waited_for(&waits);
                 mine.abort_recv();
                 assert_eq!(waits.join().unwrap(), Waited::Aborted);
             });
@@ -278,7 +278,7 @@ fn a_thread_that_waits_hears_that_the_buffer_is_closed() {
         mine.recv(&[peer], 1, 0, None).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap_err().to_string());
-            std::thread::sleep(Duration::from_millis(20));
+            mesh.until_waited_for(&waits);
             mine.close(TIMEOUT).unwrap();
             assert_eq!(waits.join().unwrap(), "the buffer is closed");
         });
@@ -506,6 +506,7 @@ fn what_ends_in_another_threads_call_is_noticed() {
         }
         mesh.barrier(options(0)).unwrap();
         for i in 0..50 {
+            mesh.set_sync(i % 2 == 1);
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| done(mine.wait_recv(TIMEOUT)));
                 std::thread::sleep(Duration::from_micros(i * 20));
