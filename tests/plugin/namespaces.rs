@@ -3,7 +3,7 @@
 
 use crate::support;
 use support::comms::{self, Mem, SIZES};
-use support::holdings::{dev_shm, paths, shm_files};
+use support::holdings::{dev_shm, named_segments, paths, shm_files};
 use support::netns::{Cable, usable};
 use support::plugin::{Plugin, REMOTE_ERROR};
 use support::{Ctx, Role, World};
@@ -19,7 +19,7 @@ fn exchange(ctx: &Ctx) {
     // In a pid namespace of its own this process has number 1, and its /proc knows it as that.
     let pid = std::process::id() as i32;
     ctx.say(&paths(pid).map(|n| n.to_string()).join(" "));
-    ctx.say(&format!("{} files", shm_files().len()));
+    ctx.say(&format!("{} files", named_segments()));
     ctx.barrier();
     plugin.close_send(send).expect("close");
     plugin.close_recv(recv).expect("close");

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use railhead::base::stats::page::{CommSnapshot, find};
 use railhead::base::stats::{RailCounter, WaitCause};
+use rustix::fs::{FlockOperation, flock};
 
 /// Descriptors, threads, mappings and files in /dev/shm.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,16 +22,32 @@ fn names(path: &str) -> Vec<String> {
     dir.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// /dev/shm is one for all: whoever looks at what is in it, or leaves something there, does so alone.
+/// /dev/shm is one for all: whoever looks for what was left in it, or leaves something there, does so alone.
 pub fn dev_shm() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     // A test that failed has poisoned nothing but itself.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Our files in /dev/shm.
+/// Our files in /dev/shm that nobody owns: a segment's owner holds a lock on its file as long as it has a name. Other tests' processes own some all the time.
 pub fn shm_files() -> BTreeSet<String> {
-    names("/dev/shm").into_iter().filter(|n| n.contains("railhead")).collect()
+    let is_left = |name: &String| {
+        let file = std::fs::File::open(format!("/dev/shm/{name}"));
+        file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+    };
+    let mut left: BTreeSet<String> = names("/dev/shm").into_iter().filter(|n| n.contains("railhead")).filter(is_left).collect();
+    if !left.is_empty() {
+        // One that was made just then has its lock by now.
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        left.retain(is_left);
+    }
+    left
+}
+
+/// Segments of this process whose files have a name still.
+pub fn named_segments() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    maps.lines().filter(|line| line.contains("/dev/shm/railhead-") && !line.ends_with("(deleted)")).count()
 }
 
 impl Holdings {
