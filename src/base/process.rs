@@ -8,7 +8,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::{Arc, Weak};
 
 use super::fd::OwnedFd;
@@ -66,6 +66,11 @@ impl Process {
     /// Its number.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// The descriptor that becomes readable once it has ended, where there is one.
+    pub fn fd(&self) -> Option<RawFd> {
+        self.pidfd.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// Whether it can be told from a later process of its number.

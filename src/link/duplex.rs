@@ -380,13 +380,14 @@ impl Duplex {
         self.ends.events.pop_front()
     }
 
-    /// Asks for notifications, names the descriptors to sleep on, and looks whether the peer is there. The caller then polls once more, and sleeps, a
-    /// second at most, if nothing moved and [`Duplex::needs_repoll`] is false.
+    /// Asks for notifications, and names the descriptors to sleep on. The caller then polls once more, and sleeps if nothing moved and
+    /// [`Duplex::needs_repoll`] is false. If something is waited for, it looks whether the peer is there. `Some`: who sleeps has to do that again after so
+    /// many nanoseconds, as nothing would wake him.
     ///
     /// Errors: a link made without `notify`; no memory left for it.
-    pub fn arm(&mut self, waits_for: WaitCause, watch: impl FnMut(RawFd)) -> Result<()> {
-        self.link.look(waits_for);
-        self.link.qps.arm(watch)
+    pub fn arm(&mut self, waits_for: Option<WaitCause>, mut watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
+        let look = waits_for.and_then(|cause| self.link.look(cause, &mut watch));
+        self.link.qps.arm(watch).map(|()| look)
     }
 
     /// Whether it has to be polled again before anybody sleeps.

@@ -1,6 +1,7 @@
 //! The link itself: polling, failing, and knowing why one waits. Used by the thread that drives it.
 
 use std::fmt;
+use std::os::fd::RawFd;
 
 use crate::base::clock;
 use crate::base::config::Config;
@@ -227,9 +228,14 @@ impl Link {
         self.liveness.busy();
     }
 
-    /// For who polls too rarely for one look in many polls: looks whether the peer is there.
-    pub fn look(&mut self, waits_for: WaitCause) {
+    /// For who is about to sleep: looks whether the peer is there, and names a descriptor that tells of its end. `Some`: nothing would wake who sleeps,
+    /// who has to look again after so many nanoseconds.
+    pub fn look(&mut self, waits_for: WaitCause, watch: impl FnMut(RawFd)) -> Option<u64> {
         let _ = self.idle(waits_for);
+        match self.fault.is_some() || self.liveness.ended() {
+            true => Some(EXPLAIN_NS),
+            false => (!self.liveness.watch(watch)).then_some(PROBE_NS),
+        }
     }
 
     /// One of many polls that found nothing.

@@ -5,6 +5,7 @@
 //! says otherwise.
 
 use std::io::{self, Read, Write};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::clock;
@@ -130,6 +131,12 @@ impl Liveness {
     pub fn condition(&mut self, now: u64) -> Option<String> {
         self.look_at_process(now);
         self.ended.map(|(_, why)| self.describe(why))
+    }
+
+    /// Names the descriptor that becomes readable when the peer's process ends. False: there is none, or its end is not all that is to be looked for.
+    pub fn watch(&self, mut watch: impl FnMut(RawFd)) -> bool {
+        let process = self.process.as_ref().filter(|_| self.stream.is_none() && self.peer_timeout_ns == 0);
+        process.and_then(|process| process.fd()).map(&mut watch).is_some()
     }
 
     /// Whether the peer was seen to be gone.

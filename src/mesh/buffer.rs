@@ -2,7 +2,6 @@
 //! come. On the caller's threads, any number.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -28,7 +27,8 @@ pub struct Buffer {
     /// Until it is closed.
     memory: Mutex<Option<Registered>>,
     outstanding: Outstanding,
-    closing: AtomicBool,
+    /// Whether it is closed. Held while it is being closed, so that a second call returns when the first does.
+    is_closed: Mutex<bool>,
 }
 
 impl Buffer {
@@ -59,7 +59,7 @@ impl Buffer {
             receives,
             memory: Mutex::new(Some(memory)),
             outstanding: Outstanding::default(),
-            closing: AtomicBool::new(false),
+            is_closed: Mutex::new(false),
         }
     }
 
@@ -124,7 +124,8 @@ impl Buffer {
     ///
     /// Errors: it took too long. The mesh has failed then, and nobody touches the memory either.
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        if self.closing.swap(true, Ordering::Relaxed) {
+        let mut is_closed = lock(&self.is_closed);
+        if std::mem::replace(&mut *is_closed, true) {
             return Ok(());
         }
         let failed_before = self.mesh.check().is_err();

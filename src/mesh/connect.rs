@@ -15,7 +15,7 @@ use crate::link::duplex::Unconnected;
 use crate::store::{self, Store};
 
 use super::coll::Options;
-use super::context::Context;
+use super::context::{Context, Mesh};
 use super::core::{Peer, named};
 use super::device::Device;
 use super::pair::Pair;
@@ -107,37 +107,6 @@ impl Context {
         self.wait_connected(&deadline)
     }
 
-    /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
-    /// time.
-    ///
-    /// Errors: as for [`Context::connect`], and a collective.
-    pub(super) fn forked(&self, timeout: Duration) -> Result<Context> {
-        let deadline = Deadline::new(timeout);
-        let mesh = Context::new(self.device.clone(), self.rank(), self.size())?;
-        mesh.connecting.store(true, Ordering::Relaxed);
-        // Each address, behind its length.
-        const PLACE: usize = 8 + MAX_ADDRESS;
-        let (out, back) = (self.scratch(self.size() * PLACE)?, self.scratch(self.size() * PLACE)?);
-        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
-            let address = mesh.address(peer)?;
-            out.view(peer * PLACE, 8)?.write(&address.len().to_le_bytes());
-            out.view(peer * PLACE + 8, address.len())?.write(&address);
-        }
-        self.swap(&out, &back, PLACE, Options::forking(deadline.left()))?;
-        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
-            let mut len = [0; 8];
-            back.view(peer * PLACE, 8)?.read(&mut len);
-            let mut address = vec![0; usize::from_le_bytes(len).min(MAX_ADDRESS)];
-            back.view(peer * PLACE + 8, address.len())?.read(&mut address);
-            mesh.connect_pair(peer, &address)?;
-        }
-        out.give_back();
-        back.give_back();
-        self.barrier(Options::forking(deadline.left()))?;
-        mesh.wait_connected(&deadline)?;
-        Ok(mesh)
-    }
-
     fn wait_connected(&self, deadline: &Deadline) -> Result<()> {
         while !self.with(|core| core.poll_connected())? {
             if deadline.left().is_zero() {
@@ -162,6 +131,40 @@ impl Context {
             return Ok(());
         }
         Err(Error::usage(format!("rank {peer}; expected 0 to {}, and not this rank, {}", self.size() - 1, self.rank())))
+    }
+}
+
+impl Mesh {
+    /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
+    /// time.
+    ///
+    /// Errors: as for [`Context::connect`], and a collective.
+    pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
+        let deadline = Deadline::new(timeout);
+        // Closed if this fails: ranks that are connected to it then learn that it has gone.
+        let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
+        mesh.connecting.store(true, Ordering::Relaxed);
+        // Each address, behind its length.
+        const PLACE: usize = 8 + MAX_ADDRESS;
+        let (out, back) = (self.scratch(self.size() * PLACE)?, self.scratch(self.size() * PLACE)?);
+        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
+            let address = mesh.address(peer)?;
+            out.view(peer * PLACE, 8)?.write(&address.len().to_le_bytes());
+            out.view(peer * PLACE + 8, address.len())?.write(&address);
+        }
+        self.swap(&out, &back, PLACE, Options::forking(deadline.left()))?;
+        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
+            let mut len = [0; 8];
+            back.view(peer * PLACE, 8)?.read(&mut len);
+            let mut address = vec![0; usize::from_le_bytes(len).min(MAX_ADDRESS)];
+            back.view(peer * PLACE + 8, address.len())?.read(&mut address);
+            mesh.connect_pair(peer, &address)?;
+        }
+        out.give_back();
+        back.give_back();
+        self.barrier(Options::forking(deadline.left()))?;
+        mesh.wait_connected(&deadline)?;
+        Ok(mesh)
     }
 }
 

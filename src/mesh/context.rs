@@ -30,9 +30,9 @@ use super::ops::{Asked, OpId, Outcome};
 use super::protocol::Tag;
 
 /// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
-const YIELDS: u32 = 40;
-/// A sleep ends after so long, to look whether the peers are there. Not in tests, where it would hide a wake-up that is lost.
-const LOOK: Duration = Duration::from_secs(if cfg!(test) { 3600 } else { 1 });
+const YIELDS: u64 = 40;
+/// Polls that find nothing between two looks at the clock, for a driver that does not sleep.
+const LOOK_EVERY: u64 = 256;
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
 const FAREWELL_NS: u64 = 100_000_000;
@@ -248,8 +248,8 @@ impl Context {
     }
 
     /// The same; the driver polls so often before it sleeps.
-    fn drive_until(&self, seen: u64, until: u64, polls: u32) {
-        let left = || Duration::from_nanos(until.saturating_sub(clock::now())).min(LOOK);
+    fn drive_until(&self, seen: u64, until: u64, polls: u64) {
+        let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
         let mut core = lock(&self.core);
         if self.moves.load(Ordering::Relaxed) != seen || core.failed.is_some() {
             return;
@@ -261,29 +261,34 @@ impl Context {
         core.driven = true;
         drop(core);
         let _driving = Driving(self);
-        let mut rest = polls;
-        while rest > 0 {
-            if self.drive(&mut lock(&self.core)) || self.moves.load(Ordering::Acquire) != seen {
+        let mut idle = 0;
+        // The thread in the background polls once.
+        while idle < polls || polls > 1 && self.busy.load(Ordering::Relaxed) {
+            let mut core = lock(&self.core);
+            if self.drive(&mut core) || self.moves.load(Ordering::Acquire) != seen {
                 return;
             }
+            idle += 1;
+            if idle.is_multiple_of(LOOK_EVERY) {
+                // What else is done before a sleep.
+                core.tell_unmatched();
+                if core.check_kinds() || clock::now() >= until {
+                    return;
+                }
+            }
+            drop(core);
             // Whoever asks for something gets the lock meanwhile.
             std::thread::yield_now();
-            // The thread in the background polls once.
-            match polls > 1 && self.busy.load(Ordering::Relaxed) {
-                true if clock::now() >= until => return,
-                true => {}
-                false => rest -= 1,
-            }
         }
         let mut fds: Vec<RawFd> = Vec::new();
         let mut core = lock(&self.core);
-        let again = core.arm(&mut fds);
-        if self.drive(&mut core) || again || core.needs_repoll() || core.check_kinds() || self.moves.load(Ordering::Relaxed) != seen {
+        let Ok(look) = core.arm(&mut fds) else { return };
+        if self.drive(&mut core) || core.needs_repoll() || core.check_kinds() || self.moves.load(Ordering::Relaxed) != seen {
             return;
         }
         core.asleep = true;
         drop(core);
-        self.wakeup.wait(&fds, Some(left()));
+        self.wakeup.wait(&fds, Some(look.map_or(Duration::MAX, Duration::from_nanos).min(left())));
     }
 
     /// Polls, unless the mesh has failed; whether there is something new.
@@ -458,14 +463,6 @@ impl Mesh {
     /// Errors: a rank that is not below the size; no descriptor left.
     pub fn new(device: Arc<Device>, rank: usize, size: usize) -> Result<Mesh> {
         Ok(Mesh(Arc::new(Context::new(device, rank, size)?)))
-    }
-
-    /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
-    /// time.
-    ///
-    /// Errors: as for [`Context::connect`], and a collective.
-    pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
-        Ok(Mesh(Arc::new(self.0.forked(timeout)?)))
     }
 
     /// What its buffers keep of it. From the first of them on, what comes is seen to while nobody waits.

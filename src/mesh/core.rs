@@ -189,8 +189,17 @@ impl Core {
                 {
                     self.misfit(rank, &other_length(sent as usize, tag, len));
                 }
+                match one {
+                    Some(rank) => self.tell_wanted(rank, tag),
+                    None => (0..self.peers.len()).for_each(|rank| self.tell_wanted(rank, tag)),
+                }
             }
-            Ok(from) => self.tell_received(from, tag),
+            Ok(from) => {
+                self.tell_received(from, tag);
+                if let Some(rank) = from {
+                    self.tell_wanted(rank, tag);
+                }
+            }
             Err((rank, error)) => self.misfit(rank, &error),
         }
         Ok(())
@@ -216,6 +225,16 @@ impl Core {
         {
             // A rank that is lost is noticed by the next poll.
             let _ = pair.say_received(tag, number);
+        }
+    }
+
+    /// Tells a rank that has no room for more small messages which of this tag's kind are waited for.
+    fn tell_wanted(&mut self, rank: usize, tag: Tag) {
+        while let Some(tag) = self.small.wants(rank, tag.kind()) {
+            if let Ok(pair) = self.pair(rank) {
+                // As above.
+                let _ = pair.say_wanted(tag);
+            }
         }
     }
 
@@ -251,8 +270,12 @@ impl Core {
         match heard {
             Heard::Claimed(number) => self.claimed(rank, number),
             Heard::Message(tag, small) => match self.small.arrived(rank, tag, small, &mut self.ops) {
-                Ok(true) => self.tell_received(Some(rank), tag),
-                Ok(false) => {}
+                Ok(received) => {
+                    if received {
+                        self.tell_received(Some(rank), tag);
+                    }
+                    self.tell_wanted(rank, tag);
+                }
                 Err(error) => self.misfit(rank, &error),
             },
             Heard::Unmatched(tag, sent) => {
@@ -288,9 +311,10 @@ impl Core {
     pub fn poll(&mut self) -> bool {
         let mut moved = false;
         for rank in 0..self.peers.len() {
-            let Core { peers, ops, heard, small, .. } = self;
+            let waits = self.waits_for_any(rank);
+            let Core { peers, ops, heard, .. } = self;
             let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
-            let polled = pair.poll(ops, small.waits_for(rank), heard);
+            let polled = pair.poll(ops, waits, heard);
             if !self.heard.is_empty() {
                 let mut all = std::mem::take(&mut self.heard);
                 all.drain(..).for_each(|heard| self.heard(rank, heard));
@@ -342,20 +366,38 @@ impl Core {
         failed
     }
 
-    /// Arms all pairs; whether one cannot be.
-    pub fn arm(&mut self, fds: &mut Vec<RawFd>) -> bool {
-        let mut add = |fd| {
-            if !fds.contains(&fd) {
-                fds.push(fd);
-            }
-        };
-        let mut failed = false;
+    /// Whether something waits for a rank that its pair does not know of.
+    fn waits_for_any(&self, rank: usize) -> bool {
+        self.small.waits_for(rank) || self.any.iter().any(|recv| recv.ranks.contains(&rank))
+    }
+
+    /// Tells all ranks of messages of collectives that none of their receives is for.
+    pub fn tell_unmatched(&mut self) {
         for peer in &mut self.peers {
             if let Peer::Here(pair) = peer {
-                failed |= pair.arm(&mut add).is_err();
+                // A rank that is lost is noticed by the next poll.
+                let _ = pair.tell_unmatched();
             }
         }
-        failed
+    }
+
+    /// Arms all pairs, for a sleep on these descriptors. `Some`: it has to end after so many nanoseconds.
+    ///
+    /// Errors: one that cannot be.
+    pub fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>> {
+        let mut look: Option<u64> = None;
+        for rank in 0..self.peers.len() {
+            let waits = self.waits_for_any(rank);
+            if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
+                let again = pair.arm(waits, |fd| {
+                    if !fds.contains(&fd) {
+                        fds.push(fd);
+                    }
+                })?;
+                look = look.into_iter().chain(again).min();
+            }
+        }
+        Ok(look)
     }
 
     /// Whether they have to be polled again before anybody sleeps.

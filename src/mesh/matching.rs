@@ -106,9 +106,9 @@ impl Matching {
         found.is_some_and(|at| self.sends.remove(at).is_some())
     }
 
-    /// The first message of a collective that no receive was told of for.
-    pub fn first_unmatched(&self) -> Option<Send> {
-        self.sends.iter().find(|(send, _)| send.tag.other_kind().is_some()).map(|(send, _)| *send)
+    /// Messages of collectives that no receive was told of for.
+    pub fn unmatched(&self) -> impl Iterator<Item = Send> + '_ {
+        self.sends.iter().map(|(send, _)| *send).filter(|send| send.tag.other_kind().is_some())
     }
 
     /// The next message to post.

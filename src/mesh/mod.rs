@@ -18,9 +18,11 @@ mod ops;
 mod outstanding;
 mod pair;
 mod protocol;
+mod recvs;
 mod reduce;
 mod slots;
 mod small;
+mod small_sends;
 mod unbound;
 
 pub use buffer::Buffer;

@@ -6,21 +6,23 @@ use std::os::fd::RawFd;
 use crate::base::error::{Error, Result};
 use crate::base::stats::WaitCause;
 use crate::link::Failure;
-use crate::link::duplex::{Duplex, Event, Target};
+use crate::link::duplex::{Duplex, Event};
 use crate::link::limits::{MAX_MESSAGE, MAX_REQUESTS, SAY_SIZE, SLOTS};
 
 use super::device::{Part, Place};
 use super::matching::{Matching, Send};
 use super::ops::{OpId, Ops, Outcome};
 use super::protocol::{Said, Tag};
+use super::recvs::{Open, Recv, Recvs};
 use super::slots::{SlotSend, Slots};
-use super::small::{MAX_EARLY, Small};
+use super::small::Small;
+use super::small_sends::{SmallSend, SmallSends};
 
 /// Says that wait at most: more than a peer that keeps to the protocol can ask for.
 const MAX_SAYS: usize = 16 * SLOTS;
 
-/// Slots of the link that are kept for granted receives, and as many more for those and collectives'.
-const KEPT: usize = 16;
+/// Messages of collectives that the peer is told of at a time because none of its receives is for them.
+const MAX_TOLD: usize = 8;
 
 /// A peer.
 pub struct Pair {
@@ -28,41 +30,19 @@ pub struct Pair {
     rank: usize,
     matching: Matching,
     slots: Slots,
-    /// Receives of users that the peer was not told of, and those that do not wait for them: of collectives, and granted ones.
-    recvs: VecDeque<Recv>,
-    urgent: VecDeque<Recv>,
+    recvs: Recvs,
     /// What else is to be said to it.
     says: VecDeque<Said>,
-    /// Small messages, of collectives and of users, that wait for room, or for the peer to receive others.
-    small: [VecDeque<(OpId, Tag, Small)>; 2],
-    /// Those that the peer has not said to have been received.
-    unreceived: [u64; 2],
-    /// Receives from this peer, or from others as well, that it was told of; and those that it has told of.
-    announced: u64,
+    /// Of collectives and of users.
+    small: [SmallSends; 2],
+    /// Receives that the peer has told of.
     heard_of: u64,
-    /// The message, and the number of receives known, of which the peer was told that they do not match.
-    told_unmatched: Option<(OpId, u64)>,
-    /// Messages of the peer's that match none of the receives that were announced.
-    unmatched: Vec<(Tag, u64)>,
-    /// By slot of the link.
-    open: Box<[Option<Open>; SLOTS]>,
+    /// The messages of which the peer was told, when it had told of so many receives, that they match none.
+    told_unmatched: (u64, Vec<OpId>),
     /// By the index of a request: which send it is of, and its bytes.
     sent: Box<[Option<(OpId, usize)>; MAX_REQUESTS]>,
     /// Operations that wait for this peer.
     outstanding: usize,
-}
-
-/// A receive, before the peer is told of it.
-#[derive(Debug, Clone, Copy)]
-enum Recv {
-    /// From this peer.
-    One { op: OpId, tag: Tag, place: Place },
-    /// From this peer, which has claimed the offer with this number.
-    Granted { op: OpId, number: u64, tag: Tag, place: Place },
-    /// From this peer or others.
-    Offered { number: u64, tag: Tag },
-    /// Into the slot of a buffer, at any time.
-    Slot { slot: u64, place: Place },
 }
 
 /// What a peer has said that is not for its pair alone.
@@ -76,26 +56,6 @@ pub enum Heard {
     Unmatched(Tag, u64),
 }
 
-/// What a slot of the link is open for, with its sequence number.
-#[derive(Debug, Clone, Copy)]
-enum Open {
-    Once { sequence: u64, op: OpId, tag: Tag, len: usize, withdrawn: bool },
-    Slot { sequence: u64, slot: u64 },
-}
-
-impl Open {
-    fn sequence(&self) -> u64 {
-        match *self {
-            Open::Once { sequence, .. } | Open::Slot { sequence, .. } => sequence,
-        }
-    }
-}
-
-/// Whether two sequence numbers are the same, as far as they travel.
-fn same(a: u64, b: u64) -> bool {
-    (a ^ b) << 24 == 0
-}
-
 impl Pair {
     /// From a link to the rank.
     pub fn new(link: Duplex, rank: usize) -> Pair {
@@ -104,16 +64,11 @@ impl Pair {
             rank,
             matching: Matching::default(),
             slots: Slots::default(),
-            recvs: VecDeque::new(),
-            urgent: VecDeque::new(),
+            recvs: Recvs::default(),
             says: VecDeque::new(),
             small: Default::default(),
-            unreceived: [0; 2],
-            announced: 0,
             heard_of: 0,
-            told_unmatched: None,
-            unmatched: Vec::new(),
-            open: Box::new([None; SLOTS]),
+            told_unmatched: (0, Vec::new()),
             sent: Box::new([None; MAX_REQUESTS]),
             outstanding: 0,
         }
@@ -131,8 +86,8 @@ impl Pair {
         fits(part.len)?;
         self.outstanding += 1;
         if let Some(small) = part.small.filter(|_| tag.is_small(part.len)) {
-            if let Some(queue) = self.small.get_mut(tag.kind()) {
-                queue.push_back((op, tag, small));
+            if let Some(sends) = self.small.get_mut(tag.kind()) {
+                sends.push(SmallSend { op, tag, small });
             }
             return self.post_small(ops);
         }
@@ -172,12 +127,7 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn withdraw_offer(&mut self, number: u64) -> Result<()> {
-        let queued = |recv: &Recv| matches!(recv, Recv::Offered { number: other, .. } if *other == number);
-        if let Some(at) = self.recvs.iter().position(queued) {
-            self.recvs.remove(at);
-            return Ok(());
-        }
-        self.say(Said::WithdrawnOffer(number))
+        if self.recvs.remove_offer(number) { Ok(()) } else { self.say(Said::WithdrawnOffer(number)) }
     }
 
     /// Takes an operation back, if nothing has come of it: it ends then, at once or once the peer has answered. A send that a peer has in mind is to
@@ -185,53 +135,28 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn cancel(&mut self, op: OpId, ops: &mut Ops) -> Result<()> {
-        let queued = |recv: &Recv| matches!(recv, Recv::One { op: of, .. } | Recv::Granted { op: of, .. } if *of == op);
-        let queued = |queue: &mut VecDeque<Recv>| queue.iter().position(queued).and_then(|at| queue.remove(at));
-        if let Some(recv) = queued(&mut self.recvs).or_else(|| queued(&mut self.urgent)) {
+        if let Some(recv) = self.recvs.remove(op) {
             self.ends(op, Outcome::Cancelled, ops);
             return match recv {
                 Recv::Granted { number, .. } => self.say(Said::WithdrawnOffer(number)),
                 _ => Ok(()),
             };
         }
-        let small = self.small.iter_mut().any(|queue| {
-            let at = queue.iter().position(|(of, ..)| *of == op);
-            at.is_some_and(|at| queue.remove(at).is_some())
-        });
-        if small || self.matching.cancel(op) || self.slots.cancel(op) {
+        if self.small.iter_mut().any(|sends| sends.cancel(op)) || self.matching.cancel(op) || self.slots.cancel(op) {
             self.ends(op, Outcome::Cancelled, ops);
             return Ok(());
         }
-        for open in self.open.iter_mut().flatten() {
-            if let Open::Once { sequence, op: of, withdrawn, .. } = open
-                && *of == op
-                && !std::mem::replace(withdrawn, true)
-            {
-                let sequence = *sequence;
-                return self.say(Said::Withdraw(sequence));
-            }
-        }
-        Ok(())
+        self.recvs.withdraw(op).map_or(Ok(()), |sequence| self.say(Said::Withdraw(sequence)))
     }
 
     /// The bytes that a receive with this tag is for, which is no small one.
     pub fn receives(&self, tag: Tag) -> Option<usize> {
-        let queued = self.recvs.iter().chain(&self.urgent).find_map(|recv| match recv {
-            Recv::One { tag: of, place, .. } | Recv::Granted { tag: of, place, .. } if *of == tag => Some(place.len),
-            _ => None,
-        });
-        let told = || {
-            self.open.iter().flatten().find_map(|open| match open {
-                Open::Once { tag: of, len, .. } if *of == tag => Some(*len),
-                _ => None,
-            })
-        };
-        if self.outstanding == 0 { None } else { queued.or_else(told) }
+        if self.outstanding == 0 { None } else { self.recvs.len_of(tag) }
     }
 
     /// The bytes of a message of the peer's with this tag, for which it knows no receive, though it knows of all.
     pub fn unmatched_there(&self, tag: Tag) -> Option<u64> {
-        self.unmatched.iter().find(|(of, _)| *of == tag).map(|(_, len)| *len)
+        self.recvs.unmatched(tag)
     }
 
     /// Tells the peer that so many more of its small messages were received, of this tag's kind.
@@ -241,13 +166,16 @@ impl Pair {
         self.say(Said::Received(tag.kind(), number))
     }
 
+    /// Tells the peer that a small message with this tag is waited for, though there is no room for others.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn say_wanted(&mut self, tag: Tag) -> Result<()> {
+        self.say(Said::Wanted(tag))
+    }
+
     /// It is lost: what was taken back needs no answer any more.
     pub fn give_up(&mut self, ops: &mut Ops) {
-        for open in self.open.iter().flatten() {
-            if let Open::Once { op, withdrawn: true, .. } = open {
-                ops.end(*op, Outcome::Cancelled);
-            }
-        }
+        self.recvs.withdrawn().for_each(|op| ops.end(op, Outcome::Cancelled));
         self.slots.give_up().for_each(|op| ops.end(op, Outcome::Cancelled));
     }
 
@@ -281,15 +209,12 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn close_incoming(&mut self, op: OpId, slot: u64, ops: &mut Ops) -> Result<()> {
-        let queued = |recv: &Recv| matches!(recv, Recv::Slot { slot: of, .. } if *of == slot);
-        if let Some(at) = self.recvs.iter().position(queued) {
-            self.recvs.remove(at);
+        if self.recvs.remove_slot(slot) {
             self.slots.give_incoming(slot);
             ops.end(op, Outcome::Cancelled);
             return Ok(());
         }
-        let told = |open: &&Open| matches!(open, Open::Slot { slot: of, .. } if *of == slot);
-        let Some(sequence) = self.open.iter().flatten().find(told).map(Open::sequence) else {
+        let Some(sequence) = self.recvs.slot(slot) else {
             return Err(Error::internal(format!("slot {slot} is closed already")));
         };
         self.outstanding += 1;
@@ -343,14 +268,11 @@ impl Pair {
                     Ok(Said::Bye) => gone = true,
                     Ok(Said::Message(tag, small)) => heard.push(Heard::Message(tag, small)),
                     Ok(Said::Claimed(number)) => heard.push(Heard::Claimed(number)),
-                    Ok(Said::Unmatched { tag, len, announced }) if announced == self.announced => {
-                        if self.unmatched.len() < SLOTS {
-                            self.unmatched.push((tag, len));
+                    Ok(Said::Unmatched { tag, len, announced }) => {
+                        if self.recvs.is_unmatched(tag, len, announced) {
+                            heard.push(Heard::Unmatched(tag, len));
                         }
-                        heard.push(Heard::Unmatched(tag, len));
                     }
-                    // It has not heard of all receives.
-                    Ok(Said::Unmatched { .. }) => {}
                     Ok(said) => self.heard(said, ops)?,
                     Err(what) => self.misbehaves(&what),
                 },
@@ -369,22 +291,17 @@ impl Pair {
     }
 
     fn received(&mut self, sequence: u64, value: u64, ops: &mut Ops) -> Result<()> {
-        let place = self.open.get_mut((sequence % SLOTS as u64) as usize);
-        match place {
-            Some(&mut Some(Open::Slot { slot, .. })) => {
+        match self.recvs.received(sequence) {
+            Some(Open::Slot { slot, .. }) => {
                 if let Some(op) = self.slots.arrived(slot) {
                     self.ends(op, Outcome::Done { rank: self.rank, len: 0, small: None }, ops);
                 }
             }
-            Some(once @ Some(_)) => {
-                if let Some(Open::Once { op, tag, len, .. }) = once.take() {
-                    if value != len as u64 {
-                        return Err(Error::usage(format!("it sent {value} bytes, {tag}: this rank receives {len}")));
-                    }
-                    self.ends(op, Outcome::Done { rank: self.rank, len: value, small: None }, ops);
-                }
+            Some(Open::Once { tag, len, .. }) if value != len as u64 => {
+                return Err(Error::usage(format!("it sent {value} bytes, {tag}: this rank receives {len}")));
             }
-            _ => {}
+            Some(Open::Once { op, .. }) => self.ends(op, Outcome::Done { rank: self.rank, len: value, small: None }, ops),
+            None => {}
         }
         Ok(())
     }
@@ -399,10 +316,8 @@ impl Pair {
                 self.heard_of += 1;
                 self.matching.offered(number, tag)?;
             }
-            Said::Received(kind, number) => match self.unreceived.get_mut(kind) {
-                Some(unreceived) if *unreceived >= number => *unreceived -= number,
-                _ => self.misbehaves("that it received what was not sent"),
-            },
+            Said::Received(kind, number) => self.small.get_mut(kind).map_or(Ok(()), |sends| sends.received(number))?,
+            Said::Wanted(tag) => self.small.get_mut(tag.kind()).map_or(Ok(()), |sends| sends.wanted(tag))?,
             Said::Granted(number, target) => self.matching.granted(number, target)?,
             Said::WithdrawnOffer(number) => self.matching.withdrawn_offer(number)?,
             Said::Opened(slot, target) if self.slots.opened(slot, target) => {}
@@ -412,8 +327,7 @@ impl Pair {
                 }
             }
             Said::Withdrawn(sequence) => {
-                let place = self.open.get_mut((sequence % SLOTS as u64) as usize);
-                let Some(open) = place.and_then(|place| place.take_if(|open| same(open.sequence(), sequence))) else {
+                let Some(open) = self.recvs.close(sequence) else {
                     self.misbehaves("an answer to nothing");
                     return Ok(());
                 };
@@ -449,14 +363,30 @@ impl Pair {
         self.link.last_is_through()
     }
 
-    /// Asks to be woken. A message that waits for its receive is told of, once: its receiver may wait for one of another size.
-    pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<()> {
-        if let Some(send) = self.matching.first_unmatched()
-            && self.told_unmatched.replace((send.op, self.heard_of)) != Some((send.op, self.heard_of))
-        {
-            self.say(Said::Unmatched { tag: send.tag, len: send.part.len as u64, announced: self.heard_of })?;
+    /// Tells the peer of messages of collectives that none of its receives is for, once: it may wait for one of another size.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn tell_unmatched(&mut self) -> Result<()> {
+        let (heard_of, told) = &mut self.told_unmatched;
+        if *heard_of != self.heard_of {
+            told.clear();
+            *heard_of = self.heard_of;
         }
-        self.link.arm(WaitCause::PeerNoSend, watch)
+        let mut any = false;
+        for send in self.matching.unmatched().take(MAX_TOLD) {
+            if !told.contains(&send.op) {
+                told.push(send.op);
+                any = true;
+                self.says.push_back(Said::Unmatched { tag: send.tag, len: send.part.len as u64, announced: self.heard_of });
+            }
+        }
+        if any { self.tell() } else { Ok(()) }
+    }
+
+    /// Asks to be woken, and names the descriptors to sleep on. `waits` as for [`Pair::poll`]. `Some`: see [`Duplex::arm`].
+    pub fn arm(&mut self, waits: bool, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
+        self.tell_unmatched()?;
+        self.link.arm((self.outstanding > 0 || waits).then_some(WaitCause::PeerNoSend), watch)
     }
 
     /// Whether it has to be polled again before anybody sleeps.
@@ -465,10 +395,7 @@ impl Pair {
     }
 
     fn tell_of(&mut self, recv: Recv) -> Result<()> {
-        match recv {
-            Recv::Granted { .. } | Recv::One { tag: Tag::Collective(_), .. } => self.urgent.push_back(recv),
-            _ => self.recvs.push_back(recv),
-        }
+        self.recvs.push(recv);
         self.tell()
     }
 
@@ -494,76 +421,21 @@ impl Pair {
                 }
                 self.says.pop_front();
             }
-            if let Some(said) = self.urgent.front().copied().and_then(|recv| self.open(recv)) {
-                self.urgent.pop_front();
-                self.says.push_back(said);
-            } else if let Some(said) = self.recvs.front().copied().and_then(|recv| self.open(recv)) {
-                self.recvs.pop_front();
-                self.says.push_back(said);
-            } else {
-                return Ok(());
-            }
+            let Some(said) = self.recvs.next(&mut self.link) else { return Ok(()) };
+            self.says.push_back(said);
         }
     }
 
-    /// Opens a slot for a receive: what is to be said of it. `None`: all are open that it may have. The last ones are for what others wait behind.
-    fn open(&mut self, recv: Recv) -> Option<Said> {
-        let kept = match recv {
-            Recv::Granted { .. } | Recv::Offered { .. } => 0,
-            Recv::One { tag: Tag::Collective(_), .. } => KEPT,
-            Recv::One { .. } | Recv::Slot { .. } => 2 * KEPT,
-        };
-        if self.link.free_slots() <= kept && !matches!(recv, Recv::Offered { .. }) {
-            return None;
-        }
-        let (sequence, place, open) = match recv {
-            Recv::Offered { number, tag } => {
-                self.announces();
-                return Some(Said::Offered(number, tag));
-            }
-            Recv::One { op, tag, place } | Recv::Granted { op, tag, place, .. } => {
-                let sequence = self.link.open(place.len as u64)?;
-                (sequence, place, Open::Once { sequence, op, tag, len: place.len, withdrawn: false })
-            }
-            Recv::Slot { slot, place } => {
-                let sequence = self.link.open_standing()?;
-                (sequence, place, Open::Slot { sequence, slot })
-            }
-        };
-        if let Some(entry) = self.open.get_mut((sequence % SLOTS as u64) as usize) {
-            *entry = Some(open);
-        }
-        let target = Target { sequence, addr: place.addr as u64, len: place.len as u64, rkeys: place.rkeys };
-        Some(match recv {
-            Recv::Granted { number, .. } => Said::Granted(number, target),
-            Recv::Slot { slot, .. } => Said::Opened(slot, target),
-            Recv::One { tag, .. } | Recv::Offered { tag, .. } => {
-                self.announces();
-                Said::Announced(tag, target)
-            }
-        })
-    }
-
-    /// The peer is told of one more receive: what it has said of its messages means nothing any more.
-    fn announces(&mut self) {
-        self.announced += 1;
-        self.unmatched.clear();
-    }
-
-    /// Sends the small messages for which there is room, and credit.
+    /// Sends the small messages for which there is room.
     fn post_small(&mut self, ops: &mut Ops) -> Result<()> {
         for kind in 0..self.small.len() {
-            while let (Some(unreceived), Some(&(op, tag, small))) =
-                (self.unreceived.get_mut(kind), self.small.get(kind).and_then(VecDeque::front))
-            {
-                if *unreceived >= MAX_EARLY {
-                    break;
-                }
+            while let Some((at, SmallSend { op, tag, small })) = self.small.get(kind).and_then(SmallSends::next) {
                 if !self.says.is_empty() || !self.link.say(&Said::Message(tag, small).encode())? {
                     return Ok(());
                 }
-                *unreceived += 1;
-                self.small.get_mut(kind).and_then(VecDeque::pop_front);
+                if let Some(sends) = self.small.get_mut(kind) {
+                    sends.sent(at);
+                }
                 self.ends(op, Outcome::Done { rank: self.rank, len: small.len() as u64, small: None }, ops);
             }
         }

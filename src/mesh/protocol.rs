@@ -80,6 +80,8 @@ pub enum Said {
     Message(Tag, Small),
     /// So many more messages of that kind were received, of collectives or of users.
     Received(usize, u64),
+    /// A message with this tag is waited for, though there is no room for others.
+    Wanted(Tag),
     /// For a message of so many bytes with this tag there is no receive among as many as were announced.
     Unmatched {
         /// Of the message.
@@ -115,6 +117,7 @@ impl Said {
             Said::Withdrawn(sequence) => (9, 0, 0, Target { sequence, ..none }),
             Said::Message(tag, small) => return message(tag, &small),
             Said::Received(kind, number) => (11, kind as u64, number, none),
+            Said::Wanted(tag) => (13, tag.number().0, tag.number().1, none),
             Said::Unmatched { tag, len, announced } => (12, tag.number().0, tag.number().1, Target { addr: announced, len, ..none }),
         };
         let head = kind | tag_kind << 8 | (target.sequence & 0xff) << 16 | (target.sequence >> 8) << 32;
@@ -149,6 +152,7 @@ impl Said {
             }
             11 => Said::Received(tag.kind(), number),
             12 => Said::Unmatched { tag, len: word(3), announced: word(2) },
+            13 => Said::Wanted(tag),
             _ => return Err(format!("a control message that begins with {head:#x}")),
         };
         if said.encode() != *bytes || sequence % 256 >= TARGETS {
@@ -176,7 +180,7 @@ mod tests {
     fn any_said() -> impl Strategy<Value = Said> {
         let target = (any::<u32>(), 0u64..255, any::<u64>(), any::<u64>(), any::<[u32; MAX_RAILS]>())
             .prop_map(|(uses, slot, addr, len, rkeys)| Target { sequence: u64::from(uses) << 8 | slot, addr, len, rkeys });
-        (0..12, any::<bool>(), any::<u64>(), any::<u64>(), target).prop_map(|(kind, user, number, more, target)| {
+        (0..13, any::<bool>(), any::<u64>(), any::<u64>(), target).prop_map(|(kind, user, number, more, target)| {
             let tag = if user { Tag::User(number) } else { Tag::Collective(number) };
             match kind {
                 0 => Said::Announced(tag, target),
@@ -190,6 +194,7 @@ mod tests {
                 8 => Said::Message(tag, Small::new(number as usize % 49, |bytes| bytes.fill(more as u8)).unwrap()),
                 9 => Said::Received(usize::from(user), number),
                 10 => Said::Unmatched { tag, len: number, announced: more },
+                11 => Said::Wanted(tag),
                 _ => Said::Withdrawn(target.sequence),
             }
         })

@@ -3,7 +3,7 @@
 //!
 //! Both ranks know that it is one: of a user's, by its length; of a collective's, by the tag. As many of a rank as [`MAX_EARLY`] may wait for their receives; who sends counts.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::base::error::{Error, Result};
 use crate::link::limits::SAY_SIZE;
@@ -15,6 +15,9 @@ use super::protocol::Tag;
 pub const MAX_SMALL: usize = SAY_SIZE - 16;
 /// How many of one rank may wait for their receives: of collectives, and of users. So neither holds the other back.
 pub const MAX_EARLY: u64 = 128;
+
+/// For how many tags a receiver may say that it waits for one more, while there is no room for others.
+pub const MAX_WANTED: usize = 1024;
 
 /// The bytes of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +82,8 @@ struct Early {
     messages: VecDeque<(Tag, Small)>,
     /// Those of collectives and of users that were asked for, and of which the rank was not told.
     matched: [u64; 2],
+    /// Tags with which one more is to come, though there is no room for others.
+    wanted: HashSet<Tag>,
 }
 
 impl Early {
@@ -88,8 +93,14 @@ impl Early {
         }
     }
 
-    fn waiting(&self, tag: Tag) -> u64 {
-        self.messages.iter().filter(|(of, _)| of.kind() == tag.kind()).count() as u64
+    fn waiting(&self, kind: usize) -> u64 {
+        self.messages.iter().filter(|(of, _)| of.kind() == kind).count() as u64
+    }
+
+    /// Whether the rank may send no more.
+    fn is_full(&self, kind: usize) -> bool {
+        let matched = self.matched.get(kind).copied().unwrap_or(0);
+        self.messages.len() as u64 + matched >= MAX_EARLY && self.waiting(kind) + matched >= MAX_EARLY
     }
 }
 
@@ -135,9 +146,19 @@ impl SmallMessages {
         Ok(None)
     }
 
-    /// Whether a receive waits for this rank and no other.
+    /// Whether a receive waits for this rank.
     pub fn waits_for(&self, rank: usize) -> bool {
-        self.recvs.iter().any(|recv| matches!(recv.ranks, Ranks::One(one) if one == rank))
+        self.recvs.iter().any(|recv| recv.ranks.contain(rank))
+    }
+
+    /// The tag of a receive that a rank is to be told of, as it has no room for what was not asked for. It may send one with that tag then, unless it is told
+    /// first of those that were received: then it forgets the tags.
+    pub fn wants(&mut self, rank: usize, kind: usize) -> Option<Tag> {
+        let early = self.early.get_mut(rank).filter(|early| early.is_full(kind) && early.wanted.len() < MAX_WANTED)?;
+        let waits = |recv: &&Recv| recv.tag.kind() == kind && recv.ranks.contain(rank) && !early.wanted.contains(&recv.tag);
+        let tag = self.recvs.iter().find(waits)?.tag;
+        early.wanted.insert(tag);
+        Some(tag)
     }
 
     /// One is here: whether somebody waited for it.
@@ -145,13 +166,16 @@ impl SmallMessages {
     /// Errors: whoever waits for it waits for another length; more than may wait.
     pub fn arrived(&mut self, rank: usize, tag: Tag, small: Small, ops: &mut Ops) -> Result<bool> {
         let Some(early) = self.early.get_mut(rank) else { return Ok(false) };
+        early.wanted.remove(&tag);
         let waits = self.recvs.iter().position(|recv| recv.tag == tag && recv.ranks.contain(rank));
         match waits.and_then(|at| self.recvs.remove(at)) {
             Some(recv) => {
                 early.count(tag);
                 ends(recv.op, rank, tag, recv.len, small, ops).map(|()| true)
             }
-            None if early.waiting(tag) >= MAX_EARLY => Err(Error::remote("the peer sent more small messages than may wait")),
+            None if early.waiting(tag.kind()) >= MAX_EARLY + MAX_WANTED as u64 => {
+                Err(Error::remote("the peer sent more small messages than may wait"))
+            }
             None => {
                 early.messages.push_back((tag, small));
                 Ok(false)
@@ -161,8 +185,10 @@ impl SmallMessages {
 
     /// How many of a rank's, of a tag's kind, were received of which it was not told, if it has to be: it is told then.
     pub fn tells(&mut self, rank: usize, tag: Tag) -> Option<u64> {
-        let matched = self.early.get_mut(rank)?.matched.get_mut(tag.kind())?;
-        (*matched >= MAX_EARLY / 4).then(|| std::mem::take(matched))
+        let early = self.early.get_mut(rank)?;
+        let matched = early.matched.get_mut(tag.kind()).filter(|matched| **matched >= MAX_EARLY / 4)?;
+        early.wanted.retain(|wanted| wanted.kind() != tag.kind());
+        Some(std::mem::take(matched))
     }
 
     /// The length that a receive from a rank waits for.
@@ -275,8 +301,8 @@ mod tests {
         all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
         let (rank, error) = all.recv(b, TAG, 2, Ranks::One(1), &mut ops).unwrap_err();
         assert_eq!((rank, error.to_string()), (1, "it sent 1 bytes, tag 0x7: this rank receives 2".into()));
-        let mut sent = (0..1000).map(|_| all.arrived(1, TAG, small(b"1"), &mut ops));
-        assert_eq!(sent.position(|sent| sent.is_err()), Some(MAX_EARLY as usize));
+        let mut sent = (0..2000).map(|_| all.arrived(1, TAG, small(b"1"), &mut ops));
+        assert_eq!(sent.position(|sent| sent.is_err()), Some(MAX_EARLY as usize + MAX_WANTED));
     }
 
     #[test]
@@ -291,6 +317,34 @@ mod tests {
         }
         assert!((1000 - MAX_EARLY / 4..=1000).contains(&told), "{told}");
         assert_eq!((all.tells(0, TAG), all.tells(1, Tag::Collective(7))), (None, None));
+    }
+
+    #[test]
+    fn who_may_send_no_more_is_told_what_is_waited_for() {
+        let (mut all, mut ops) = (SmallMessages::new(2), Ops::default());
+        let (other, third) = (Tag::User(8), Tag::User(9));
+        let [a, b, c] = std::array::from_fn(|_| op(&mut ops));
+        all.recv(a, other, 1, Ranks::One(1), &mut ops).unwrap();
+        for _ in 1..MAX_EARLY {
+            all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
+            assert_eq!(all.wants(1, TAG.kind()), None, "it has room");
+        }
+        all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
+        all.recv(b, other, 1, Ranks::One(1), &mut ops).unwrap();
+        all.recv(c, third, 1, Ranks::Any(vec![0, 1]), &mut ops).unwrap();
+        assert_eq!((all.wants(1, TAG.kind()), all.wants(1, TAG.kind()), all.wants(1, TAG.kind())), (Some(other), Some(third), None));
+        assert_eq!((all.wants(0, TAG.kind()), all.wants(1, 0)), (None, None));
+        // One has come: there may be another.
+        assert!(all.arrived(1, other, small(b"1"), &mut ops).unwrap());
+        assert_eq!((all.wants(1, TAG.kind()), all.wants(1, TAG.kind())), (Some(other), None));
+        // Once it is told of what was received, it has to be told again.
+        for _ in 1..MAX_EARLY / 4 {
+            let op = op(&mut ops);
+            all.recv(op, TAG, 1, Ranks::One(1), &mut ops).unwrap();
+        }
+        assert!(all.tells(1, TAG).is_some() && all.wants(1, TAG.kind()).is_none());
+        (1..MAX_EARLY / 4).for_each(|_| _ = all.arrived(1, TAG, small(b"1"), &mut ops).unwrap());
+        assert_eq!((all.wants(1, TAG.kind()), all.wants(1, TAG.kind())), (Some(other), Some(third)));
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn allreduce_of_every_type_and_operation() {
 
 #[test]
 fn allreduce_among_any_number_of_ranks() {
-    for size in 1..=9 {
+    for size in 1..=15 {
         ranks(SoftWire::Shm, size, |mesh| {
             // The longest where a rank's neighbours are not the same, and all of it takes a while.
             let most = if size == 4 { (9 << 20) + 1 } else { 70_001 };
@@ -187,7 +187,7 @@ fn a_function_of_the_callers_own() {
 
 #[test]
 fn nobody_leaves_a_barrier_before_all_have_come() {
-    for size in [2, 5, 8] {
+    for size in [2, 5, 8, 15] {
         let came = AtomicUsize::new(0);
         ranks(SoftWire::Shm, size, |mesh| {
             for round in 1..=20 {
@@ -328,8 +328,9 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
 fn ranks_that_give_different_sizes_fail() {
     let sum = Reduction::Of(DataType::U8, Op::Sum);
     for lens in [[4096, 8192], [8192, 4096], [4096, 3 << 20], [3 << 20, 100], [8, 4096], [1 << 20, 8], [8, 12]] {
-        for kind in 0..3 {
+        for (kind, busy) in (0..3).flat_map(|kind| [(kind, false), (kind, true)]) {
             let results = ranks(SoftWire::Shm, 2, |mesh| {
+                mesh.set_sync(busy);
                 let (rank, len) = (mesh.rank(), lens[mesh.rank()]);
                 let (pages, more) = (memory(&vec![1; len]), memory(&vec![0; len]));
                 let options = Options { timeout: Duration::from_secs(10), ..options(0) };
@@ -343,11 +344,31 @@ fn ranks_that_give_different_sizes_fail() {
                 (rank, first.and(then))
             });
             let errors: Vec<Error> =
-                results.into_iter().map(|(rank, result)| result.expect_err(&format!("rank {rank}, {lens:?}, {kind}"))).collect();
+                results.into_iter().map(|(rank, result)| result.expect_err(&format!("rank {rank}, {lens:?}, {kind}, {busy}"))).collect();
             let told = |error: &Error| matches!(error, Error::Usage(said) if said.contains("rank ") && said.contains(" bytes, tag 0x8"));
             assert!(errors.iter().any(told), "{errors:?}");
         }
     }
+}
+
+/// Though another one waits, as its rank is late.
+#[test]
+fn a_second_message_of_another_size_is_told() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let pages = memory(&[0; 4096]);
+        let gives =
+            |tag: u32, len: usize| mesh.broadcast(given(&pages, len), 0, Options { timeout: Duration::from_secs(10), ..options(tag) });
+        if mesh.rank() == 1 {
+            let error = gives(2, 8).unwrap_err();
+            return assert!(matches!(&error, Error::Usage(said) if said.contains("it sent 4096 bytes")), "{error}");
+        }
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| gives(1, 4096));
+            mesh.until_waited_for(&first);
+            let second = gives(2, 4096).unwrap_err();
+            assert!(!matches!(second, Error::Timeout(_)) && first.join().unwrap().is_err(), "{second}");
+        });
+    });
 }
 
 /// Whose ranks are not equally far.

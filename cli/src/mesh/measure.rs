@@ -52,7 +52,9 @@ pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench) -> anyho
     let mut work = (0..bench.threads)
         .map(|thread| Work::new(mesh, what, elements, bench.inputs, thread, timeout))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    mesh.barrier(options(AGREE, timeout))?;
+    // Ranks that have nothing to do in a row wait here for those that have.
+    let agree = options(AGREE, timeout + 2 * Duration::from_secs_f64(bench.iteration_time));
+    mesh.barrier(agree)?;
     at_once(&mut work, |work| {
         work.run()?;
         if bench.no_verify { Ok(()) } else { work.verify() }
@@ -64,9 +66,9 @@ pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench) -> anyho
     let mut times = [(bench.iteration_time / each.max(1e-9)).clamp(1.0, MOST) as u64];
     // SAFETY: the number outlives the call.
     let memory = unsafe { UserMemory::new(times.as_mut_ptr().cast(), size_of_val(&times)) };
-    mesh.broadcast(memory, 0, options(AGREE, timeout))?;
+    mesh.broadcast(memory, 0, agree)?;
     let times = times[0] as usize;
-    mesh.barrier(options(AGREE, timeout))?;
+    mesh.barrier(agree)?;
     let samples = at_once(&mut work, |work| {
         let mut samples = Vec::with_capacity(times);
         for _ in 0..times {

@@ -73,9 +73,8 @@ impl Drop for Others {
 
 /// Starts the other ranks on this machine, and is the first.
 fn ranks(bench: &Bench) -> anyhow::Result<(Vec<Row>, i64)> {
-    let folder = std::env::temp_dir().join(format!("railhead-mesh-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let url = |rank: usize| format!("file://{}/store?rank={rank}&world_size={}", folder.display(), bench.ranks);
+    let folder = tempfile::tempdir().context("cannot make a folder for the ranks to meet in")?;
+    let url = |rank: usize| format!("file://{}/store?rank={rank}&world_size={}", folder.path().display(), bench.ranks);
     let me = std::env::current_exe().context("this program")?;
     let start = |rank: usize| {
         // What else is asked for is as here.
@@ -92,7 +91,6 @@ fn ranks(bench: &Bench) -> anyhow::Result<(Vec<Row>, i64)> {
     let ended: Vec<_> = if measured.is_ok() { others.0.iter_mut().map(Child::wait).collect() } else { Vec::new() };
     others.0.retain(|_| measured.is_err());
     drop(others);
-    let _ = std::fs::remove_dir_all(&folder);
     let measured = measured?;
     for (rank, status) in ended.into_iter().enumerate() {
         let status = status?;
@@ -125,7 +123,7 @@ fn rank(bench: &Bench, url: &str) -> anyhow::Result<(Vec<Row>, i64)> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    mesh.barrier(measure::options(0, timeout))?;
+    mesh.barrier(measure::options(0, timeout + 2 * Duration::from_secs_f64(bench.iteration_time)))?;
     mesh.close();
     Ok((rows, rank))
 }

@@ -143,6 +143,88 @@ fn wrong_calls_are_refused_and_nothing_is_lost() {
     });
 }
 
+/// gloo/allreduce_ring.h: each rank's neighbour says by a message of nothing that its inbox may be written again, in the last round as well.
+#[test]
+fn an_allreduce_of_slots_and_notifications() {
+    for size in [2, 3, 5] {
+        ranks(SoftWire::Shm, size, |mesh| {
+            const COUNT: usize = 5000;
+            let (rank, len) = (mesh.rank(), 4 * COUNT);
+            let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
+            let (outbox, inbox, nothing) = (memory(&vec![0; len]), memory(&vec![0; len]), memory(&[0]));
+            let to_right = Buffer::send_to(&mesh, right, 0, given(&outbox, len)).unwrap();
+            let from_left = Buffer::recv_from(&mesh, left, 0, given(&inbox, len)).unwrap();
+            let to_left = Buffer::send_to(&mesh, left, 1, given(&nothing, 0)).unwrap();
+            let from_right = Buffer::recv_from(&mesh, right, 1, given(&nothing, 0)).unwrap();
+            let numbers = |pages: &Pages| -> Vec<u32> {
+                contents(pages, len).chunks_exact(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap())).collect()
+            };
+            for run in 0..20 {
+                let mut sum: Vec<u32> = (0..COUNT).map(|i| (i * (rank + 1) + run) as u32).collect();
+                outbox.write(0, &sum.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<_>>());
+                for round in 1..size {
+                    to_right.send(0, None, 0).unwrap();
+                    from_left.wait_recv(TIMEOUT).unwrap();
+                    sum.iter_mut().zip(numbers(&inbox)).for_each(|(sum, number)| *sum += number);
+                    to_right.wait_send(TIMEOUT).unwrap();
+                    if round + 1 < size {
+                        outbox.write(0, &contents(&inbox, len));
+                    }
+                    to_left.send(0, None, 0).unwrap();
+                    from_right.wait_recv(TIMEOUT).unwrap();
+                    to_left.wait_send(TIMEOUT).unwrap();
+                }
+                assert!(sum == (0..COUNT).map(|i| (i * size * (size + 1) / 2 + size * run) as u32).collect::<Vec<_>>(), "run {run}");
+            }
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
+}
+
+/// As many receives as there may be at a time do not keep a buffer's slot from being opened, nor what is claimed from being received.
+#[test]
+fn receives_that_nothing_comes_for_hold_no_buffer_back() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 4096]), 1 - mesh.rank());
+        let all = UnboundBuffer::new(&mesh, given(&pages, 4096)).unwrap();
+        (0..300).for_each(|tag| all.recv(&[peer], tag, 0, None).unwrap());
+        let (out, back) = (memory(&[9; 64]), memory(&[0; 64]));
+        let (to, from) = ends(&mesh, 5, &out, &back, 64);
+        to.send(0, None, 0).unwrap();
+        assert!(matches!(from.wait_recv(TIMEOUT).unwrap(), Waited::Done { .. }));
+        assert_eq!(contents(&back, 64), [9; 64]);
+        mesh.barrier(options(0)).unwrap();
+        all.close(TIMEOUT).unwrap();
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
+#[test]
+fn a_second_close_returns_when_the_first_does() {
+    let holds = Barrier::new(2);
+    ranks(SoftWire::Tcp, 2, |mesh| {
+        let (pages, peer) = (memory(&[0; 64]), 1 - mesh.rank());
+        if mesh.rank() == 1 {
+            // Nobody answers for this rank before it waits.
+            holds.wait();
+            holds.wait();
+            return mesh.barrier(options(0)).unwrap();
+        }
+        let from = Buffer::recv_from(&mesh, peer, 4, given(&pages, 64)).unwrap();
+        holds.wait();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| from.close(TIMEOUT).unwrap());
+            mesh.until_waited_for(&first);
+            let second = scope.spawn(|| from.close(TIMEOUT).unwrap());
+            // It has every chance to return early.
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!second.is_finished() && !first.is_finished());
+            holds.wait();
+        });
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
 #[test]
 fn a_peer_that_is_lost_ends_the_waits_for_its_slot() {
     let waits = Barrier::new(2);

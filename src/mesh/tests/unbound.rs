@@ -399,6 +399,39 @@ fn small_messages_that_nobody_has_asked_for_do_not_stop_a_collective() {
     });
 }
 
+/// Nor each other: one that is waited for goes past those that are not.
+#[test]
+fn a_small_message_that_is_waited_for_overtakes_those_of_other_tags() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        ranks(wire, 3, |mesh| {
+            const COUNT: usize = 400;
+            const MORE: u64 = 100;
+            let (rank, others) = (mesh.rank(), others(&mesh));
+            let (out, back) = (memory(&[7; 8 * COUNT]), memory(&[0; 8 * COUNT]));
+            let (from, to) = (buffer(&mesh, &out, 8 * COUNT), buffer(&mesh, &back, 8 * COUNT));
+            for peer in &others {
+                (0..COUNT).for_each(|i| from.send(*peer, 1, 8 * i, Some(8)).unwrap());
+                (2..2 + MORE).for_each(|tag| from.send(*peer, tag, 0, Some(4)).unwrap());
+            }
+            // Before there is no room, and after; more at once than the sender may be told of.
+            for tag in (2..2 + MORE).rev() {
+                if tag % 2 == 0 {
+                    to.recv(&others, tag, 0, Some(4)).unwrap();
+                    to.recv(&others, tag, 0, Some(4)).unwrap();
+                } else {
+                    others.iter().for_each(|peer| to.recv(&[*peer], tag, 0, Some(4)).unwrap());
+                }
+            }
+            (0..2 * MORE).for_each(|_| assert!(done(to.wait_recv(TIMEOUT)) != rank));
+            others.iter().for_each(|peer| (0..COUNT).for_each(|i| to.recv(&[*peer], 1, 8 * i, Some(8)).unwrap()));
+            (0..2 * COUNT).for_each(|_| assert!(done(to.wait_recv(TIMEOUT)) != rank));
+            assert!(contents(&back, 8 * COUNT) == contents(&out, 8 * COUNT));
+            (0..2 * (COUNT + MORE as usize)).for_each(|_| assert!(done(from.wait_send(TIMEOUT)) != rank));
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
+}
+
 /// A rank that has all it wants answers still.
 #[test]
 fn a_rank_that_does_something_else_lets_others_close() {
