@@ -130,7 +130,7 @@ impl Unconnected {
         }
         let ends = Ends {
             records,
-            slots: Box::new([Slot::FREE; SLOTS]),
+            slots: Vec::with_capacity(SLOTS),
             free: (0..SAY_SLOT).rev().collect(),
             says: Says::default(),
             last: Last::None,
@@ -150,7 +150,8 @@ pub struct Duplex {
 /// What is known of both directions.
 struct Ends {
     records: Records,
-    slots: Box<[Slot; SLOTS]>,
+    /// Those that were ever open: the others were never touched, so they take no memory.
+    slots: Vec<Slot>,
     free: Vec<u8>,
     says: Says,
     last: Last,
@@ -244,7 +245,11 @@ impl Duplex {
 
     fn open_for(&mut self, state: SlotState) -> Option<u64> {
         let number = self.ends.free.pop()?;
-        let slot = self.ends.slots.get_mut(usize::from(number))?;
+        let slots = &mut self.ends.slots;
+        if slots.len() <= usize::from(number) {
+            slots.resize(usize::from(number) + 1, Slot::FREE);
+        }
+        let slot = slots.get_mut(usize::from(number))?;
         *slot = Slot { uses: slot.uses + 1, state };
         Some(slot.sequence(number))
     }
@@ -454,10 +459,12 @@ impl Ends {
     /// A message, or a stripe of one, is here.
     fn message(&mut self, number: u8, meaning: Imm) -> std::result::Result<(), String> {
         let Ends { records, slots, free, events, .. } = self;
-        let Some(slot) = slots.get_mut(usize::from(number)) else { return Ok(()) };
+        let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.state != SlotState::Free) else {
+            return Err("a message that nobody waits for,".into());
+        };
         let sequence = slot.sequence(number);
         match (&mut slot.state, meaning) {
-            (SlotState::Free, _) => return Err("a message that nobody waits for,".into()),
+            (SlotState::Free, _) => {}
             (SlotState::Standing, Imm::Whole(value)) => events.push_back(Event::Received { sequence, value: value.into() }),
             (SlotState::Standing, Imm::Stripe(_)) => return Err("a stripe, in order,".into()),
             (SlotState::Once { room, incoming }, meaning) => {

@@ -13,7 +13,7 @@ use super::device::{Part, Place};
 use super::matching::{Matching, Send};
 use super::ops::{OpId, Ops, Outcome};
 use super::protocol::{Said, Tag};
-use super::recvs::{Open, Recv, Recvs};
+use super::recvs::{Open, Recv, Recvs, put};
 use super::slots::{SlotSend, Slots};
 use super::small::Small;
 use super::small_sends::{SmallSend, SmallSends};
@@ -40,7 +40,7 @@ pub struct Pair {
     /// The messages of which the peer was told, when it had told of so many receives, that they match none.
     told_unmatched: (u64, Vec<OpId>),
     /// By the index of a request: which send it is of, and its bytes.
-    sent: Box<[Option<(OpId, usize)>; MAX_REQUESTS]>,
+    sent: Vec<Option<(OpId, usize)>>,
     /// Operations that wait for this peer.
     outstanding: usize,
 }
@@ -69,7 +69,7 @@ impl Pair {
             small: Default::default(),
             heard_of: 0,
             told_unmatched: (0, Vec::new()),
-            sent: Box::new([None; MAX_REQUESTS]),
+            sent: Vec::with_capacity(MAX_REQUESTS),
             outstanding: 0,
         }
     }
@@ -448,9 +448,7 @@ impl Pair {
             let Part { addr, len, lkeys, .. } = send.part;
             let Some(id) = self.link.write(&target, addr, len, &lkeys)? else { break };
             self.matching.posted();
-            if let Some(place) = self.sent.get_mut((id.0 & 0xff) as usize) {
-                *place = Some((send.op, len));
-            }
+            put(&mut self.sent, (id.0 & 0xff) as usize, (send.op, len));
         }
         Ok(())
     }
@@ -461,9 +459,7 @@ impl Pair {
         let failed = slots.post(ops, |target, send| {
             let Part { addr, len, lkeys, .. } = send.part;
             let Some(id) = link.notify(target, send.offset, 0, addr, len, &lkeys)? else { return Ok(false) };
-            if let Some(place) = sent.get_mut((id.0 & 0xff) as usize) {
-                *place = Some((send.op, len));
-            }
+            put(sent, (id.0 & 0xff) as usize, (send.op, len));
             Ok(true)
         })?;
         self.outstanding -= failed;

@@ -68,7 +68,8 @@ impl Open {
 pub struct Recvs {
     /// By class.
     waiting: [VecDeque<Recv>; CLASSES],
-    open: Box<[Option<Open>; SLOTS]>,
+    /// By slot, as far as any was ever open: the others take no memory.
+    open: Vec<Option<Open>>,
     /// Receives from this peer, or from others as well, that it was told of.
     announced: u64,
     /// Messages of the peer's that match none of these.
@@ -77,7 +78,7 @@ pub struct Recvs {
 
 impl Default for Recvs {
     fn default() -> Recvs {
-        Recvs { waiting: Default::default(), open: Box::new([None; SLOTS]), announced: 0, unmatched: Vec::new() }
+        Recvs { waiting: Default::default(), open: Vec::with_capacity(SLOTS), announced: 0, unmatched: Vec::new() }
     }
 }
 
@@ -127,9 +128,7 @@ impl Recvs {
     }
 
     fn opened(&mut self, open: Open) {
-        if let Some(entry) = self.open.get_mut(place_of(open.sequence())) {
-            *entry = Some(open);
-        }
+        put(&mut self.open, place_of(open.sequence()), open);
     }
 
     /// The peer is told of one more: what it has said of its messages means nothing any more.
@@ -220,6 +219,16 @@ impl Recvs {
     /// The bytes of a message of the peer's with this tag, for which it knows no receive, though it knows of all.
     pub fn unmatched(&self, tag: Tag) -> Option<u64> {
         self.unmatched.iter().find(|(of, _)| *of == tag).map(|(_, len)| *len)
+    }
+}
+
+/// Puts something into its place of a table that grows with the highest place in use.
+pub fn put<T: Clone>(table: &mut Vec<Option<T>>, place: usize, value: T) {
+    if table.len() <= place {
+        table.resize(place + 1, None);
+    }
+    if let Some(entry) = table.get_mut(place) {
+        *entry = Some(value);
     }
 }
 
