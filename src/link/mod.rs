@@ -5,15 +5,18 @@
 //! waits too long ([`stall`]). What comes in is accounted for slot by slot ([`incoming`]). Registered memory is in [`memory`]; the thread that moves
 //! links along under RAILHEAD_PROGRESS=thread in [`device_thread`].
 //!
-//! A comm of `net` uses a link one way. [`duplex`] uses one both ways, for layers whose ranks exchange [`address`]es through a store.
+//! A comm of `net` uses a link one way. [`duplex`] uses one both ways, for layers whose ranks exchange [`address`]es through a store,
+//! and [`driver`] is how their waiting threads move several of them along.
 //!
 //! One thread at a time drives a link: its caller's, or the device's under the lock of [`device_thread::Guarded`]. Nothing here knows how the peers
 //! found each other: the handshake, and what is written where, belong to the layers above.
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod background;
 mod connection;
 pub mod device_thread;
+pub mod driver;
 pub mod duplex;
 mod failure;
 pub mod incoming;

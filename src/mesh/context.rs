@@ -1,16 +1,12 @@
-//! A mesh: the pairs of one rank, and whoever waits for them. Any number of threads; all state is under one lock.
-//!
-//! The first thread that waits drives the mesh for all: it polls every pair for a little while, then arms them, polls once more, and sleeps on the
-//! device's descriptor. Others sleep until it has moved something or stops. Who asks for something while the driver sleeps wakes it.
+//! A mesh: the pairs of one rank, and whoever waits for them. Any number of threads; all state is under the lock of a [`Driver`].
 //!
 //! A rank that is lost is an error for what waits for it, and that poisons the mesh: all that waits, and all that is asked for later, fails with the first
 //! cause. So does a wait that takes too long, as what it waited for cannot be taken back.
 
 use std::future::Future;
-use std::os::fd::RawFd;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -19,20 +15,14 @@ use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
-use crate::base::wakeup::Wakeup;
 use crate::fabric::RegionView;
 use crate::link::Failure;
+use crate::link::driver::Driver;
 
-use super::background::Background;
 use super::core::{Core, Peer};
 use super::device::{Destination, Device, Part, Registered};
 use super::ops::{Asked, OpId, Outcome};
 use super::protocol::Tag;
-
-/// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
-const YIELDS: u64 = 40;
-/// Polls that find nothing between two looks at the clock, for a driver that does not sleep.
-const LOOK_EVERY: u64 = 256;
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
 const FAREWELL_NS: u64 = 100_000_000;
@@ -45,16 +35,8 @@ pub struct Context {
     pub(super) device: Arc<Device>,
     rank: usize,
     size: usize,
-    pub(super) core: Mutex<Core>,
-    /// The driver has moved something, or stops.
-    moved: Condvar,
-    /// Counts, under the lock, what may have finished an operation: who waits compares it with what it was before they looked at theirs.
-    moves: AtomicU64,
-    wakeup: Wakeup,
-    /// Who waits never sleeps.
-    busy: AtomicBool,
+    pub(super) driver: Arc<Driver<Core>>,
     pub(super) connecting: AtomicBool,
-    background: Background,
     scratch: Mutex<Vec<Registered>>,
 }
 
@@ -70,13 +52,8 @@ impl Context {
             device,
             rank,
             size,
-            core: Mutex::new(Core::new(rank, size)),
-            moved: Condvar::new(),
-            moves: AtomicU64::new(0),
-            wakeup: Wakeup::new()?,
-            busy: AtomicBool::new(false),
+            driver: Arc::new(Driver::new(Core::new(rank, size))?),
             connecting: AtomicBool::new(false),
-            background: Background::default(),
             scratch: Mutex::default(),
         })
     }
@@ -93,13 +70,12 @@ impl Context {
 
     /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
     pub fn set_sync(&self, busy: bool) {
-        self.busy.store(busy, Ordering::Relaxed);
-        self.background.wake();
+        self.driver.set_busy(busy);
     }
 
     /// Errors: it has failed, or is closed.
     pub(super) fn check(&self) -> Result<()> {
-        lock(&self.core).check()
+        self.driver.lock().check()
     }
 
     /// Sends to a rank, as soon as that receives with the same tag. The memory must stay registered until it is done.
@@ -125,18 +101,7 @@ impl Context {
 
     /// Does something with the pairs, of which whoever drives them has to know.
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
-        let mut core = lock(&self.core);
-        let ended = core.ops.ended();
-        let result = f(&mut core);
-        if core.ops.ended() != ended {
-            // Pairs with the Acquire in `block_on`.
-            self.moves.fetch_add(1, Ordering::Release);
-            self.moved.notify_all();
-        }
-        if core.asleep {
-            self.wakeup.notify();
-        }
-        result
+        self.driver.with(f)
     }
 
     /// Memory of at least `len` bytes that peers may write to.
@@ -155,7 +120,6 @@ impl Context {
     ///
     /// Errors: the future's; a wait that took too long. The mesh has failed then.
     pub(super) fn block_on<T>(&self, what: &str, future: impl Future<Output = Result<T>>, timeout: Duration) -> Result<T> {
-        let _waiting = Waiting::new(self);
         let mut future = pin!(future);
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
@@ -166,14 +130,9 @@ impl Context {
             0 => u64::MAX,
             limit => began.saturating_add(limit),
         };
-        loop {
-            // Pairs with the Release in `drive`: what finishes after the look below is not missed.
-            let seen = self.moves.load(Ordering::Acquire);
-            // Before the look, which is the last one then.
-            let now = clock::now();
+        let result = self.driver.wait(|now| {
             if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
-                std::mem::forget(guard);
-                return result.inspect_err(|error| self.poison(error));
+                return Ok(result);
             }
             if now >= deadline {
                 self.poison(&Error::timeout(self.waited(what, timeout)));
@@ -181,13 +140,15 @@ impl Context {
                 stalled_at = u64::MAX;
                 log_warn!(log::NET, "stalled: {}", self.waited(what, Duration::from_nanos(now - began)));
             }
-            self.step(seen, deadline.min(stalled_at));
-        }
+            Err(deadline.min(stalled_at))
+        });
+        std::mem::forget(guard);
+        result.inspect_err(|error| self.poison(error))
     }
 
     /// What a wait that took so long waits for.
     fn waited(&self, what: &str, time: Duration) -> String {
-        let waits_for = lock(&self.core).waits_for();
+        let waits_for = self.driver.lock().waits_for();
         format!("{what}: rank {} waited for {:.1} s for {waits_for}", self.rank, time.as_secs_f64())
     }
 
@@ -218,87 +179,7 @@ impl Context {
 
     /// Has all that wait look again.
     pub(super) fn wake(&self) {
-        let _core = lock(&self.core);
-        // Pairs with the Acquire in `block_on`.
-        self.moves.fetch_add(1, Ordering::Release);
-        self.moved.notify_all();
-        self.wakeup.notify();
-    }
-
-    /// Drives the mesh once while nobody waits for it, asleep until something comes or somebody does. False: somebody does, or it is over.
-    pub(super) fn step_aside(&self) -> bool {
-        // Pairs with the Release in `drive`.
-        let seen = self.moves.load(Ordering::Acquire);
-        let alone = self.left_alone();
-        if alone {
-            self.drive_until(seen, u64::MAX, 1);
-        }
-        alone
-    }
-
-    /// Whether nobody waits for it: then there is nobody else to answer the other ranks.
-    pub(super) fn left_alone(&self) -> bool {
-        let core = lock(&self.core);
-        core.waiters == 0 && core.failed.is_none() && !self.busy.load(Ordering::Relaxed)
-    }
-
-    /// Waits until something has moved that had not when `moves` was `seen`, or until then.
-    pub(super) fn step(&self, seen: u64, until: u64) {
-        self.drive_until(seen, until, YIELDS);
-    }
-
-    /// The same; the driver polls so often before it sleeps.
-    fn drive_until(&self, seen: u64, until: u64, polls: u64) {
-        let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
-        let mut core = lock(&self.core);
-        if self.moves.load(Ordering::Relaxed) != seen || core.failed.is_some() {
-            return;
-        }
-        if core.driven {
-            drop(self.moved.wait_timeout(core, left()).unwrap_or_else(PoisonError::into_inner));
-            return;
-        }
-        core.driven = true;
-        drop(core);
-        let _driving = Driving(self);
-        let mut idle = 0;
-        // The thread in the background polls once.
-        while idle < polls || polls > 1 && self.busy.load(Ordering::Relaxed) {
-            let mut core = lock(&self.core);
-            if self.drive(&mut core) || self.moves.load(Ordering::Acquire) != seen {
-                return;
-            }
-            idle += 1;
-            if idle.is_multiple_of(LOOK_EVERY) {
-                // What else is done before a sleep.
-                core.tell_unmatched();
-                if core.check_kinds() || clock::now() >= until {
-                    return;
-                }
-            }
-            drop(core);
-            // Whoever asks for something gets the lock meanwhile.
-            std::thread::yield_now();
-        }
-        let mut fds: Vec<RawFd> = Vec::new();
-        let mut core = lock(&self.core);
-        let Ok(look) = core.arm(&mut fds) else { return };
-        if self.drive(&mut core) || core.needs_repoll() || core.check_kinds() || self.moves.load(Ordering::Relaxed) != seen {
-            return;
-        }
-        core.asleep = true;
-        drop(core);
-        self.wakeup.wait(&fds, Some(look.map_or(Duration::MAX, Duration::from_nanos).min(left())));
-    }
-
-    /// Polls, unless the mesh has failed; whether there is something new.
-    fn drive(&self, core: &mut Core) -> bool {
-        let moved = core.failed.is_some() || core.poll();
-        if moved {
-            // Pairs with the Acquire in `block_on`.
-            self.moves.fetch_add(1, Ordering::Release);
-        }
-        moved
+        self.driver.wake();
     }
 
     /// Ends it: all that is outstanding fails, and so does what is asked for later. Ranks that wait for this one learn that it has gone.
@@ -314,48 +195,12 @@ impl Context {
             }
             first
         });
-        self.wake();
-        self.background.stop();
+        self.driver.leave();
         // What ranks were sent in this one's last moments is theirs: a queue pair that is destroyed sends nothing more.
         let until = clock::now() + FAREWELL_NS;
         while first && clock::now() < until && !self.with(Core::byes_are_through) {
             std::thread::yield_now();
         }
-    }
-}
-
-/// A thread that waits.
-struct Waiting<'a>(&'a Context);
-
-impl<'a> Waiting<'a> {
-    /// The thread in the background leaves the mesh to this one then.
-    fn new(mesh: &'a Context) -> Waiting<'a> {
-        mesh.with(|core| core.waiters += 1);
-        Waiting(mesh)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        let mut core = lock(&self.0.core);
-        core.waiters -= 1;
-        let left = core.waiters == 0;
-        drop(core);
-        if left {
-            self.0.background.wake();
-        }
-    }
-}
-
-/// The driver, until it is dropped.
-struct Driving<'a>(&'a Context);
-
-impl Drop for Driving<'_> {
-    fn drop(&mut self) {
-        let mut core = lock(&self.0.core);
-        (core.driven, core.asleep) = (false, false);
-        drop(core);
-        self.0.moved.notify_all();
     }
 }
 
@@ -370,21 +215,9 @@ impl Drop for PoisonOnDrop<'_> {
 
 #[cfg(test)]
 impl Context {
-    /// What a wait would compare.
-    pub(super) fn moves(&self) -> u64 {
-        self.moves.load(Ordering::Acquire)
-    }
-
-    /// Until this thread waits, or has waited.
-    pub(super) fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
-        while lock(&self.core).waiters == 0 && !waits.is_finished() {
-            std::thread::yield_now();
-        }
-    }
-
     /// Operations that are not done.
     pub(super) fn pending(&self) -> usize {
-        lock(&self.core).ops.pending().count()
+        self.driver.lock().ops.pending().count()
     }
 }
 
@@ -401,7 +234,7 @@ impl Future for Operation<'_> {
     type Output = Result<u64>;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut std::task::Context<'_>) -> Poll<Result<u64>> {
-        let mut core = lock(&self.mesh.core);
+        let mut core = self.mesh.driver.lock();
         let done = match core.ops.take(self.id) {
             Some(Outcome::Done { len, small, .. }) => {
                 if let (Some(to), Some(small)) = (self.to, small) {
@@ -425,7 +258,7 @@ impl Future for Operation<'_> {
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
         if !self.over {
-            lock(&self.mesh.core).ops.forget(self.id);
+            self.mesh.driver.lock().ops.forget(self.id);
         }
     }
 }
@@ -467,7 +300,7 @@ impl Mesh {
 
     /// What its buffers keep of it. From the first of them on, what comes is seen to while nobody waits.
     pub(super) fn attended(&self) -> Arc<Context> {
-        self.0.background.start(&self.0);
+        self.0.driver.attend("rh-mesh");
         self.0.clone()
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
+use crate::link::driver::Driven;
 use crate::link::duplex::Unconnected;
 
 use super::device::{Part, Place};
@@ -47,12 +48,6 @@ pub struct Core {
     pub failed: Option<Failure>,
     /// It was closed.
     pub closed: bool,
-    /// A thread drives the mesh, and whether it sleeps.
-    pub driven: bool,
-    /// See `driven`.
-    pub asleep: bool,
-    /// Threads that wait for something, and so drive it.
-    pub waiters: usize,
     /// In order; only the first are offered.
     any: VecDeque<AnyRecv>,
     offers: u64,
@@ -69,9 +64,6 @@ impl Core {
             ops: Ops::default(),
             failed: None,
             closed: false,
-            driven: false,
-            asleep: false,
-            waiters: 0,
             any: VecDeque::new(),
             offers: 0,
             small: SmallMessages::new(size),
@@ -307,30 +299,6 @@ impl Core {
         }
     }
 
-    /// Polls all pairs; whether something has moved.
-    pub fn poll(&mut self) -> bool {
-        let mut moved = false;
-        for rank in 0..self.peers.len() {
-            let waits = self.waits_for_any(rank);
-            let Core { peers, ops, heard, .. } = self;
-            let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
-            let polled = pair.poll(ops, waits, heard);
-            if !self.heard.is_empty() {
-                let mut all = std::mem::take(&mut self.heard);
-                all.drain(..).for_each(|heard| self.heard(rank, heard));
-                self.heard = all;
-            }
-            match polled {
-                Ok(some) => moved |= some,
-                Err(error) => {
-                    moved = true;
-                    self.lost(rank, Failure::from_error(&named(rank, error)));
-                }
-            }
-        }
-        moved
-    }
-
     /// A rank is lost, and with it the mesh if something waits for it.
     fn lost(&mut self, rank: usize, failure: Failure) {
         let Core { peers, ops, .. } = self;
@@ -350,63 +318,9 @@ impl Core {
         }
     }
 
-    /// Fails the pairs of ranks that have sent small messages of a collective of which this rank waits for longer ones. To be called when all that has
-    /// arrived was polled, so that none of those can be here.
-    pub fn check_kinds(&mut self) -> bool {
-        let Core { small, peers, .. } = self;
-        let mut failed = false;
-        for (rank, tag, sent) in small.early() {
-            if let (Some(Peer::Here(pair)), Some(other)) = (peers.get_mut(rank), tag.other_kind())
-                && let Some(receives) = pair.receives(other)
-            {
-                pair.fail(&other_length(sent, tag, receives));
-                failed = true;
-            }
-        }
-        failed
-    }
-
     /// Whether something waits for a rank that its pair does not know of.
     fn waits_for_any(&self, rank: usize) -> bool {
         self.small.waits_for(rank) || self.any.iter().any(|recv| recv.ranks.contains(&rank))
-    }
-
-    /// Tells all ranks of messages of collectives that none of their receives is for.
-    pub fn tell_unmatched(&mut self) {
-        for peer in &mut self.peers {
-            if let Peer::Here(pair) = peer {
-                // A rank that is lost is noticed by the next poll.
-                let _ = pair.tell_unmatched();
-            }
-        }
-    }
-
-    /// Arms all pairs, for a sleep on these descriptors. `Some`: it has to end after so many nanoseconds.
-    ///
-    /// Errors: one that cannot be.
-    pub fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>> {
-        let mut look: Option<u64> = None;
-        for rank in 0..self.peers.len() {
-            let waits = self.waits_for_any(rank);
-            if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
-                let again = pair.arm(waits, |fd| {
-                    if !fds.contains(&fd) {
-                        fds.push(fd);
-                    }
-                })?;
-                look = look.into_iter().chain(again).min();
-            }
-        }
-        Ok(look)
-    }
-
-    /// Whether they have to be polled again before anybody sleeps.
-    pub fn needs_repoll(&mut self) -> bool {
-        let again = |peer: &mut Peer| match peer {
-            Peer::Here(pair) => pair.needs_repoll(),
-            _ => false,
-        };
-        self.peers.iter_mut().any(again)
     }
 
     /// Whether all that ranks were sent before they were told that this one goes is through.
@@ -436,6 +350,88 @@ impl Core {
     pub fn waits_for(&self) -> String {
         let waits: Vec<String> = self.ops.pending().take(4).map(|asked| asked.to_string()).collect();
         if waits.is_empty() { "nothing".into() } else { waits.join(", ") }
+    }
+}
+
+impl Driven for Core {
+    fn poll(&mut self) -> bool {
+        let mut moved = false;
+        for rank in 0..self.peers.len() {
+            let waits = self.waits_for_any(rank);
+            let Core { peers, ops, heard, .. } = self;
+            let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
+            let polled = pair.poll(ops, waits, heard);
+            if !self.heard.is_empty() {
+                let mut all = std::mem::take(&mut self.heard);
+                all.drain(..).for_each(|heard| self.heard(rank, heard));
+                self.heard = all;
+            }
+            match polled {
+                Ok(some) => moved |= some,
+                Err(error) => {
+                    moved = true;
+                    self.lost(rank, Failure::from_error(&named(rank, error)));
+                }
+            }
+        }
+        moved
+    }
+
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>> {
+        let mut look: Option<u64> = None;
+        for rank in 0..self.peers.len() {
+            let waits = self.waits_for_any(rank);
+            if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
+                let again = pair.arm(waits, |fd| {
+                    if !fds.contains(&fd) {
+                        fds.push(fd);
+                    }
+                })?;
+                look = look.into_iter().chain(again).min();
+            }
+        }
+        Ok(look)
+    }
+
+    fn needs_repoll(&mut self) -> bool {
+        let again = |peer: &mut Peer| match peer {
+            Peer::Here(pair) => pair.needs_repoll(),
+            _ => false,
+        };
+        self.peers.iter_mut().any(again)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    fn ended(&self) -> u64 {
+        self.ops.ended()
+    }
+
+    /// Fails the pairs of ranks that have sent small messages of a collective of which this rank waits for longer ones: none of those can be here by now.
+    fn settled(&mut self) -> bool {
+        let Core { small, peers, .. } = self;
+        let mut failed = false;
+        for (rank, tag, sent) in small.early() {
+            if let (Some(Peer::Here(pair)), Some(other)) = (peers.get_mut(rank), tag.other_kind())
+                && let Some(receives) = pair.receives(other)
+            {
+                pair.fail(&other_length(sent, tag, receives));
+                failed = true;
+            }
+        }
+        failed
+    }
+
+    /// Tells all ranks of messages of collectives that none of their receives is for.
+    fn instead_of_arm(&mut self) {
+        for peer in &mut self.peers {
+            if let Peer::Here(pair) = peer {
+                // A rank that is lost is noticed by the next poll.
+                let _ = pair.tell_unmatched();
+            }
+        }
     }
 }
 

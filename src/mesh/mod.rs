@@ -1,12 +1,11 @@
 //! Ranks that exchange messages and compute together: Gloo's transport and collectives, on [`link`](crate::link) and any store.
 //!
 //! A [`Mesh`] has a [`pair`] to each other rank ([`connect`] makes them). A receive is announced to its sender, who WRITEs the message straight into its
-//! memory ([`protocol`]). Collectives ([`coll`]) are futures over sends and receives; whoever waits drives the mesh for all ([`context`]).
+//! memory ([`protocol`]). Collectives ([`coll`]) are futures over sends and receives; whoever waits drives the mesh for all ([`driver`](crate::link::driver)).
 //!
 //! Ranks trust each other: a peer can write into memory that it was told of until the operation is over.
 #![forbid(unsafe_code)]
 
-mod background;
 mod buffer;
 mod coll;
 mod connect;

@@ -70,7 +70,7 @@ impl Outstanding {
         if std::mem::take(&mut list.aborted) {
             return Poll::Ready(Ok(Ok(Waited::Aborted)));
         }
-        let mut core = lock(&mesh.core);
+        let mut core = mesh.driver.lock();
         for at in 0..list.ops.len() {
             if let Some((outcome, offset)) = list.ops.get(at).and_then(|(op, offset)| Some((core.ops.take(*op)?, *offset))) {
                 list.ops.remove(at);

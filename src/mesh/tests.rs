@@ -289,14 +289,14 @@ fn nobody_sleeps_beside_what_is_done() {
         let (pages, peer) = (memory(&[7; 100]), 1 - mesh.rank());
         let mine = mesh.device.register(pages.to_register()).unwrap();
         if mesh.rank() == 0 {
-            let seen = mesh.moves();
+            let seen = mesh.driver.moves();
             let received = mesh.recv(peer, 1, mine.place(0, 100).unwrap()).unwrap();
             // As another thread would, until it is here.
             while mesh.pending() > 0 {
-                mesh.step(mesh.moves(), crate::base::clock::now() + 1_000_000);
+                mesh.driver.step(mesh.driver.moves(), crate::base::clock::now() + 1_000_000);
             }
             let until = crate::base::clock::now() + 10_000_000_000;
-            mesh.step(seen, until);
+            mesh.driver.step(seen, until);
             let slept = crate::base::clock::now() >= until;
             done.wait();
             assert!(!slept);
@@ -364,7 +364,7 @@ fn a_second_message_of_another_size_is_told() {
         }
         std::thread::scope(|scope| {
             let first = scope.spawn(|| gives(1, 4096));
-            mesh.until_waited_for(&first);
+            mesh.driver.until_waited_for(&first);
             let second = gives(2, 4096).unwrap_err();
             assert!(!matches!(second, Error::Timeout(_)) && first.join().unwrap().is_err(), "{second}");
         });

@@ -214,7 +214,7 @@ fn a_second_close_returns_when_the_first_does() {
         holds.wait();
         std::thread::scope(|scope| {
             let first = scope.spawn(|| from.close(TIMEOUT).unwrap());
-            mesh.until_waited_for(&first);
+            mesh.driver.until_waited_for(&first);
             let second = scope.spawn(|| from.close(TIMEOUT).unwrap());
             // It has every chance to return early.
             std::thread::sleep(Duration::from_millis(20));

@@ -105,7 +105,7 @@ fn what_is_asked_of_a_closed_mesh_fails_at_once() {
         asked.wait();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap_err().to_string());
-            mesh.until_waited_for(&waits);
+            mesh.driver.until_waited_for(&waits);
             mesh.close();
             let why = waits.join().unwrap();
             assert!(why == "this rank has closed the mesh" || why.contains("it has closed its mesh"), "{why}");

@@ -209,7 +209,7 @@ fn a_wait_is_aborted_and_what_it_waited_for_is_not() {
             mine.recv(&[1], 1, 0, None).unwrap();
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap());
-                mesh.until_waited_for(&waits);
+                mesh.driver.until_waited_for(&waits);
                 mine.abort_recv();
                 assert_eq!(waits.join().unwrap(), Waited::Aborted);
             });
@@ -278,7 +278,7 @@ fn a_thread_that_waits_hears_that_the_buffer_is_closed() {
         mine.recv(&[peer], 1, 0, None).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| mine.wait_recv(TIMEOUT).unwrap_err().to_string());
-            mesh.until_waited_for(&waits);
+            mesh.driver.until_waited_for(&waits);
             mine.close(TIMEOUT).unwrap();
             assert_eq!(waits.join().unwrap(), "the buffer is closed");
         });

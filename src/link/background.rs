@@ -1,5 +1,5 @@
-//! The thread that moves a mesh on while nobody waits: what was asked of its buffers may be waited for long after, and other ranks that close theirs
-//! want answers. It is started by the first buffer; it sleeps in the kernel, and leaves the mesh to whoever waits.
+//! The thread that moves the links of a [`Driver`] on while nobody waits: what was asked may be waited for long after, and peers want answers. It sleeps
+//! in the kernel, and leaves the links to whoever waits.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -9,12 +9,12 @@ use crate::base::log::{self, log_warn};
 use crate::base::sync::lock;
 use crate::base::thread::{self, Cpus};
 
-use super::context::Context;
+use super::driver::{Driven, Driver};
 
-/// How long a mesh is left to those who may wait for it again at once.
+/// How long links are left to those who may wait again at once.
 const GRACE: Duration = Duration::from_millis(1);
 
-/// What a mesh has of its thread.
+/// What a driver has of its thread.
 #[derive(Default)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -37,23 +37,23 @@ enum State {
 }
 
 impl Background {
-    /// Starts the thread, unless there is one. Without it, a mesh moves on only while somebody waits.
-    pub fn start(&self, mesh: &Arc<Context>) {
+    /// Starts the thread, unless there is one. Without it, the links move on only while somebody waits.
+    pub fn start<D: Driven + 'static>(&self, name: &str, driver: &Arc<Driver<D>>) {
         let mut state = lock(&self.shared.state);
         if *state != State::None {
             return;
         }
-        let (shared, mesh) = (self.shared.clone(), Arc::downgrade(mesh));
-        match thread::spawn("rh-mesh", &Cpus::default(), move || shared.run(&mesh)) {
+        let (shared, driver) = (self.shared.clone(), Arc::downgrade(driver));
+        match thread::spawn(name, &Cpus::default(), move || shared.run(&driver)) {
             Ok(thread) => {
                 *state = State::Awake;
                 *lock(&self.thread) = Some(thread);
             }
-            Err(error) => log_warn!(log::NET, "mesh: no thread for what nobody waits for: {error}"),
+            Err(error) => log_warn!(log::NET, "{name}: no thread for what nobody waits for: {error}"),
         }
     }
 
-    /// Nobody waits for the mesh now.
+    /// Nobody waits now.
     pub fn wake(&self) {
         let mut state = lock(&self.shared.state);
         if *state == State::Asleep {
@@ -62,7 +62,7 @@ impl Background {
         }
     }
 
-    /// Ends the thread, unless this is it. Whoever calls has woken it from the mesh's descriptor.
+    /// Ends the thread, unless this is it. Whoever calls has woken it from its sleep.
     pub fn stop(&self) {
         *lock(&self.shared.state) = State::Ended;
         self.shared.changed.notify_all();
@@ -73,7 +73,7 @@ impl Background {
 }
 
 impl Shared {
-    fn run(&self, mesh: &Weak<Context>) {
+    fn run<D: Driven>(&self, driver: &Weak<Driver<D>>) {
         loop {
             let mut state = lock(&self.state);
             while *state == State::Asleep {
@@ -85,13 +85,13 @@ impl Shared {
                 return;
             }
             drop(state);
-            let Some(mesh) = mesh.upgrade() else { return };
-            while mesh.step_aside() {}
+            let Some(driver) = driver.upgrade() else { return };
+            while driver.step_aside() {}
             let mut state = lock(&self.state);
             if *state == State::Awake {
                 // Before the look: whoever stops waiting after it wakes this thread.
                 *state = State::Asleep;
-                if mesh.left_alone() {
+                if driver.left_alone() {
                     *state = State::Awake;
                 }
             }

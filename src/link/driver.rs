@@ -1,0 +1,291 @@
+//! What several links of one owner are behind one lock, and whoever waits for them: for layers whose callers wait, without a thread on the way of a message.
+//! Any number of threads.
+//!
+//! The first thread that waits drives the links for all: it polls them for a little while, then arms them, polls once more, and sleeps on the device's
+//! descriptor. Others sleep until it has moved something or stops. Who asks for something while the driver sleeps wakes it. While nobody waits, a thread in
+//! the background does the same, if one was started.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::base::error::Result;
+use crate::base::sync::lock;
+use crate::base::wakeup::Wakeup;
+
+use super::background::Background;
+
+/// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
+const YIELDS: u64 = 40;
+/// Polls that find nothing between two looks at the clock, for a driver that does not sleep.
+const LOOK_EVERY: u64 = 256;
+
+/// What is driven: links, and what their owner knows of them.
+pub trait Driven: Send {
+    /// Polls; whether something has moved.
+    fn poll(&mut self) -> bool;
+    /// Arms all links, for a sleep on these descriptors. `Some`: it has to end after so many nanoseconds.
+    ///
+    /// Errors: one that cannot be; the driver polls on then.
+    fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>>;
+    /// Whether it has to be polled again before anybody sleeps.
+    fn needs_repoll(&mut self) -> bool;
+    /// Whether it is over: nobody polls it any more.
+    fn has_failed(&self) -> bool;
+    /// Counts what has ended that somebody may wait for.
+    fn ended(&self) -> u64;
+    /// All that has arrived was polled, and nothing moved: whether that means something.
+    fn settled(&mut self) -> bool {
+        false
+    }
+    /// What else arming does, now and then in place of it where the driver does not sleep.
+    fn instead_of_arm(&mut self) {}
+}
+
+/// What the lock guards.
+pub struct State<D> {
+    driven: D,
+    /// A thread drives it, and whether it sleeps.
+    is_driven: bool,
+    asleep: bool,
+    /// Threads that wait for something, and so drive it.
+    waiters: usize,
+}
+
+impl<D> Deref for State<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        &self.driven
+    }
+}
+
+impl<D> DerefMut for State<D> {
+    fn deref_mut(&mut self) -> &mut D {
+        &mut self.driven
+    }
+}
+
+/// The lock, and who waits.
+pub struct Driver<D> {
+    state: Mutex<State<D>>,
+    /// The driver has moved something, or stops.
+    moved: Condvar,
+    /// Counts, under the lock, what may be waited for: who waits compares it with what it was before they looked.
+    moves: AtomicU64,
+    wakeup: Wakeup,
+    /// Who waits never sleeps.
+    busy: AtomicBool,
+    background: Background,
+}
+
+impl<D: Driven> Driver<D> {
+    /// Errors: no descriptor left.
+    pub fn new(driven: D) -> Result<Driver<D>> {
+        Ok(Driver {
+            state: Mutex::new(State { driven, is_driven: false, asleep: false, waiters: 0 }),
+            moved: Condvar::new(),
+            moves: AtomicU64::new(0),
+            wakeup: Wakeup::new()?,
+            busy: AtomicBool::new(false),
+            background: Background::default(),
+        })
+    }
+
+    /// What is driven, to look at.
+    pub fn lock(&self) -> MutexGuard<'_, State<D>> {
+        lock(&self.state)
+    }
+
+    /// Does something with it, of which whoever drives it has to know.
+    pub fn with<T>(&self, f: impl FnOnce(&mut D) -> T) -> T {
+        let mut state = self.lock();
+        let ended = state.ended();
+        let result = f(&mut state);
+        if state.ended() != ended {
+            // Pairs with the Acquire in `wait`.
+            self.moves.fetch_add(1, Ordering::Release);
+            self.moved.notify_all();
+        }
+        if state.asleep {
+            self.wakeup.notify();
+        }
+        result
+    }
+
+    /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
+    pub fn set_busy(&self, busy: bool) {
+        self.busy.store(busy, Ordering::Relaxed);
+        self.background.wake();
+    }
+
+    /// Waits until `done` gives something. It is asked, without the lock, at once, whenever something has moved, and at the time that it gives instead.
+    pub fn wait<T>(&self, mut done: impl FnMut(u64) -> std::result::Result<T, u64>) -> T {
+        let _waiting = Waiting::new(self);
+        loop {
+            // Pairs with the Release in `drive`: what ends after the look below is not missed.
+            let seen = self.moves.load(Ordering::Acquire);
+            // Taken before the look, which is the last one if it is late.
+            match done(clock::now()) {
+                Ok(result) => return result,
+                Err(until) => self.drive_until(seen, until, YIELDS),
+            }
+        }
+    }
+
+    /// Has all that wait look again.
+    pub fn wake(&self) {
+        let _state = self.lock();
+        // Pairs with the Acquire in `wait`.
+        self.moves.fetch_add(1, Ordering::Release);
+        self.moved.notify_all();
+        self.wakeup.notify();
+    }
+
+    /// Drives it once while nobody waits, asleep until something comes or somebody does. False: somebody does, or it is over.
+    pub(super) fn step_aside(&self) -> bool {
+        // Pairs with the Release in `drive`.
+        let seen = self.moves.load(Ordering::Acquire);
+        let alone = self.left_alone();
+        if alone {
+            self.drive_until(seen, u64::MAX, 1);
+        }
+        alone
+    }
+
+    /// Whether nobody waits: then there is nobody else to answer the peers.
+    pub(super) fn left_alone(&self) -> bool {
+        let state = self.lock();
+        state.waiters == 0 && !state.has_failed() && !self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps.
+    fn drive_until(&self, seen: u64, until: u64, polls: u64) {
+        let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
+        let mut state = self.lock();
+        if self.moves.load(Ordering::Relaxed) != seen || state.has_failed() {
+            return;
+        }
+        if state.is_driven {
+            drop(self.moved.wait_timeout(state, left()).unwrap_or_else(PoisonError::into_inner));
+            return;
+        }
+        state.is_driven = true;
+        drop(state);
+        let _driving = Driving(self);
+        let mut idle = 0;
+        // The thread in the background polls once.
+        while idle < polls || polls > 1 && self.busy.load(Ordering::Relaxed) {
+            let mut state = self.lock();
+            if self.drive(&mut state) || self.moves.load(Ordering::Acquire) != seen {
+                return;
+            }
+            idle += 1;
+            if idle.is_multiple_of(LOOK_EVERY) {
+                // What else is done before a sleep.
+                state.instead_of_arm();
+                if state.settled() || clock::now() >= until {
+                    return;
+                }
+            }
+            drop(state);
+            // Whoever asks for something gets the lock meanwhile.
+            std::thread::yield_now();
+        }
+        let mut fds: Vec<RawFd> = Vec::new();
+        let mut state = self.lock();
+        let Ok(look) = state.arm(&mut fds) else { return };
+        if self.drive(&mut state) || state.needs_repoll() || state.settled() || self.moves.load(Ordering::Relaxed) != seen {
+            return;
+        }
+        state.asleep = true;
+        drop(state);
+        self.wakeup.wait(&fds, Some(look.map_or(Duration::MAX, Duration::from_nanos).min(left())));
+    }
+
+    /// Polls, unless it is over; whether there is something new.
+    fn drive(&self, driven: &mut D) -> bool {
+        let moved = driven.has_failed() || driven.poll();
+        if moved {
+            // Pairs with the Acquire in `wait`.
+            self.moves.fetch_add(1, Ordering::Release);
+        }
+        moved
+    }
+}
+
+impl<D: Driven + 'static> Driver<D> {
+    /// From now on it is driven while nobody waits, too, by a thread of this name.
+    pub fn attend(self: &Arc<Self>, name: &str) {
+        self.background.start(name, self);
+    }
+
+    /// Ends that thread, unless this is it; `has_failed` is true by now.
+    pub fn leave(&self) {
+        self.wake();
+        self.background.stop();
+    }
+}
+
+/// A thread that waits.
+struct Waiting<'a, D: Driven>(&'a Driver<D>);
+
+impl<'a, D: Driven> Waiting<'a, D> {
+    /// The thread in the background leaves it to this one then.
+    fn new(driver: &'a Driver<D>) -> Self {
+        let mut state = driver.lock();
+        state.waiters += 1;
+        if state.asleep {
+            driver.wakeup.notify();
+        }
+        drop(state);
+        Waiting(driver)
+    }
+}
+
+impl<D: Driven> Drop for Waiting<'_, D> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.waiters -= 1;
+        let left = state.waiters == 0;
+        drop(state);
+        if left {
+            self.0.background.wake();
+        }
+    }
+}
+
+/// The driver, until it is dropped.
+struct Driving<'a, D: Driven>(&'a Driver<D>);
+
+impl<D: Driven> Drop for Driving<'_, D> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        (state.is_driven, state.asleep) = (false, false);
+        drop(state);
+        self.0.moved.notify_all();
+    }
+}
+
+#[cfg(test)]
+impl<D: Driven> Driver<D> {
+    /// What a wait would compare.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Waits once, as a thread that has seen so many moves would.
+    pub fn step(&self, seen: u64, until: u64) {
+        self.drive_until(seen, until, YIELDS);
+    }
+
+    /// Until this thread waits, or has waited.
+    pub fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
+        while self.lock().waiters == 0 && !waits.is_finished() {
+            std::thread::yield_now();
+        }
+    }
+}
