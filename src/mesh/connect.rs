@@ -9,15 +9,12 @@ use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
-use crate::base::stats::{self, CommKind};
 use crate::link::address::{Address, MAX_ADDRESS};
-use crate::link::duplex::Unconnected;
-use crate::store::{self, Store};
+use crate::store::{Deadline, FOREVER, Meeting, Store};
 
 use super::coll::Options;
 use super::context::{Context, Mesh};
 use super::core::{Peer, named};
-use super::device::Device;
 use super::pair::Pair;
 
 /// Between two looks whether all queue pairs are connected.
@@ -32,7 +29,7 @@ impl Context {
             let end = self.other(peer).and_then(|()| {
                 let end = core.peers.get_mut(peer).ok_or_else(|| Error::internal("a rank without a place"))?;
                 if matches!(end, Peer::Absent) {
-                    *end = Peer::Unconnected(Box::new(self.end()?));
+                    *end = Peer::Unconnected(Box::new(self.device.end()?));
                 }
                 Ok(end)
             })?;
@@ -84,7 +81,7 @@ impl Context {
         if self.connecting.swap(true, Ordering::Relaxed) {
             return Err(Error::usage("the mesh is connected already, or another thread connects it"));
         }
-        let connected = self.connect_through(store, Deadline::new(timeout));
+        let connected = self.connect_through(store, timeout);
         if connected.is_err() {
             self.with(|core| core.peers.iter_mut().for_each(|peer| *peer = Peer::Absent));
         }
@@ -92,37 +89,31 @@ impl Context {
         connected
     }
 
-    fn connect_through(&self, store: &dyn Store, deadline: Deadline) -> Result<()> {
+    fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
+        let (meeting, deadline) = (Meeting::new(store, "ranks", timeout), Deadline::after(timeout));
         let others = || (0..self.size()).filter(|peer| *peer != self.rank());
         let addresses = others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?;
-        store.set(&self.rank().to_string(), &addresses.concat()).map_err(in_store)?;
+        meeting.tell(&self.rank().to_string(), &addresses.concat())?;
         for peer in others() {
-            let all = store.get(&peer.to_string(), deadline.left()).map_err(|error| missing(peer, error))?;
+            let all = meeting.hear(&peer.to_string(), &format!("rank {peer}"))?;
             // Its ends stand in the order of ranks, without its own.
             let place = if self.rank() < peer { self.rank() } else { self.rank() - 1 };
             let address = nth(&all, place).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
             self.connect_pair(peer, address)?;
         }
-        store.barrier("connecting", self.size() as i64, deadline.left()).map_err(in_store)?;
-        self.wait_connected(&deadline)
+        meeting.wait_for_all(self.size())?;
+        self.wait_connected(deadline, timeout)
     }
 
-    fn wait_connected(&self, deadline: &Deadline) -> Result<()> {
+    fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
         while !self.with(|core| core.poll_connected())? {
-            if deadline.left().is_zero() {
-                let time = deadline.timeout.as_secs_f64();
+            if deadline.passed() {
+                let time = timeout.as_secs_f64();
                 return Err(Error::timeout(format!("rank {}: not all ranks have connected in {time:.1} s", self.rank())));
             }
             clock::sleep(PAUSE);
         }
         Ok(())
-    }
-
-    /// One end.
-    fn end(&self) -> Result<Unconnected> {
-        let device: &Device = &self.device;
-        let stats = stats::comm(CommKind::Pair, device.name());
-        Unconnected::new(&device.rails(&stats), device.fabric(), device.name(), &device.config, stats, true)
     }
 
     /// Errors: not another rank.
@@ -140,7 +131,8 @@ impl Mesh {
     ///
     /// Errors: as for [`Context::connect`], and a collective.
     pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
-        let deadline = Deadline::new(timeout);
+        let deadline = Deadline::after(timeout);
+        let left = || deadline.left().unwrap_or(FOREVER);
         // Closed if this fails: ranks that are connected to it then learn that it has gone.
         let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
         mesh.connecting.store(true, Ordering::Relaxed);
@@ -152,7 +144,7 @@ impl Mesh {
             out.view(peer * PLACE, 8)?.write(&address.len().to_le_bytes());
             out.view(peer * PLACE + 8, address.len())?.write(&address);
         }
-        self.swap(&out, &back, PLACE, Options::forking(deadline.left()))?;
+        self.swap(&out, &back, PLACE, Options::forking(left()))?;
         for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
             let mut len = [0; 8];
             back.view(peer * PLACE, 8)?.read(&mut len);
@@ -162,25 +154,9 @@ impl Mesh {
         }
         out.give_back();
         back.give_back();
-        self.barrier(Options::forking(deadline.left()))?;
-        mesh.wait_connected(&deadline)?;
+        self.barrier(Options::forking(left()))?;
+        mesh.wait_connected(deadline, timeout)?;
         Ok(mesh)
-    }
-}
-
-/// When everything has to be done.
-struct Deadline {
-    timeout: Duration,
-    at: u64,
-}
-
-impl Deadline {
-    fn new(timeout: Duration) -> Deadline {
-        Deadline { timeout, at: clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX)) }
-    }
-
-    fn left(&self) -> Duration {
-        Duration::from_nanos(self.at.saturating_sub(clock::now()))
     }
 }
 
@@ -193,21 +169,4 @@ fn nth(bytes: &[u8], place: usize) -> std::result::Result<&[u8], String> {
     }
     let (_, len) = Address::decode(rest)?;
     rest.get(..len).ok_or_else(|| "is missing".into())
-}
-
-fn missing(peer: usize, error: store::Error) -> Error {
-    match error {
-        store::Error::Timeout(why) => Error::timeout(format!("rank {peer} has not come: {why}")),
-        other => in_store(other),
-    }
-}
-
-fn in_store(error: store::Error) -> Error {
-    let words = |why: &dyn std::fmt::Display| format!("the store in which the ranks meet: {why}");
-    match error {
-        store::Error::System(error) => error,
-        store::Error::Timeout(why) => Error::timeout(words(&why)),
-        store::Error::Usage(why) => Error::usage(words(&why)),
-        other => Error::remote(words(&other)),
-    }
 }

@@ -1,0 +1,61 @@
+//! How members of a job, ranks or workers, tell each other in a store what they have to know before they are connected. On the thread that connects.
+
+use std::time::Duration;
+
+use crate::base::error;
+
+use super::{Deadline, Error, FOREVER, Store};
+
+/// A store in which all members meet, until a deadline. Its keys are nobody else's: a prefix of one.
+pub struct Meeting<'a> {
+    store: &'a dyn Store,
+    deadline: Deadline,
+    /// What they are called: "ranks".
+    members: &'static str,
+}
+
+impl<'a> Meeting<'a> {
+    /// In this store, for so long at most.
+    pub fn new(store: &'a dyn Store, members: &'static str, timeout: Duration) -> Self {
+        Meeting { store, deadline: Deadline::after(timeout), members }
+    }
+
+    /// The time left.
+    pub fn left(&self) -> Duration {
+        self.deadline.left().unwrap_or(FOREVER)
+    }
+
+    /// Tells all others something.
+    ///
+    /// Errors: a store that cannot be used.
+    pub fn tell(&self, key: &str, value: &[u8]) -> error::Result<()> {
+        self.store.set(key, value).map_err(|error| self.in_store(error))
+    }
+
+    /// What `who` has told.
+    ///
+    /// Errors: it has not come in time; a store that cannot be used.
+    pub fn hear(&self, key: &str, who: &str) -> error::Result<Vec<u8>> {
+        self.store.get(key, self.left()).map_err(|error| match error {
+            Error::Timeout(why) => error::Error::timeout(format!("{who} has not come: {why}")),
+            other => self.in_store(other),
+        })
+    }
+
+    /// Waits until all of them, so many, have come here.
+    ///
+    /// Errors: they have not in time; a store that cannot be used.
+    pub fn wait_for_all(&self, count: usize) -> error::Result<()> {
+        self.store.barrier("connecting", count as i64, self.left()).map_err(|error| self.in_store(error))
+    }
+
+    fn in_store(&self, error: Error) -> error::Error {
+        let words = |why: &dyn std::fmt::Display| format!("the store in which the {} meet: {why}", self.members);
+        match error {
+            Error::System(error) => error,
+            Error::Timeout(why) => error::Error::timeout(words(&why)),
+            Error::Usage(why) => error::Error::usage(words(&why)),
+            other => error::Error::remote(words(&other)),
+        }
+    }
+}
