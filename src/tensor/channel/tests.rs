@@ -1,0 +1,392 @@
+//! Both ends of a channel against the table of actions, in random orders of what arrives, what is written, what is produced and what is copied out.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+
+use super::*;
+
+/// What an end may do when something happens, all of which is to be seen: Seed 2's table, with refusals.
+const TABLE: &[(&str, &[&str])] = &[
+    ("request", &["message", "nothing"]),
+    ("found", &["write", "grow", "message", "nothing"]),
+    ("not found", &["message", "nothing"]),
+    ("consumed", &["message", "nothing"]),
+    ("Ack received", &["message", "nothing"]),
+    ("TensorRequest received", &["ack", "find"]),
+    ("BufferRequest received", &["ack", "grow", "message"]),
+    ("BufferResponse received", &["ack", "write"]),
+    ("BufferIdle received", &["ack", "write", "grow", "message", "nothing"]),
+    ("ErrorStatus received", &["ack", "fail"]),
+    ("TensorWrite received", &["deliver"]),
+    ("Ack written", &["ack", "nothing"]),
+    ("TensorRequest written", &["message", "nothing"]),
+    ("BufferRequest written", &["message", "nothing"]),
+    ("BufferResponse written", &["message", "nothing"]),
+    ("BufferIdle written", &["message", "nothing"]),
+    ("ErrorStatus written", &["message", "nothing"]),
+    ("TensorWrite written", &["write", "grow", "message", "nothing"]),
+];
+
+type Wanted = (String, u64);
+
+/// A write on its way.
+#[derive(Debug, Clone)]
+enum Wire {
+    Ack,
+    Message(Packet, String),
+    Tensor(usize, Packet, Vec<u8>),
+}
+
+impl Wire {
+    fn kind(&self) -> Kind {
+        match self {
+            Wire::Ack => Kind::Ack,
+            Wire::Message(packet, _) => packet.kind,
+            Wire::Tensor(..) => Kind::TensorWrite,
+        }
+    }
+}
+
+/// What is true of both ends, whatever they believe.
+#[derive(Default)]
+struct Truth {
+    /// By end: its buffers that are written to, or have a tensor that was not copied out.
+    occupied: [HashSet<usize>; 2],
+    /// Their bytes.
+    room: [Vec<u64>; 2],
+}
+
+/// An end's hands.
+struct Hands {
+    me: usize,
+    truth: Rc<RefCell<Truth>>,
+    did: Vec<&'static str>,
+    wire: VecDeque<Wire>,
+    /// Writes of which this end has not heard that they are done.
+    unwritten: VecDeque<(Tx, Kind)>,
+    message_is_out: bool,
+    room: Vec<u64>,
+    goes_to: HashMap<usize, usize>,
+    finds: Vec<Wanted>,
+    wanted: HashSet<Wanted>,
+    refused: HashSet<Wanted>,
+    landed: HashMap<usize, Vec<u8>>,
+    delivered: Vec<usize>,
+    /// Fails the next time that there has to be memory.
+    no_memory: bool,
+}
+
+impl Hands {
+    fn post(&mut self, from: Tx, wire: Wire) {
+        assert!(!self.unwritten.iter().any(|(other, _)| *other == from), "{from:?} is filled while it is written");
+        self.unwritten.push_back((from, wire.kind()));
+        self.wire.push_back(wire);
+    }
+}
+
+impl Actions<Vec<u8>> for Hands {
+    fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr> {
+        if outgoing && std::mem::take(&mut self.no_memory) {
+            return Err(Error::internal("no memory"));
+        }
+        self.did.push("grow");
+        let mut truth = self.truth.borrow_mut();
+        let room = if outgoing {
+            assert!(!self.unwritten.iter().any(|(tx, _)| *tx == Tx::Tensor(index)), "enlarged while it is written");
+            let full = self.goes_to.get(&index).is_some_and(|to| truth.occupied[1 - self.me].contains(to));
+            assert!(!full, "enlarged while the consumer's is full");
+            &mut self.room
+        } else {
+            assert!(!truth.occupied[self.me].contains(&index), "a full buffer is replaced");
+            &mut truth.room[self.me]
+        };
+        room.resize(room.len().max(index + 1), 0);
+        assert!(bytes > room[index]);
+        room[index] = bytes;
+        Ok(RemoteMr { addr: bytes, rkeys: [self.me as u32; 8] })
+    }
+
+    fn ack(&mut self) {
+        self.did.push("ack");
+        self.post(Tx::Ack, Wire::Ack);
+    }
+
+    fn message(&mut self, packet: &Packet, text: &str) {
+        self.did.push("message");
+        assert!(!std::mem::replace(&mut self.message_is_out, true), "a second message in flight");
+        assert_eq!(packet.meta.bytes, text.len() as u64);
+        self.post(Tx::Message, Wire::Message(packet.clone(), text.into()));
+    }
+
+    fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Vec<u8>) {
+        self.did.push("write");
+        let there = to.index as usize;
+        {
+            let mut truth = self.truth.borrow_mut();
+            assert!(truth.occupied[1 - self.me].insert(there), "a full buffer is overwritten");
+            assert_eq!((to.len, to.memory.addr), (truth.room[1 - self.me][there], to.len));
+        }
+        assert!(HEADER as u64 + packet.meta.bytes <= self.room[index].min(to.len));
+        assert_eq!((self.room[index], tensor.len() as u64), (to.len, packet.meta.bytes));
+        assert_eq!(*self.goes_to.entry(index).or_insert(there), there);
+        self.post(Tx::Tensor(index), Wire::Tensor(there, packet.clone(), tensor));
+    }
+
+    fn find(&mut self, name: &str, step: u64) {
+        self.did.push("find");
+        self.finds.push((name.into(), step));
+    }
+
+    fn deliver(&mut self, index: usize, packet: &Packet) {
+        self.did.push("deliver");
+        assert!(self.wanted.remove(&(packet.name.clone(), packet.step)), "delivered twice, or never asked for");
+        assert_eq!(self.landed[&index], contents(&packet.name, packet.step, packet.meta.bytes));
+        self.delivered.push(index);
+    }
+
+    fn fail(&mut self, name: &str, step: u64, why: Error) {
+        self.did.push("fail");
+        assert!(self.wanted.remove(&(name.into(), step)), "failed twice, or never asked for");
+        let text = why.to_string();
+        assert!(text == "gone" || text == "no memory" || text.starts_with("a tensor of 1073741824 bytes; "), "{text}");
+        self.refused.insert((name.into(), step));
+    }
+}
+
+fn contents(name: &str, step: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 31 + step * 7) as u8 ^ name.as_bytes()[0]).collect()
+}
+
+struct World {
+    channels: [Channel<Vec<u8>>; 2],
+    hands: [Hands; 2],
+    asked: HashSet<(usize, Wanted)>,
+    truth: Rc<RefCell<Truth>>,
+    seen: Rc<RefCell<BTreeSet<(String, &'static str)>>>,
+}
+
+impl World {
+    fn new(seen: &Rc<RefCell<BTreeSet<(String, &'static str)>>>) -> World {
+        let truth = Rc::new(RefCell::new(Truth::default()));
+        let hands = |me| Hands {
+            me,
+            truth: truth.clone(),
+            did: Vec::new(),
+            wire: VecDeque::new(),
+            unwritten: VecDeque::new(),
+            message_is_out: false,
+            room: Vec::new(),
+            goes_to: HashMap::new(),
+            finds: Vec::new(),
+            wanted: HashSet::new(),
+            refused: HashSet::new(),
+            landed: HashMap::new(),
+            delivered: Vec::new(),
+            no_memory: false,
+        };
+        let hands = [hands(0), hands(1)];
+        World { channels: Default::default(), hands, asked: HashSet::new(), truth, seen: seen.clone() }
+    }
+
+    /// Something happens to an end: what it does must stand in the table.
+    fn happens(&mut self, end: usize, what: &str, f: impl FnOnce(&mut Channel<Vec<u8>>, &mut Hands)) {
+        let hands = &mut self.hands[end];
+        hands.did.clear();
+        f(&mut self.channels[end], hands);
+        let (_, may) = TABLE.iter().find(|(event, _)| *event == what).unwrap_or_else(|| panic!("{what}"));
+        let only_acks = what != "Ack written" && hands.did.iter().all(|did| *did == "ack");
+        let nothing = (hands.did.is_empty() || only_acks && may.contains(&"nothing")).then_some("nothing");
+        let did: Vec<_> = hands.did.iter().copied().chain(nothing).collect();
+        for did in did {
+            assert!(may.contains(&did), "{what}: {did}");
+            self.seen.borrow_mut().insert((what.to_owned(), did));
+        }
+    }
+
+    fn request(&mut self, end: usize, name: &str, step: u64) {
+        let wanted = (name.to_owned(), step);
+        if self.asked.insert((end, wanted.clone())) {
+            self.hands[end].wanted.insert(wanted);
+            self.happens(end, "request", |channel, hands| channel.request(name, step, hands).unwrap());
+            // Nothing comes of it while it is not answered.
+            self.happens(end, "request", |channel, hands| channel.request(name, step, hands).unwrap());
+        }
+    }
+
+    /// The producer has one of the tensors that are looked for, or will not have it.
+    fn answer(&mut self, end: usize, which: usize, kind: u8) {
+        let finds = &mut self.hands[end].finds;
+        if finds.is_empty() {
+            return;
+        }
+        let (name, step) = finds.swap_remove(which % finds.len());
+        let bytes = match kind % 8 {
+            0 => return self.happens(end, "not found", |channel, hands| channel.not_found(&name, step, &Error::remote("gone"), hands)),
+            // So much is never copied.
+            1 => 1 << 30,
+            2 | 3 => 0,
+            4 => 3000,
+            5 => 9000,
+            _ => 1000 * u64::from(kind),
+        };
+        self.hands[end].no_memory = kind == 255;
+        let tensor = contents(&name, step, bytes % (1 << 30));
+        let meta = Meta::new(1, &[bytes as i64], bytes, kind % 8 == 3).unwrap();
+        self.happens(end, "found", |channel, hands| channel.found(&name, step, meta, tensor, hands));
+    }
+
+    /// The next write of this end's arrives.
+    fn arrives(&mut self, end: usize) {
+        let Some(wire) = self.hands[end].wire.pop_front() else { return };
+        let peer = 1 - end;
+        let what = format!("{:?} received", wire.kind());
+        match wire {
+            Wire::Ack => {
+                self.hands[peer].message_is_out = false;
+                self.happens(peer, &what, |channel, hands| channel.acked(hands).unwrap());
+            }
+            Wire::Message(packet, text) => {
+                // Over the wire.
+                let packet = Packet::decode(&packet.encode()).unwrap();
+                let owes = self.hands[peer].unwritten.iter().any(|(tx, _)| *tx == Tx::Ack);
+                self.happens(peer, &what, |channel, hands| channel.message(&packet, &text, hands).unwrap());
+                assert!(owes != (self.hands[peer].did.first() == Some(&"ack")), "{what}: {:?}", self.hands[peer].did);
+            }
+            Wire::Tensor(index, packet, bytes) => {
+                self.hands[peer].landed.insert(index, bytes);
+                self.happens(peer, &what, |channel, hands| channel.tensor(index, &packet, hands).unwrap());
+            }
+        }
+    }
+
+    /// An end hears that its oldest write is done.
+    fn is_written(&mut self, end: usize) {
+        if let Some((tx, kind)) = self.hands[end].unwritten.pop_front() {
+            self.happens(end, &format!("{kind:?} written"), |channel, hands| channel.written(tx, hands));
+        }
+    }
+
+    fn consume(&mut self, end: usize, which: usize) {
+        let delivered = &mut self.hands[end].delivered;
+        if !delivered.is_empty() {
+            let index = delivered.swap_remove(which % delivered.len());
+            assert!(self.truth.borrow_mut().occupied[end].remove(&index));
+            self.happens(end, "consumed", |channel, hands| channel.consumed(index, hands));
+        }
+    }
+
+    /// An end that is `late` seldom hears that its writes are done. It asks for nothing if the tensors go `one_way`.
+    fn step(&mut self, (late, one_way): (usize, bool), choice: u8, which: u8) {
+        let end = usize::from(choice % 2);
+        match choice / 2 % 8 {
+            0 if one_way && end == late => {}
+            0 => self.request(end, ["a", "b"][usize::from(which % 2)], u64::from(which / 2 % 8)),
+            1 => self.answer(end, usize::from(which / 16), which),
+            2 | 3 | 4 => self.arrives(end),
+            5 | 6 if end == late && which % 8 > 0 => self.arrives(1 - end),
+            5 | 6 => self.is_written(end),
+            _ => self.consume(end, which.into()),
+        }
+    }
+
+    /// What is asked for comes, whatever the order until then.
+    fn ends(&mut self) {
+        for _ in 0..10_000 {
+            for end in [0, 1] {
+                self.arrives(end);
+                self.is_written(end);
+                self.answer(end, 0, 6);
+                self.consume(end, 0);
+            }
+        }
+        for end in [0, 1] {
+            let Hands { wanted, wire, unwritten, .. } = &self.hands[end];
+            assert!(wanted.is_empty(), "never answered: {wanted:?}");
+            assert!(wire.is_empty() && unwritten.is_empty() && !self.channels[end].waits());
+        }
+    }
+}
+
+#[test]
+fn both_ends_keep_to_the_table_and_reach_all_of_it() {
+    let seen = Rc::new(RefCell::new(BTreeSet::new()));
+    let schedule = ((0..3usize, any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
+    let config = ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    runner
+        .run(&schedule, |(kind, schedule)| {
+            let mut world = World::new(&seen);
+            schedule.into_iter().for_each(|(choice, which)| world.step(kind, choice, which));
+            world.ends();
+            Ok(())
+        })
+        .unwrap();
+    let table: BTreeSet<_> = TABLE.iter().flat_map(|(event, did)| did.iter().map(|did| ((*event).to_owned(), *did))).collect();
+    let missing: Vec<_> = table.difference(&seen.borrow()).cloned().collect();
+    assert!(missing.is_empty(), "never seen: {missing:?}");
+}
+
+/// An end that has asked for the tensor `a` of step 1, and has said so.
+fn asking() -> (Channel<Vec<u8>>, Hands) {
+    let mut world = World::new(&Rc::default());
+    world.request(0, "a", 1);
+    let World { channels: [channel, _], hands: [hands, _], .. } = world;
+    (channel, hands)
+}
+
+#[test]
+fn what_breaks_the_protocol_is_refused_in_words() {
+    let sent = |packet: Packet| {
+        let (mut channel, mut hands) = asking();
+        channel.message(&packet, "", &mut hands).unwrap_err().to_string()
+    };
+    let packet = |kind, name: &str| Packet { buffer_size: 4096, ..Packet::new(kind, name, 1) };
+    assert_eq!(sent(packet(Kind::TensorWrite, "a")), "it sent a message of kind 5");
+    assert_eq!(sent(packet(Kind::BufferIdle, "a")), "it sent a message of kind 1 for a, which it has not asked for");
+    assert_eq!(sent(packet(Kind::BufferResponse, "a")), "it sent a message of kind 3 for a, which it has not asked for");
+    assert_eq!(sent(packet(Kind::BufferRequest, "b")), "it sent a wish for a buffer for b of step 1, which was not asked for");
+    assert_eq!(sent(packet(Kind::ErrorStatus, "b")), "it sent an error for b of step 1, which was not asked for");
+    for bytes in [0, 767, (1 << 30) + 1, u64::MAX] {
+        let error = sent(Packet { buffer_size: bytes, ..packet(Kind::BufferRequest, "a") });
+        assert!(error.contains(&format!("a wish for a buffer of {bytes} bytes for a; it has 0, and at most 1073741824")), "{error}");
+    }
+    let (mut channel, mut hands) = asking();
+    assert_eq!(
+        channel.tensor(0, &packet(Kind::TensorWrite, "a"), &mut hands).unwrap_err().to_string(),
+        "it sent a tensor into buffer 0 of 0"
+    );
+    channel.acked(&mut hands).unwrap();
+    assert_eq!(channel.acked(&mut hands).unwrap_err().to_string(), "it sent an ack of nothing");
+    channel.message(&packet(Kind::TensorRequest, "x"), "", &mut hands).unwrap();
+    let error = channel.message(&packet(Kind::TensorRequest, "x"), "", &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent a second request for x of step 1");
+    let error = channel.message(&packet(Kind::TensorRequest, "y"), "", &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent a message before the ack of the last");
+}
+
+#[test]
+fn a_tensor_that_does_not_belong_into_its_buffer_is_refused() {
+    let ready = || {
+        let (mut channel, mut hands) = asking();
+        channel.message(&Packet { buffer_size: 4096, ..Packet::new(Kind::BufferRequest, "a", 1) }, "", &mut hands).unwrap();
+        hands.landed.insert(0, Vec::new());
+        (channel, hands)
+    };
+    let refused = |packet: &Packet| {
+        let (mut channel, mut hands) = ready();
+        channel.tensor(0, packet, &mut hands).unwrap_err().to_string()
+    };
+    let write = Packet::new(Kind::TensorWrite, "a", 1);
+    assert_eq!(refused(&Packet { name: "b".into(), ..write.clone() }), "it sent a packet of kind 5 for b into the buffer for a");
+    assert_eq!(refused(&Packet { step: 2, ..write.clone() }), "it sent a of step 2, which was not asked for");
+    let meta = Meta::new(0, &[], 4096 - HEADER as u64 + 1, false).unwrap();
+    assert_eq!(refused(&Packet { meta, ..write.clone() }), "it sent 3329 bytes of a into a buffer of 4096");
+    let (mut channel, mut hands) = ready();
+    channel.tensor(0, &write, &mut hands).unwrap();
+    let error = channel.tensor(0, &write, &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent a second tensor for a into a buffer that was not idle");
+}
