@@ -130,6 +130,8 @@ soak: deps-test examples
 	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test plugin plugin::close_first
 	@echo "== every mutant in every version, the largest messages"
 	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- commands::check commands::perf::ranges
+	@echo "== ranks that are killed, 100 times in each collective on each wire"
+	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test library -- library::mesh_faults
 	@for round in $$(seq $(ROUNDS)); do \
 	    echo "== round $$round of $(ROUNDS)"; \
 	    RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \

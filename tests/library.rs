@@ -3,13 +3,24 @@
 
 #[path = "c/build.rs"]
 mod build;
+mod support;
 
 /// The tests, by subject.
 mod library {
     pub mod artifact;
     pub mod docs;
     pub mod examples;
+    pub mod launch;
     pub mod layout;
     pub mod mesh;
+    pub mod mesh_faults;
+    pub mod mesh_idle;
     pub mod misuse;
+}
+
+use library::{mesh_faults, mesh_idle};
+
+#[test]
+fn child_entry() {
+    support::enter(&[mesh_faults::ROLES, mesh_idle::ROLES].concat());
 }

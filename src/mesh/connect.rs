@@ -96,20 +96,25 @@ impl Context {
         meeting.tell(&self.rank().to_string(), &addresses.concat())?;
         for peer in others() {
             let all = meeting.hear(&peer.to_string(), &format!("rank {peer}"))?;
+            let addresses = list(&all).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
             // Its ends stand in the order of ranks, without its own.
             let place = if self.rank() < peer { self.rank() } else { self.rank() - 1 };
-            let address = nth(&all, place).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
-            self.connect_pair(peer, address)?;
+            let (size, own) = (addresses.len() + 1, self.size());
+            match addresses.get(place) {
+                Some(address) if size == own => self.connect_pair(peer, address)?,
+                _ => return Err(Error::usage(format!("rank {peer}: it is one of {size} ranks, this rank one of {own}"))),
+            }
         }
-        meeting.wait_for_all(self.size())?;
+        let names: Vec<_> = others().map(|peer| (peer.to_string(), format!("rank {peer}"))).collect();
+        meeting.wait_for_all(&self.rank().to_string(), &names)?;
         self.wait_connected(deadline, timeout)
     }
 
     fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
         while !self.with(|core| core.poll_connected())? {
             if deadline.passed() {
-                let time = timeout.as_secs_f64();
-                return Err(Error::timeout(format!("rank {}: not all ranks have connected in {time:.1} s", self.rank())));
+                let (late, time) = (self.with(|core| core.first_unconnected()).unwrap_or_default(), timeout.as_secs_f64());
+                return Err(Error::timeout(format!("rank {late}: it has not connected in {time:.1} s")));
             }
             clock::sleep(PAUSE);
         }
@@ -160,13 +165,14 @@ impl Mesh {
     }
 }
 
-/// The address at this place of a list.
-fn nth(bytes: &[u8], place: usize) -> std::result::Result<&[u8], String> {
-    let mut rest = bytes;
-    for _ in 0..place {
+/// The addresses of a list.
+fn list(mut rest: &[u8]) -> std::result::Result<Vec<&[u8]>, String> {
+    let mut all = Vec::new();
+    while !rest.is_empty() {
         let (_, len) = Address::decode(rest)?;
-        rest = rest.get(len..).unwrap_or_default();
+        let (address, more) = rest.split_at_checked(len).ok_or("is cut short")?;
+        all.push(address);
+        rest = more;
     }
-    let (_, len) = Address::decode(rest)?;
-    rest.get(..len).ok_or_else(|| "is missing".into())
+    Ok(all)
 }

@@ -186,14 +186,9 @@ impl Context {
     pub fn close(&self) {
         let closed = Failure::from_error(&Error::usage("this rank has closed the mesh"));
         let first = self.with(|core| {
-            let first = !std::mem::replace(&mut core.closed, true);
             core.failed.get_or_insert(closed);
-            for peer in core.peers.iter_mut().filter(|_| first) {
-                if let Peer::Here(pair) = peer {
-                    pair.say_bye();
-                }
-            }
-            first
+            core.say_byes();
+            !std::mem::replace(&mut core.closed, true)
         });
         self.driver.leave();
         // What ranks were sent in this one's last moments is theirs: a queue pair that is destroyed sends nothing more.

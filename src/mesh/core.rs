@@ -46,6 +46,8 @@ pub struct Core {
     pub ops: Ops,
     /// Why nothing goes any more.
     pub failed: Option<Failure>,
+    /// A rank that was lost before its part was done, and how: no collective comes to its end without it.
+    gone: Option<(usize, Failure)>,
     /// It was closed.
     pub closed: bool,
     /// In order; only the first are offered.
@@ -63,6 +65,7 @@ impl Core {
             peers: (0..size).map(|_| Peer::Absent).collect(),
             ops: Ops::default(),
             failed: None,
+            gone: None,
             closed: false,
             any: VecDeque::new(),
             offers: 0,
@@ -102,6 +105,9 @@ impl Core {
     /// Errors: the mesh has failed; what `post` says.
     pub fn start(&mut self, asked: Asked, post: impl FnOnce(&mut Core, OpId) -> Result<()>) -> Result<OpId> {
         self.check()?;
+        if let (true, Some((_, failure))) = (asked.is_collectives(), &self.gone) {
+            return Err(failure.error());
+        }
         let id = self.ops.insert(asked);
         post(self, id).inspect_err(|_| self.ops.forget(id))?;
         Ok(id)
@@ -299,8 +305,21 @@ impl Core {
         }
     }
 
-    /// A rank is lost, and with it the mesh if something waits for it.
-    fn lost(&mut self, rank: usize, failure: Failure) {
+    /// Tells all ranks that this one goes, and for which other one if it has lost one.
+    pub fn say_byes(&mut self) {
+        let gone = self.gone.as_ref().map(|(rank, _)| *rank);
+        for peer in &mut self.peers {
+            if let Peer::Here(pair) = peer {
+                pair.say_bye(gone);
+            }
+        }
+    }
+
+    /// A rank is lost, and with it the mesh if something waits for it. A collective does in any case, unless the rank's part is done.
+    fn lost(&mut self, rank: usize, done: bool, failure: Failure) {
+        if !done && self.gone.is_none() {
+            self.gone = Some((rank, failure.clone()));
+        }
         let Core { peers, ops, .. } = self;
         if let Some(peer) = peers.get_mut(rank) {
             if let Peer::Here(pair) = peer {
@@ -313,8 +332,12 @@ impl Core {
             recv.ranks.retain(|other| *other != rank);
             nobody_left |= recv.ranks.is_empty();
         }
-        if self.failed.is_none() && (nobody_left || self.ops.pending().any(|asked| asked.rank == Some(rank))) {
+        if self.failed.is_none()
+            && (nobody_left || self.ops.pending().any(|asked| asked.rank == Some(rank) || !done && asked.is_collectives()))
+        {
             self.failed = Some(failure);
+            // Others may wait for this one, which has come to an end.
+            self.say_byes();
         }
     }
 
@@ -346,6 +369,15 @@ impl Core {
         Ok(all)
     }
 
+    /// The first of them that is not.
+    pub fn first_unconnected(&mut self) -> Option<usize> {
+        let unconnected = |peer: &mut Peer| match peer {
+            Peer::Here(pair) => !matches!(pair.poll_connected(), Ok(true)),
+            _ => false,
+        };
+        self.peers.iter_mut().position(unconnected)
+    }
+
     /// What is waited for, in words.
     pub fn waits_for(&self) -> String {
         let waits: Vec<String> = self.ops.pending().take(4).map(|asked| asked.to_string()).collect();
@@ -355,12 +387,13 @@ impl Core {
 
 impl Driven for Core {
     fn poll(&mut self) -> bool {
-        let mut moved = false;
+        let (mut moved, mut lost) = (false, Vec::new());
         for rank in 0..self.peers.len() {
             let waits = self.waits_for_any(rank);
             let Core { peers, ops, heard, .. } = self;
             let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
             let polled = pair.poll(ops, waits, heard);
+            let left = pair.left();
             if !self.heard.is_empty() {
                 let mut all = std::mem::take(&mut self.heard);
                 all.drain(..).for_each(|heard| self.heard(rank, heard));
@@ -370,10 +403,13 @@ impl Driven for Core {
                 Ok(some) => moved |= some,
                 Err(error) => {
                     moved = true;
-                    self.lost(rank, Failure::from_error(&named(rank, error)));
+                    lost.push((left, rank, Failure::from_error(&named(rank, error))));
                 }
             }
         }
+        // Who has left may have done so for one that is gone.
+        lost.sort_by_key(|(left, ..)| left.is_some());
+        lost.into_iter().for_each(|(left, rank, failure)| self.lost(rank, left == Some(None), failure));
         moved
     }
 

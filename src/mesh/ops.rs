@@ -41,6 +41,13 @@ impl std::fmt::Display for What {
     }
 }
 
+impl Asked {
+    /// Whether it is part of a collective, for which all ranks have to be there.
+    pub fn is_collectives(&self) -> bool {
+        matches!(self.what, What::Tagged(Tag::Collective(_)))
+    }
+}
+
 impl std::fmt::Display for Asked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let action = if self.receives { "a message from" } else { "a receive of" };

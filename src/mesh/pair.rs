@@ -43,6 +43,10 @@ pub struct Pair {
     sent: Vec<Option<(OpId, usize)>>,
     /// Operations that wait for this peer.
     outstanding: usize,
+    /// It has said that it goes, and for which rank that it has lost.
+    left: Option<Option<usize>>,
+    /// So has this rank.
+    said_bye: bool,
 }
 
 /// What a peer has said that is not for its pair alone.
@@ -71,6 +75,8 @@ impl Pair {
             told_unmatched: (0, Vec::new()),
             sent: Vec::with_capacity(MAX_REQUESTS),
             outstanding: 0,
+            left: None,
+            said_bye: false,
         }
     }
 
@@ -254,7 +260,7 @@ impl Pair {
             self.link.nobody_waits();
         }
         let moved = self.link.poll(WaitCause::PeerNoSend);
-        let mut gone = false;
+        let mut gone = None;
         while let Some(event) = self.link.next_event() {
             match event {
                 Event::Sent(id) => {
@@ -265,7 +271,7 @@ impl Pair {
                 }
                 Event::Received { sequence, value } => self.received(sequence, value, ops)?,
                 Event::Said(bytes) => match Said::decode(&bytes) {
-                    Ok(Said::Bye) => gone = true,
+                    Ok(Said::Bye(of)) => gone = Some(of),
                     Ok(Said::Message(tag, small)) => heard.push(Heard::Message(tag, small)),
                     Ok(Said::Claimed(number)) => heard.push(Heard::Claimed(number)),
                     Ok(Said::Unmatched { tag, len, announced }) => {
@@ -278,8 +284,10 @@ impl Pair {
                 },
             }
         }
-        if gone {
-            return Err(Error::remote("it has closed its mesh"));
+        if let Some(of) = gone {
+            self.left = Some(of);
+            let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
+            return Err(Error::remote(format!("it has closed its mesh{why}")));
         }
         if moved {
             self.tell()?;
@@ -342,7 +350,7 @@ impl Pair {
                 }
             }
             Said::Opened(..) => self.misbehaves("a slot twice"),
-            Said::Claimed(_) | Said::Message(..) | Said::Unmatched { .. } | Said::Bye => {}
+            Said::Claimed(_) | Said::Message(..) | Said::Unmatched { .. } | Said::Bye(_) => {}
         }
         Ok(())
     }
@@ -352,9 +360,17 @@ impl Pair {
         self.link.fail(Failure::remote(format!("the peer sent {what}")));
     }
 
-    /// Tells the peer that this rank goes, if there is a place for it: a peer that waits for it learns why.
-    pub fn say_bye(&mut self) {
-        let _ = self.link.say_last(&Said::Bye.encode());
+    /// Whether the peer has said that it goes, and for which rank that it has lost.
+    pub fn left(&self) -> Option<Option<usize>> {
+        self.left
+    }
+
+    /// Tells the peer that this rank goes, if there is a place for it: a peer that waits for it learns why. It may go for a rank that it has lost. Once is
+    /// enough.
+    pub fn say_bye(&mut self, gone: Option<usize>) {
+        if !self.said_bye {
+            self.said_bye = self.link.say_last(&Said::Bye(gone).encode()).unwrap_or(false);
+        }
     }
 
     /// Whether that, and all that was sent before, is through.

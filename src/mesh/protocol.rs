@@ -91,8 +91,8 @@ pub enum Said {
         /// Announcements so far.
         announced: u64,
     },
-    /// The rank closes its mesh: it sends nothing, and receives nothing, any more.
-    Bye,
+    /// The rank closes its mesh: it sends nothing, and receives nothing, any more. It has lost this rank.
+    Bye(Option<usize>),
 }
 
 const _: () = assert!(SAY_SIZE == 32 + 4 * MAX_RAILS);
@@ -107,7 +107,7 @@ impl Said {
         let none = Target { sequence: 0, addr: 0, len: 0, rkeys: [0; MAX_RAILS] };
         let (kind, tag_kind, number, target) = match *self {
             Said::Announced(tag, target) => (1, tag.number().0, tag.number().1, target),
-            Said::Bye => (2, 0, 0, none),
+            Said::Bye(gone) => (2, 0, gone.map_or(0, |rank| rank as u64 + 1), none),
             Said::Granted(number, target) => (3, 0, number, target),
             Said::Opened(number, target) => (4, 0, number, target),
             Said::Offered(number, tag) => (5, tag.number().0, tag.number().1, Target { addr: number, ..none }),
@@ -136,7 +136,7 @@ impl Said {
         let tag = if head >> 8 & 0xff == 0 { Tag::Collective(number) } else { Tag::User(number) };
         let said = match head as u8 {
             1 => Said::Announced(tag, target),
-            2 => Said::Bye,
+            2 => Said::Bye((number as usize).checked_sub(1)),
             3 => Said::Granted(number, target),
             4 => Said::Opened(number, target),
             5 => Said::Offered(word(2), tag),
@@ -184,7 +184,7 @@ mod tests {
             let tag = if user { Tag::User(number) } else { Tag::Collective(number) };
             match kind {
                 0 => Said::Announced(tag, target),
-                1 => Said::Bye,
+                1 => Said::Bye((number as usize).checked_sub(1)),
                 2 => Said::Granted(number, target),
                 3 => Said::Opened(number, target),
                 4 => Said::Offered(more, tag),

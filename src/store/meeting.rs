@@ -42,11 +42,21 @@ impl<'a> Meeting<'a> {
         })
     }
 
-    /// Waits until all of them, so many, have come here.
+    /// Waits until all others have come here, of whom each is known by a key and in words. One that has gone since it told its addresses is named.
     ///
     /// Errors: they have not in time; a store that cannot be used.
-    pub fn wait_for_all(&self, count: usize) -> error::Result<()> {
-        self.store.barrier("connecting", count as i64, self.left()).map_err(|error| self.in_store(error))
+    pub fn wait_for_all(&self, own: &str, others: &[(String, String)]) -> error::Result<()> {
+        let ready = |key: &str| format!("{key} connects");
+        self.tell(&ready(own), b"")?;
+        let keys: Vec<String> = others.iter().map(|(key, _)| ready(key)).collect();
+        let waited = self.store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), self.left());
+        waited.map_err(|error| {
+            let absent = |(key, _): &&(String, String)| self.store.check(&[&ready(key)]).is_ok_and(|here| !here);
+            match (error, others.iter().find(absent)) {
+                (Error::Timeout(why), Some((_, who))) => error::Error::timeout(format!("{who} has not come: {why}")),
+                (error, _) => self.in_store(error),
+            }
+        })
     }
 
     fn in_store(&self, error: Error) -> error::Error {

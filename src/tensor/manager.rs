@@ -178,7 +178,8 @@ impl Shared {
                 }
             });
         }
-        meeting.wait_for_all(self.others.len() + 1)?;
+        let others: Vec<_> = self.others.iter().map(|name| (key(name), format!("worker {name}"))).collect();
+        meeting.wait_for_all(&key(&self.name), &others)?;
         while !self.driver.with(Core::poll_connected)? {
             if deadline.passed() {
                 let time = timeout.as_secs_f64();

@@ -9,6 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use super::launch::own_place;
+
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 pub const SANITIZE: &str = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g";
 const ABIS: [u32; 5] = [8, 9, 10, 11, 12];
@@ -219,14 +221,6 @@ fn ranks_ping_under_valgrind() {
     ranks_ping(&make("ping_valgrind", "store", "-g"), &valgrind, 3, by_file(&folder));
 }
 
-/// An address of the test's own, so that a port that is free now is free when rank 0 comes.
-fn own_place(last: u8) -> (String, String) {
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    let address = std::net::Ipv4Addr::new(127, high | 1, low, last);
-    let port = std::net::TcpListener::bind((address, 0)).and_then(|free| free.local_addr()).expect("a free port").port();
-    (address.to_string(), port.to_string())
-}
-
 #[test]
 fn ranks_started_by_hand_find_each_other_through_the_environment() {
     let (address, port) = own_place(201);
@@ -236,47 +230,6 @@ fn ranks_started_by_hand_find_each_other_through_the_environment() {
         command.env(if by_launcher { "OMPI_COMM_WORLD_RANK" } else { "RANK" }, rank.to_string());
         command.env(if by_launcher { "OMPI_COMM_WORLD_SIZE" } else { "WORLD_SIZE" }, "4");
     });
-}
-
-#[test]
-fn ranks_started_by_open_mpi_find_each_other() {
-    // Root may, there may be more ranks than cores, and nothing is started on another host.
-    launched("mpirun.openmpi", "open-mpi.org", 202, &["--allow-run-as-root", "--oversubscribe", "--mca", "plm", "isolated"]);
-}
-
-#[test]
-fn ranks_started_by_mpich_find_each_other() {
-    launched("mpirun.mpich", "HYDRA", 203, &["-launcher", "fork"]);
-}
-
-#[test]
-fn ranks_started_by_slurm_find_each_other() {
-    let allowed = Command::new("srun").args(["--immediate=5", "true"]).output();
-    if !allowed.is_ok_and(|output| output.status.success()) {
-        return skip("srun is not installed, or no cluster takes a job from here");
-    }
-    launched("srun", "slurm", 204, &["--overcommit"]);
-}
-
-/// Four ranks under a launcher, which says who they are; a SKIP if it is not installed. Debian's name for it, or mpirun if that is the same.
-fn launched(name: &str, maker: &str, last: u8, options: &[&str]) {
-    let says = |program: &str| {
-        let output = Command::new(program).arg("--version").output().ok()?;
-        String::from_utf8_lossy(&output.stdout).contains(maker).then(|| program.to_owned())
-    };
-    let Some(launcher) = says(name).or_else(|| says("mpirun")) else { return skip(&format!("{name} is not installed")) };
-    let (address, port) = own_place(last);
-    let mut command = Command::new(&launcher);
-    command.args(options).args(["-n", "4"]).arg(make(&format!("ping_{last}"), "store", "").join("rendezvous_ping"));
-    command.args(["--plugin".as_ref(), library().as_os_str(), "--rounds".as_ref(), "20".as_ref()]);
-    command.env("MASTER_ADDR", &address).env("MASTER_PORT", port).env("RAILHEAD_STORE_BIND", &address);
-    command.env("RAILHEAD_SOCKET_IFNAME", "lo").env_remove("RANK").env_remove("WORLD_SIZE").stdin(Stdio::null());
-    let output = command.output().expect("the launcher starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{launcher}: {}\n{text}", output.status);
-    for rank in 0..4 {
-        assert!(text.contains(&format!("rank {rank} of 4: 20 messages went round through Railhead")), "{launcher}: {text}");
-    }
 }
 
 #[test]
@@ -530,7 +483,7 @@ pub fn make(test: &str, target: &str, cflags: &str) -> PathBuf {
 }
 
 /// The library under test: $RH_LIBRARY, else as `cargo test` leaves it, beside the test's own binary.
-fn library() -> PathBuf {
+pub fn library() -> PathBuf {
     if let Some(path) = std::env::var_os("RH_LIBRARY") {
         return path.into();
     }

@@ -14,6 +14,7 @@ use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_sta
 use railhead::abi::store::*;
 
 use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
+use super::launch::own_place;
 
 const WIRES: [&str; 2] = ["shm", "tcp"];
 
@@ -64,28 +65,45 @@ fn ranks_exchange_buffers_and_messages() {
     }
 }
 
+/// Both examples, small, on both wires.
+fn both_run(programs: &Path, wrapper: &[String], ranks: usize, elements: &str, messages: &str) {
+    for wire in WIRES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = ["--elements", elements, "--rounds", "2"];
+        passes(start(&programs.join("mesh_allreduce"), wrapper, folder.path(), wire, ranks, &options), "no element wrong");
+        let folder = tempfile::tempdir().expect("a folder");
+        passes(start(&programs.join("mesh_pair"), wrapper, folder.path(), wire, ranks, &["--messages", messages]), "no byte wrong");
+    }
+}
+
 #[test]
 fn examples_run_under_sanitizers() {
     if !sanitizers_work() {
         return skip("the compiler has no AddressSanitizer here");
     }
-    let programs = make("mesh_sanitizers", "mesh", SANITIZE);
-    let folder = tempfile::tempdir().expect("a folder");
-    let allreduce = programs.join("mesh_allreduce");
-    passes(start(&allreduce, &[], folder.path(), "shm", 3, &["--elements", "100000", "--rounds", "3"]), "no element wrong");
-    let folder = tempfile::tempdir().expect("a folder");
-    passes(start(&programs.join("mesh_pair"), &[], folder.path(), "shm", 3, &["--messages", "20"]), "no byte wrong");
+    both_run(&make("mesh_sanitizers", "mesh", SANITIZE), &[], 3, "100000", "20");
 }
 
 #[test]
 fn examples_run_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let programs = make("mesh_valgrind", "mesh", "-g");
-    let folder = tempfile::tempdir().expect("a folder");
-    let allreduce = programs.join("mesh_allreduce");
-    passes(start(&allreduce, &valgrind, folder.path(), "shm", 2, &["--elements", "50000", "--rounds", "2"]), "no element wrong");
-    let folder = tempfile::tempdir().expect("a folder");
-    passes(start(&programs.join("mesh_pair"), &valgrind, folder.path(), "shm", 2, &["--messages", "5"]), "no byte wrong");
+    both_run(&make("mesh_valgrind", "mesh", "-g"), &valgrind, 2, "50000", "5");
+}
+
+/// As the examples' first lines say.
+#[test]
+fn examples_find_their_ranks_in_the_environment() {
+    let programs = make("mesh_env", "mesh", "");
+    for (last, program) in [(210, "mesh_allreduce"), (211, "mesh_pair")] {
+        let (address, port) = own_place(last);
+        let start = |rank: usize| {
+            let mut command = Command::new(programs.join(program));
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3").env("MASTER_ADDR", &address).env("MASTER_PORT", &port);
+            command.env("RAILHEAD_STORE_BIND", &address).env("RAILHEAD_SOCKET_IFNAME", "lo");
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the example starts")
+        };
+        passes((0..3).map(start).collect(), "wrong");
+    }
 }
 
 /// Waits until a rank uses its time, as it does once it has connected.

@@ -1,4 +1,5 @@
-//! Real torch, both ways: its clients on our server, our client on both of its servers, both on one file, and jobs of both.
+//! Real torch, both ways: its clients on our server, our client on both of its servers, both on one file, jobs of both, and our collectives beside
+//! its gloo's.
 //!
 //! tests/torch/setup.py makes one virtual environment under target/, once; $RH_TORCH_PYTHON names another interpreter that has torch 2.15 or later. Where
 //! torch cannot be had, each test is a SKIP with the reason.
@@ -265,6 +266,17 @@ fn a_gloo_job_runs_through_our_server() {
     assert_eq!(sub.store().multi_get(&["from/0", "from/3"], LONG).unwrap(), [b"sub", b"sub"]);
 }
 
+/// In 200 random cases, among 1 to 8 processes. $RHT_SEED repeats them.
+#[test]
+fn collectives_give_what_torchs_gloo_gives() {
+    let Some(python) = python() else { return };
+    let mut command = script(python, "mesh.py", [library().as_os_str(), "200".as_ref()]);
+    command.args(std::env::var_os("RHT_SEED")).env("RAILHEAD_SOCKET_IFNAME", "lo");
+    let printed = Running::start([command]).succeed().concat();
+    println!("{printed}");
+    assert!(printed.trim().ends_with("good"));
+}
+
 #[test]
 fn ranks_of_both_kinds_meet_whoever_runs_the_server() {
     let Some(python) = python() else { return };
@@ -344,28 +356,43 @@ fn torchs_clients_are_refused_by_a_server_with_a_secret_and_told_what_it_said() 
     assert!(text.contains("retrying"), "and with the first attempt: {text}");
 }
 
-#[test]
-fn torchrun_starts_ranks_that_ping() {
-    let Some(python) = python() else { return };
+/// What ranks of a C example print that torchrun starts.
+fn torchrun(python: &Path, target: &str, program: &str, arguments: &[&OsStr]) -> String {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("torchrun");
-    let library = library();
     let made = Command::new("make")
         .arg("-C")
         .arg(Path::new(ROOT).join("c_examples"))
-        .args(["store", &format!("BUILD={}", build.display())])
-        .arg(format!("RAILHEAD_LIB={}", library.parent().expect("a folder").display()))
+        .args([target, &format!("BUILD={}", build.display())])
+        .arg(format!("RAILHEAD_LIB={}", library().parent().expect("a folder").display()))
         .env_remove("MAKEFLAGS")
         .output()
         .expect("make");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let mut command = Command::new(python);
     command.args(["-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone", "--no-python"]);
-    command.arg(build.join("rendezvous_ping")).arg("--plugin").arg(&library).args(["--rounds", "20"]);
+    command.arg(build.join(program)).args(arguments);
     command.env("RAILHEAD_SOCKET_IFNAME", "lo").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let printed = Running::start([command]).succeed().concat();
+    Running::start([command]).succeed().concat()
+}
+
+#[test]
+fn torchrun_starts_ranks_that_ping() {
+    let Some(python) = python() else { return };
+    let library = library();
+    let printed =
+        torchrun(python, "store", "rendezvous_ping", &["--plugin".as_ref(), library.as_os_str(), "--rounds".as_ref(), "20".as_ref()]);
     for rank in 0..4 {
         assert!(printed.contains(&format!("rank {rank} of 4: 20 messages went round through Railhead")), "{printed}");
     }
+}
+
+#[test]
+fn torchrun_starts_ranks_of_a_mesh() {
+    let Some(python) = python() else { return };
+    let printed = torchrun(python, "mesh", "mesh_allreduce", &["--rounds".as_ref(), "3".as_ref()]);
+    assert!(printed.contains("4 ranks, ") && printed.contains("3 rounds, no element wrong"), "{printed}");
+    let printed = torchrun(python, "mesh", "mesh_pair", &["--messages".as_ref(), "50".as_ref()]);
+    assert!(printed.contains("around 4 ranks: ") && printed.contains("no byte wrong"), "{printed}");
 }
 
 #[test]
