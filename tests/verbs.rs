@@ -8,6 +8,8 @@
 mod bed;
 #[path = "support/fake_ibverbs.rs"]
 mod fake_ibverbs;
+#[path = "verbs/mesh.rs"]
+mod mesh;
 
 use fake_ibverbs::{Fake, NEWEST, Ran};
 

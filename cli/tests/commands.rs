@@ -11,15 +11,16 @@ mod commands {
     pub mod info;
     pub mod library;
     pub mod mesh;
+    pub mod mesh_stats;
     pub mod perf;
     pub mod stats;
     pub mod store;
     pub mod top;
 }
 
-use commands::{stats, top};
+use commands::{mesh_stats, stats, top};
 
 #[test]
 fn child_entry() {
-    support::enter(&[stats::ROLES, top::ROLES].concat());
+    support::enter(&[mesh_stats::ROLES, stats::ROLES, top::ROLES].concat());
 }

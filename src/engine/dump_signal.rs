@@ -1,4 +1,4 @@
-//! Writes the dumps of engines to the log when a signal comes ([`super::Options::dump_signal`]).
+//! Writes the dumps of engines, and of whatever else waits, to the log when a signal comes ([`super::Options::dump_signal`]).
 //!
 //! The signal's handler only writes to a descriptor. A thread of its own reads that, from the first such engine to the last. It dumps the engines
 //! from outside, so one that sleeps, or is stuck in a step, is shown as well.
@@ -6,7 +6,6 @@
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::Dump;
 use crate::base::error::{Error, Result};
 use crate::base::fork::PerProcess;
 use crate::base::log::{self, log_warn};
@@ -15,10 +14,10 @@ use crate::base::sync::lock;
 use crate::base::thread::{self, Cpus};
 use crate::base::wakeup::{Wakeup, Woken};
 
-/// An engine with a thread.
+/// An engine with a thread, or what else waits.
 pub trait DumpSource: Send + Sync {
-    /// Its dump.
-    fn dump(&self) -> Dump;
+    /// Its dump, in lines.
+    fn dump(&self) -> String;
 }
 
 static REGISTRY: PerProcess<Arc<Registry>> = PerProcess::new();
@@ -81,10 +80,10 @@ pub fn watch(signal: i32, engine: Arc<dyn DumpSource>) -> Result<DumpGuard> {
 
 impl Registry {
     fn log_dumps(&self) {
-        let dumps: Vec<Dump> = lock(&self.engines).iter().map(|(_, engine)| engine.dump()).collect();
+        let dumps: Vec<String> = lock(&self.engines).iter().map(|(_, engine)| engine.dump()).collect();
         // Not under the lock: the application's logger may do anything. Line by line, because the log cuts long messages.
         for dump in dumps {
-            dump.to_string().lines().for_each(|line| log_warn!(log::NET, "{line}"));
+            dump.lines().for_each(|line| log_warn!(log::NET, "{line}"));
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::base::{clock, fork};
 use connectors::Connectors;
 pub use connectors::{ConnectorId, MAX_CONNECTORS};
 pub use dump::{Dump, OpView};
+pub use dump_signal::{DumpGuard, DumpSource, watch as dump_on_signal};
 use scheduler::{Counts, Pause, Scheduler};
 pub use submit_queue::Sleeper;
 use submit_queue::{Commands, Rejected, SubmitQueue};
@@ -106,9 +107,9 @@ struct Shared<W: Work> {
     options: Options,
 }
 
-impl<W: Work> dump_signal::DumpSource for Shared<W> {
-    fn dump(&self) -> Dump {
-        self.snapshot(true)
+impl<W: Work> DumpSource for Shared<W> {
+    fn dump(&self) -> String {
+        self.snapshot(true).to_string()
     }
 }
 
@@ -120,7 +121,7 @@ pub struct Engine<W: Work> {
     shared: Arc<Shared<W>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_id: Option<ThreadId>,
-    dump_on_signal: Option<dump_signal::DumpGuard>,
+    dump_on_signal: Option<DumpGuard>,
     epoch: u64,
 }
 
@@ -149,7 +150,7 @@ impl<W: Work> Engine<W> {
         engine.thread_id = Some(thread.thread().id());
         *lock(&engine.thread) = Some(thread);
         if let Some(signal) = engine.shared.options.dump_signal {
-            match dump_signal::watch(signal, engine.shared.clone()) {
+            match dump_on_signal(signal, engine.shared.clone()) {
                 Ok(guard) => engine.dump_on_signal = Some(guard),
                 Err(error) => log_warn!(log::NET, "{}: no dump on a signal: {error}", engine.shared.options.name),
             }

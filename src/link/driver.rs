@@ -41,6 +41,8 @@ pub trait Driven: Send {
     fn settled(&mut self) -> bool {
         false
     }
+    /// So many threads wait now: it has changed.
+    fn waited_for(&mut self, _waiters: usize) {}
     /// What else arming does, now and then in place of it where the driver does not sleep.
     fn instead_of_arm(&mut self) {}
 }
@@ -53,6 +55,18 @@ pub struct State<D> {
     asleep: bool,
     /// Threads that wait for something, and so drive it.
     waiters: usize,
+}
+
+impl<D: Driven> State<D> {
+    /// Whether whoever drives it sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep
+    }
+
+    fn count_waiter(&mut self, more: isize) {
+        self.waiters = self.waiters.saturating_add_signed(more);
+        self.driven.waited_for(self.waiters);
+    }
 }
 
 impl<D> Deref for State<D> {
@@ -237,7 +251,7 @@ impl<'a, D: Driven> Waiting<'a, D> {
     /// The thread in the background leaves it to this one then.
     fn new(driver: &'a Driver<D>) -> Self {
         let mut state = driver.lock();
-        state.waiters += 1;
+        state.count_waiter(1);
         if state.asleep {
             driver.wakeup.notify();
         }
@@ -249,7 +263,7 @@ impl<'a, D: Driven> Waiting<'a, D> {
 impl<D: Driven> Drop for Waiting<'_, D> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        state.waiters -= 1;
+        state.count_waiter(-1);
         let left = state.waiters == 0;
         drop(state);
         if left {

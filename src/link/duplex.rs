@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
-use crate::base::stats::{CommCounter, CommStats, WaitCause};
+use crate::base::stats::{CommCounter, CommStats, Wait};
 use crate::fabric::{Completion, Endpoint, Opcode, Payload, PostError};
 
 use super::address::{Address, Local};
@@ -87,6 +87,11 @@ impl Unconnected {
         Ok(Unconnected { qps, records, stats, local: Local::new(), fabric: fabric.to_owned(), device: device.to_owned(), qps_per_rail })
     }
 
+    /// Counters.
+    pub fn stats(&self) -> &CommStats {
+        &self.stats
+    }
+
     /// What the other end has to be told.
     pub fn address(&mut self) -> Address {
         Address {
@@ -123,6 +128,7 @@ impl Unconnected {
         let liveness = Liveness::new(None, None, &peer, config);
         let connection = Connection { qps: self.qps, memory: self.records, peer, liveness, stats: self.stats };
         let (mut link, records) = Link::new(connection, Side::Both, what, config);
+        link.waits_over();
         for qp in 0..link.qps.len() {
             for _ in 0..Side::Both.recv_depth() {
                 link.qps.post_recv(qp).map_err(|e| Error::internal(format!("connect: posting receives: {e}")))?;
@@ -280,7 +286,7 @@ impl Duplex {
         let Some(id) = link.requests.insert(sends::request(len, qps, to.sequence)) else { return Ok(None) };
         let message = Message { sequence: to.sequence, remote_addr: to.addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
         let posted = message.post(&mut self.link, plan);
-        self.posted(id, len, posted)
+        self.posted(id, posted)
     }
 
     /// Sends `len` bytes at `addr` to a slot that stands open, `offset` bytes behind the target's first, with a value below 2^23. Ordered among
@@ -310,16 +316,12 @@ impl Duplex {
         let remote_addr = to.addr.wrapping_add(offset);
         let message = Message { sequence: to.sequence, remote_addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
         let posted = message.post_in_order(&mut self.link, len, value);
-        self.posted(id, len, posted)
+        self.posted(id, posted)
     }
 
-    fn posted(&mut self, id: RequestId, len: usize, posted: std::result::Result<(), (usize, PostError)>) -> Result<Option<RequestId>> {
+    fn posted(&mut self, id: RequestId, posted: std::result::Result<(), (usize, PostError)>) -> Result<Option<RequestId>> {
         match posted {
-            Ok(()) => {
-                self.link.count_op();
-                self.link.stats.add(CommCounter::Bytes, len as u64);
-                Ok(Some(id))
-            }
+            Ok(()) => Ok(Some(id)),
             Err((qp, error)) => {
                 self.link.post_failed(WrKind::Data, qp, error);
                 self.link.requests.withdraw(id);
@@ -360,9 +362,21 @@ impl Duplex {
         self.ends.last != Last::Said || self.link.has_failed()
     }
 
+    /// Counters, of which operations and their completions are for the layer above to count.
+    #[inline]
+    pub fn stats(&self) -> &CommStats {
+        &self.link.stats
+    }
+
+    /// So many bytes of a say, to the peer or from it, were a message's.
+    #[inline]
+    pub fn carried(&self, len: usize) {
+        self.link.stats.add(CommCounter::Bytes, (len as u64).wrapping_neg());
+    }
+
     /// Polls; whether something has moved. [`Duplex::next_event`] tells what happened, all of which is to be taken before the next poll. A poll that
     /// finds nothing is a wait for `waits_for`.
-    pub fn poll(&mut self, waits_for: WaitCause) -> bool {
+    pub fn poll(&mut self, waits_for: impl Into<Wait>) -> bool {
         let Duplex { link, ends, .. } = self;
         let mut moved = false;
         // Which of its waits are too long is for the layer above to know.
@@ -380,6 +394,11 @@ impl Duplex {
         self.link.nobody_waits();
     }
 
+    /// Nobody waits for the peer any more: the stats page says so.
+    pub fn waits_over(&mut self) {
+        self.link.waits_over();
+    }
+
     /// The next thing that happened.
     pub fn next_event(&mut self) -> Option<Event> {
         self.ends.events.pop_front()
@@ -390,8 +409,14 @@ impl Duplex {
     /// many nanoseconds, as nothing would wake him.
     ///
     /// Errors: a link made without `notify`; no memory left for it.
-    pub fn arm(&mut self, waits_for: Option<WaitCause>, mut watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
-        let look = waits_for.and_then(|cause| self.link.look(cause, &mut watch));
+    pub fn arm(&mut self, waits_for: Option<Wait>, mut watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
+        let look = match waits_for {
+            Some(wait) => self.link.look(wait, &mut watch),
+            None => {
+                self.link.waits_over();
+                None
+            }
+        };
         self.link.qps.arm(watch).map(|()| look)
     }
 
@@ -428,7 +453,7 @@ impl Ends {
             WrKind::Recv => self.received(link, wr, completion),
             WrKind::Data => {
                 stripe_completed(link, wr, completion);
-                if let Ok(Some(_)) = link.finish(wr.id) {
+                if let Ok(Some(_)) = link.requests.finish(wr.id) {
                     self.events.push_back(Event::Sent(wr.id));
                 }
             }
@@ -449,6 +474,9 @@ impl Ends {
         match Imm::decode(imm) {
             (SAY_SLOT, Imm::Whole(value)) => self.said(link, value),
             (number, meaning) => {
+                if let Imm::Stripe(_) = meaning {
+                    link.record_received();
+                }
                 if let Err(what) = self.message(number, meaning) {
                     link.protocol_error(format_args!("{what} for slot {number}"));
                 }
@@ -502,6 +530,7 @@ impl Ends {
         if usize::from(says.read.wrapping_sub(says.told)) >= SAYS {
             return link.protocol_error(format_args!("more than {SAYS} control messages at a time"));
         }
+        link.stats.add(CommCounter::Bytes, SAY_SIZE as u64);
         let mut bytes = [0; SAY_SIZE];
         self.records.pages().read(RING + usize::from(says.read) % SAYS * SAY_SIZE, &mut bytes);
         says.read = says.read.wrapping_add(1);

@@ -7,7 +7,7 @@ use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
-use crate::base::stats::{CommCounter, CommStats, WaitCause};
+use crate::base::stats::{CommCounter, CommStats, Wait, WaitCause};
 use crate::engine;
 use crate::fabric::{Completion, Opcode, Payload, PostError, WcStatus};
 
@@ -135,7 +135,7 @@ impl Link {
     /// Polls, and hands each successful completion to `on`. A poll that finds nothing is a wait for `waits_for`. True, rarely: the caller is to call
     /// [`Link::report_stall`].
     #[inline(always)]
-    pub fn progress(&mut self, waits_for: WaitCause, on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
+    pub fn progress(&mut self, waits_for: impl Into<Wait>, on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
         if self.poll_completions(on) {
             return false;
         }
@@ -143,7 +143,7 @@ impl Link {
         if self.fault.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
             return false;
         }
-        self.idle(waits_for)
+        self.idle(waits_for.into())
     }
 
     /// The same for the device's thread. Nobody waits for its polls, so an empty one is a wait only if a request is outstanding. Whether there was a
@@ -154,7 +154,7 @@ impl Link {
         }
         self.idle_polls = self.idle_polls.wrapping_add(1);
         let look = self.fault.is_some() || self.idle_polls.is_multiple_of(LOOK_EVERY);
-        (false, look && self.requests.unfinished().0 > 0 && self.idle(waits_for))
+        (false, look && self.requests.unfinished().0 > 0 && self.idle(waits_for.into()))
     }
 
     /// Before the device's thread sleeps: arms the queues, then drains them. The rest as for [`Link::progress_in_background`].
@@ -174,7 +174,7 @@ impl Link {
             return (engine::Progress::Idle, false);
         }
         // The thread polls too rarely for one look in many polls.
-        let watch = self.idle(waits_for);
+        let watch = self.idle(waits_for.into());
         match self.fault {
             Some(_) => wait.poll_soon(),
             None => wait.with_requests(self.stall.interval()),
@@ -215,11 +215,25 @@ impl Link {
             }
         }
         if found > 0 && self.wait_shown {
-            self.wait_shown = false;
-            self.stats.clear_wait();
+            self.end_wait();
             self.liveness.busy();
         }
         found > 0
+    }
+
+    /// What was waited for is here, or nobody waits for it any more.
+    #[cold]
+    fn end_wait(&mut self) {
+        self.wait_shown = false;
+        // Who has no caller that polls all the time may have slept.
+        if self.side == Side::Both { self.stats.end_wait(clock::now()) } else { self.stats.clear_wait() }
+    }
+
+    /// Nobody waits for the peer any more: the stats page says so.
+    pub fn waits_over(&mut self) {
+        if self.wait_shown {
+            self.end_wait();
+        }
     }
 
     /// The peer's silence until now is not held against it.
@@ -230,7 +244,7 @@ impl Link {
 
     /// For who is about to sleep: looks whether the peer is there, and names a descriptor that tells of its end. `Some`: nothing would wake who sleeps,
     /// who has to look again after so many nanoseconds.
-    pub fn look(&mut self, waits_for: WaitCause, watch: impl FnMut(RawFd)) -> Option<u64> {
+    pub fn look(&mut self, waits_for: Wait, watch: impl FnMut(RawFd)) -> Option<u64> {
         let _ = self.idle(waits_for);
         match self.fault.is_some() || self.liveness.ended() {
             true => Some(EXPLAIN_NS),
@@ -240,7 +254,7 @@ impl Link {
 
     /// One of many polls that found nothing.
     #[cold]
-    fn idle(&mut self, waits_for: WaitCause) -> bool {
+    fn idle(&mut self, waits_for: Wait) -> bool {
         if self.failed.is_some() {
             return false;
         }
@@ -249,9 +263,14 @@ impl Link {
             self.resolve(fault, now);
             return false;
         }
-        self.wait_shown = true;
-        self.stats.sample(cause(waits_for, self.liveness.stopped()), now);
-        match self.liveness.look(now) {
+        let verdict = self.liveness.look(now);
+        if waits_for.cause == WaitCause::None {
+            self.waits_over();
+        } else {
+            self.wait_shown = true;
+            self.stats.sample_in(Wait { cause: cause(waits_for.cause, self.liveness.stopped()), ..waits_for }, now);
+        }
+        match verdict {
             Verdict::NotChecked => {}
             Verdict::Checked => {
                 if let Some(text) = self.qps.broken() {

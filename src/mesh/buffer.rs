@@ -134,7 +134,7 @@ impl Buffer {
         // Threads that wait for messages do so no more, as the slot forgets them.
         self.outstanding.poll_closed(&self.mesh);
         // A rank that is lost has nothing to be told.
-        let closing = self.mesh.start(self.asked(), |core, op| {
+        let closing = self.mesh.start(Asked { what: What::Closing(self.slot), ..self.asked() }, |core, op| {
             let (pair, ops) = core.pair_and_ops(self.peer)?;
             if self.receives {
                 return pair.close_incoming(op, self.slot, ops);

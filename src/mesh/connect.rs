@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
+use crate::base::stats::WaitCause;
 use crate::link::address::{Address, MAX_ADDRESS};
 use crate::store::{Deadline, FOREVER, Meeting, Store};
 
@@ -29,7 +30,10 @@ impl Context {
             let end = self.other(peer).and_then(|()| {
                 let end = core.peers.get_mut(peer).ok_or_else(|| Error::internal("a rank without a place"))?;
                 if matches!(end, Peer::Absent) {
-                    *end = Peer::Unconnected(Box::new(self.device.end()?));
+                    let made = self.device.end()?;
+                    made.stats().set_ranks(self.rank(), peer);
+                    made.stats().sample(WaitCause::Handshake, clock::now());
+                    *end = Peer::Unconnected(Box::new(made));
                 }
                 Ok(end)
             })?;

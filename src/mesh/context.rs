@@ -15,13 +15,14 @@ use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
+use crate::engine::{self, DumpGuard};
 use crate::fabric::RegionView;
 use crate::link::Failure;
 use crate::link::driver::Driver;
 
-use super::core::{Core, Peer};
+use super::core::Core;
 use super::device::{Destination, Device, Part, Registered};
-use super::ops::{Asked, OpId, Outcome};
+use super::ops::{Asked, OpId, Outcome, Waiter};
 use super::protocol::Tag;
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
@@ -101,7 +102,11 @@ impl Context {
 
     /// Does something with the pairs, of which whoever drives them has to know.
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
-        self.driver.with(f)
+        self.driver.with(|core| {
+            let result = f(core);
+            core.count();
+            result
+        })
     }
 
     /// Memory of at least `len` bytes that peers may write to.
@@ -119,7 +124,13 @@ impl Context {
     /// Waits for a future over this mesh's operations, for so long at most.
     ///
     /// Errors: the future's; a wait that took too long. The mesh has failed then.
-    pub(super) fn block_on<T>(&self, what: &str, future: impl Future<Output = Result<T>>, timeout: Duration) -> Result<T> {
+    pub(super) fn block_on<'w, T>(
+        &self,
+        waiter: impl Into<Waiter<'w>>,
+        future: impl Future<Output = Result<T>>,
+        timeout: Duration,
+    ) -> Result<T> {
+        let waiter = waiter.into();
         let mut future = pin!(future);
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
@@ -135,10 +146,11 @@ impl Context {
                 return Ok(result);
             }
             if now >= deadline {
-                self.poison(&Error::timeout(self.waited(what, timeout)));
+                self.poison(&Error::timeout(self.waited(waiter, timeout)));
             } else if now >= stalled_at {
                 stalled_at = u64::MAX;
-                log_warn!(log::NET, "stalled: {}", self.waited(what, Duration::from_nanos(now - began)));
+                self.driver.lock().count_stalls(waiter);
+                log_warn!(log::NET, "stalled: {}", self.waited(waiter, Duration::from_nanos(now - began)));
             }
             Err(deadline.min(stalled_at))
         });
@@ -147,9 +159,9 @@ impl Context {
     }
 
     /// What a wait that took so long waits for.
-    fn waited(&self, what: &str, time: Duration) -> String {
-        let waits_for = self.driver.lock().waits_for();
-        format!("{what}: rank {} waited for {:.1} s for {waits_for}", self.rank, time.as_secs_f64())
+    fn waited(&self, waiter: Waiter<'_>, time: Duration) -> String {
+        let waits_for = self.driver.lock().waits_for(waiter);
+        format!("{waiter}: rank {} waited for {:.1} s for {waits_for}", self.rank, time.as_secs_f64())
     }
 
     /// Registers memory for a collective.
@@ -283,20 +295,30 @@ impl Borrowed<'_> {
 }
 
 /// One rank's end of a mesh. It is closed when it is dropped, whatever buffers there are.
-pub struct Mesh(Arc<Context>);
+pub struct Mesh {
+    context: Arc<Context>,
+    _dumped: Option<DumpGuard>,
+}
 
 impl Mesh {
     /// This rank's end of a mesh of `size` ranks, none of which is connected yet.
     ///
     /// Errors: a rank that is not below the size; no descriptor left.
     pub fn new(device: Arc<Device>, rank: usize, size: usize) -> Result<Mesh> {
-        Ok(Mesh(Arc::new(Context::new(device, rank, size)?)))
+        Ok(Mesh::of(Context::new(device, rank, size)?))
+    }
+
+    fn of(context: Context) -> Mesh {
+        let context = Arc::new(context);
+        let dumped = context.device.config.dump_signal.number().map(|signal| engine::dump_on_signal(signal, context.clone()));
+        let guard = dumped.and_then(|dumped| dumped.inspect_err(|error| log_warn!(log::NET, "mesh: no dump on a signal: {error}")).ok());
+        Mesh { context, _dumped: guard }
     }
 
     /// What its buffers keep of it. From the first of them on, what comes is seen to while nobody waits.
     pub(super) fn attended(&self) -> Arc<Context> {
-        self.0.driver.attend("rh-mesh");
-        self.0.clone()
+        self.context.driver.attend("rh-mesh");
+        self.context.clone()
     }
 }
 
@@ -304,7 +326,7 @@ impl std::ops::Deref for Mesh {
     type Target = Context;
 
     fn deref(&self) -> &Context {
-        &self.0
+        &self.context
     }
 }
 

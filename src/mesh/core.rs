@@ -28,14 +28,17 @@ pub enum Peer {
 }
 
 /// A receive from any of several ranks, which none has claimed.
-struct AnyRecv {
-    op: OpId,
-    tag: Tag,
+pub(super) struct AnyRecv {
+    pub(super) op: OpId,
+    pub(super) tag: Tag,
     place: Place,
-    ranks: Vec<usize>,
+    pub(super) ranks: Vec<usize>,
     /// The number under which they were offered it.
     number: Option<u64>,
 }
+
+/// Polls that find nothing, per look at what is waited for.
+const LOOK_EVERY: u32 = 64;
 
 /// All of it.
 pub struct Core {
@@ -51,10 +54,16 @@ pub struct Core {
     /// It was closed.
     pub closed: bool,
     /// In order; only the first are offered.
-    any: VecDeque<AnyRecv>,
+    pub(super) any: VecDeque<AnyRecv>,
     offers: u64,
-    small: SmallMessages,
+    pub(super) small: SmallMessages,
     heard: Vec<Heard>,
+    /// Threads that wait for something.
+    pub(super) waiters: usize,
+    /// Only the remainder matters.
+    idle_polls: u32,
+    /// The stats page may show waits.
+    pub(super) shows_waits: bool,
 }
 
 impl Core {
@@ -71,6 +80,9 @@ impl Core {
             offers: 0,
             small: SmallMessages::new(size),
             heard: Vec::new(),
+            waiters: 0,
+            idle_polls: 0,
+            shows_waits: false,
         }
     }
 
@@ -377,12 +389,6 @@ impl Core {
         };
         self.peers.iter_mut().position(unconnected)
     }
-
-    /// What is waited for, in words.
-    pub fn waits_for(&self) -> String {
-        let waits: Vec<String> = self.ops.pending().take(4).map(|asked| asked.to_string()).collect();
-        if waits.is_empty() { "nothing".into() } else { waits.join(", ") }
-    }
 }
 
 impl Driven for Core {
@@ -410,10 +416,18 @@ impl Driven for Core {
         // Who has left may have done so for one that is gone.
         lost.sort_by_key(|(left, ..)| left.is_some());
         lost.into_iter().for_each(|(left, rank, failure)| self.lost(rank, left == Some(None), failure));
+        self.count();
+        if !moved {
+            self.idle_polls = self.idle_polls.wrapping_add(1);
+            if self.idle_polls.is_multiple_of(LOOK_EVERY) {
+                self.note_waits();
+            }
+        }
         moved
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>> {
+        self.note_waits();
         let mut look: Option<u64> = None;
         for rank in 0..self.peers.len() {
             let waits = self.waits_for_any(rank);
@@ -458,6 +472,13 @@ impl Driven for Core {
             }
         }
         failed
+    }
+
+    fn waited_for(&mut self, waiters: usize) {
+        self.waiters = waiters;
+        if waiters == 0 {
+            self.waits_over();
+        }
     }
 
     /// Tells all ranks of messages of collectives that none of their receives is for.

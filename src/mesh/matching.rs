@@ -111,6 +111,11 @@ impl Matching {
         self.sends.iter().map(|(send, _)| *send).filter(|send| send.tag.other_kind().is_some())
     }
 
+    /// Whether a message waits for its receive.
+    pub fn waits(&self) -> bool {
+        !self.sends.is_empty()
+    }
+
     /// The next message to post.
     pub fn next(&self) -> Option<(Send, Target)> {
         self.matched.front().copied()

@@ -19,6 +19,7 @@ mod pair;
 mod protocol;
 mod recvs;
 mod reduce;
+mod report;
 mod slots;
 mod small;
 mod small_sends;

@@ -1,5 +1,6 @@
 //! What a mesh was asked to do and has not done: one entry for each send and each receive. Under the lock of the mesh.
 
+use crate::base::stats::{CommCounter, MeshOp};
 use crate::link::Failure;
 
 use super::protocol::Tag;
@@ -30,6 +31,57 @@ pub enum What {
     Tagged(Tag),
     /// Those for a slot of a buffer.
     Slot(u64),
+    /// None: the buffer of a slot is closed, which the peer has to know.
+    Closing(u64),
+}
+
+impl What {
+    /// What the stats page says of an operation on them: what it is, and its user's tag.
+    pub fn shown(self, receives: bool) -> (MeshOp, u64) {
+        match self {
+            What::Slot(slot) | What::Closing(slot) => (MeshOp::Buffer, slot),
+            What::Tagged(Tag::User(tag)) => (if receives { MeshOp::Recv } else { MeshOp::Send }, tag),
+            What::Tagged(tag) => tag.of(),
+        }
+    }
+}
+
+/// Whose waits are told of.
+#[derive(Debug, Clone, Copy)]
+pub enum Waiter<'a> {
+    /// A collective, by the tag of its messages.
+    Collective(u64),
+    /// Another call.
+    Call(&'a str),
+    /// All of the mesh.
+    Anybody,
+}
+
+impl<'a> From<&'a str> for Waiter<'a> {
+    fn from(call: &'a str) -> Waiter<'a> {
+        Waiter::Call(call)
+    }
+}
+
+impl Waiter<'_> {
+    /// Whether it may wait for these messages.
+    fn waits_for(self, what: What) -> bool {
+        match (self, what) {
+            (Waiter::Collective(own), What::Tagged(Tag::Collective(of))) => own == of,
+            (Waiter::Collective(_), _) | (Waiter::Call(_), What::Tagged(Tag::Collective(_))) => false,
+            (Waiter::Call(_) | Waiter::Anybody, _) => true,
+        }
+    }
+}
+
+impl std::fmt::Display for Waiter<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Waiter::Collective(number) => write!(f, "{}", Tag::Collective(*number)),
+            Waiter::Call(name) => f.write_str(name),
+            Waiter::Anybody => f.write_str("mesh"),
+        }
+    }
 }
 
 impl std::fmt::Display for What {
@@ -37,6 +89,7 @@ impl std::fmt::Display for What {
         match self {
             What::Tagged(tag) => write!(f, "{tag}"),
             What::Slot(slot) => write!(f, "slot {slot}"),
+            What::Closing(slot) => write!(f, "closing slot {slot}"),
         }
     }
 }
@@ -46,15 +99,26 @@ impl Asked {
     pub fn is_collectives(&self) -> bool {
         matches!(self.what, What::Tagged(Tag::Collective(_)))
     }
+
+    /// The pair that counts it.
+    fn counts(&self) -> Option<usize> {
+        self.rank.filter(|_| !matches!(self.what, What::Closing(_)))
+    }
 }
 
+/// `{:#}` leaves out of which messages it is.
 impl std::fmt::Display for Asked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let action = if self.receives { "a message from" } else { "a receive of" };
+        let action = match self.what {
+            What::Closing(_) => "an answer from",
+            _ if self.receives => "a message from",
+            _ => "a receive of",
+        };
         match self.rank {
-            Some(rank) => write!(f, "{action} rank {rank} ({})", self.what),
-            None => write!(f, "{action} one of several ranks ({})", self.what),
+            Some(rank) => write!(f, "{action} rank {rank}")?,
+            None => write!(f, "{action} one of several ranks")?,
         }
+        if f.alternate() { Ok(()) } else { write!(f, " ({})", self.what) }
     }
 }
 
@@ -89,11 +153,14 @@ pub struct Ops {
     free: Vec<u32>,
     /// How many have ended so far.
     ended: u64,
+    /// What the pairs with these ranks have not counted yet.
+    uncounted: Vec<(usize, CommCounter)>,
 }
 
 impl Ops {
     /// Notes one.
     pub fn insert(&mut self, asked: Asked) -> OpId {
+        self.uncounted.extend(asked.counts().map(|rank| (rank, CommCounter::Ops)));
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push((0, None));
             (self.entries.len() - 1) as u32
@@ -119,17 +186,34 @@ impl Ops {
 
     /// It has got its peer.
     pub fn is_with(&mut self, id: OpId, rank: usize) {
-        if let Some(Some(State::Pending(asked))) = self.entry(id) {
-            asked.rank = Some(rank);
+        if let Some(Some(State::Pending(asked))) = self.entry(id)
+            && asked.rank.replace(rank).is_none()
+        {
+            self.uncounted.push((rank, CommCounter::Ops));
         }
     }
 
     /// It has ended. Nothing, if nobody waits for it any more.
     pub fn end(&mut self, id: OpId, outcome: Outcome) {
-        if let Some(state @ Some(State::Pending(_))) = self.entry(id) {
-            *state = Some(State::Ended(outcome));
-            self.ended += 1;
+        if let Outcome::Done { rank, .. } = outcome {
+            self.is_with(id, rank);
         }
+        if let Some(state @ Some(State::Pending(_))) = self.entry(id) {
+            let was = state.replace(State::Ended(outcome));
+            self.ended += 1;
+            self.completes(was);
+        }
+    }
+
+    fn completes(&mut self, was: Option<State>) {
+        if let Some(State::Pending(asked)) = was {
+            self.uncounted.extend(asked.counts().map(|rank| (rank, CommCounter::Completions)));
+        }
+    }
+
+    /// What the pairs with these ranks have not counted yet.
+    pub fn uncounted(&mut self) -> std::vec::Drain<'_, (usize, CommCounter)> {
+        self.uncounted.drain(..)
     }
 
     /// Forgets one that has ended, and says how.
@@ -143,9 +227,11 @@ impl Ops {
     /// Forgets one.
     pub fn forget(&mut self, id: OpId) {
         let Some(entry) = self.entries.get_mut(id.index as usize).filter(|entry| entry.0 == id.generation) else { return };
-        if entry.1.take().is_some() {
+        let was = entry.1.take();
+        if was.is_some() {
             entry.0 = id.generation.wrapping_add(1);
             self.free.push(id.index);
+            self.completes(was);
         }
     }
 
@@ -158,6 +244,14 @@ impl Ops {
     pub fn pending(&self) -> impl Iterator<Item = Asked> + '_ {
         self.entries.iter().filter_map(|entry| match entry.1 {
             Some(State::Pending(asked)) => Some(asked),
+            _ => None,
+        })
+    }
+
+    /// Those of them that this one may wait for.
+    pub fn awaited<'a>(&'a self, waiter: Waiter<'a>) -> impl Iterator<Item = (OpId, Asked)> + 'a {
+        self.entries.iter().zip(0..).filter_map(move |((generation, state), index)| match state {
+            Some(State::Pending(asked)) if waiter.waits_for(asked.what) => Some((OpId { index, generation: *generation }, *asked)),
             _ => None,
         })
     }
@@ -192,6 +286,42 @@ mod tests {
         ops.forget(again);
         ops.forget(b);
         assert_eq!((ops.pending().count(), ops.ended()), (0, 1));
+    }
+
+    #[test]
+    fn each_peer_counts_what_is_its_from_when_it_is() {
+        use CommCounter::{Completions, Ops as Asks};
+        let mut ops = Ops::default();
+        let counted = |ops: &mut Ops| ops.uncounted().collect::<Vec<_>>();
+        let [one, any, early, closing] =
+            [ASKED, Asked { rank: None, ..ASKED }, Asked { rank: None, ..ASKED }, Asked { what: What::Closing(7), ..ASKED }]
+                .map(|asked| ops.insert(asked));
+        assert_eq!(counted(&mut ops), [(1, Asks)]);
+        ops.is_with(any, 3);
+        ops.end(any, Outcome::Done { rank: 3, len: 9, small: None });
+        ops.end(early, Outcome::Done { rank: 2, len: 9, small: None });
+        ops.end(closing, Outcome::Cancelled);
+        assert_eq!(counted(&mut ops), [(3, Asks), (3, Completions), (2, Asks), (2, Completions)]);
+        ops.forget(one);
+        ops.forget(any);
+        ops.end(early, Outcome::Cancelled);
+        assert_eq!(counted(&mut ops), [(1, Completions)]);
+    }
+
+    #[test]
+    fn a_waiter_waits_for_its_own() {
+        let mut ops = Ops::default();
+        let tagged = |tag| Asked { what: What::Tagged(tag), ..ASKED };
+        let barrier = Tag::collective(MeshOp::Barrier, 5, true);
+        let all = [Tag::User(9), Tag::Collective(barrier), Tag::Collective(Tag::collective(MeshOp::Barrier, 6, true))];
+        for tag in all {
+            ops.insert(tagged(tag));
+        }
+        let awaited = |waiter| ops.awaited(waiter).map(|(_, asked)| asked.to_string()).collect::<Vec<_>>();
+        assert_eq!(awaited(Waiter::Collective(barrier)), ["a message from rank 1 (barrier, tag 0x5)"]);
+        assert_eq!(awaited(Waiter::Call("wait_recv")), ["a message from rank 1 (tag 0x9)"]);
+        assert_eq!(awaited(Waiter::Anybody).len(), 3);
+        assert_eq!(Waiter::Collective(barrier).to_string(), "barrier, tag 0x5");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use crate::base::error::{Error, Result};
-use crate::base::stats::WaitCause;
+use crate::base::stats::{CommStats, MeshOp, Wait, WaitCause};
 use crate::link::Failure;
 use crate::link::duplex::{Duplex, Event};
 use crate::link::limits::{MAX_MESSAGE, MAX_REQUESTS, SAY_SIZE, SLOTS};
@@ -47,6 +47,8 @@ pub struct Pair {
     left: Option<Option<usize>>,
     /// So has this rank.
     said_bye: bool,
+    /// What is waited for from it, when last looked at; nothing once something has moved.
+    wait: Wait,
 }
 
 /// What a peer has said that is not for its pair alone.
@@ -77,6 +79,35 @@ impl Pair {
             outstanding: 0,
             left: None,
             said_bye: false,
+            wait: Wait::NONE,
+        }
+    }
+
+    /// Its counters.
+    pub fn stats(&self) -> &CommStats {
+        self.link.stats()
+    }
+
+    /// Nothing is waited for from the peer; `over`: by nobody, until somebody does.
+    pub fn waits_for_nothing(&mut self, over: bool) {
+        self.wait = Wait::NONE;
+        if over {
+            self.link.waits_over();
+        }
+    }
+
+    /// This is waited for from the peer, if nothing that says more is: a collective's before a user's message, and a receive before a send.
+    pub fn waits_for(&mut self, receives: bool, op: MeshOp, tag: u64) {
+        let unmatched = || self.matching.waits() || self.slots.waits() || self.small.iter().any(SmallSends::waits);
+        let cause = match receives {
+            true => WaitCause::PeerNoSend,
+            false if unmatched() => WaitCause::PeerNoReceive,
+            false => WaitCause::Fabric,
+        };
+        let says = |wait: &Wait| (wait.op.is_collective(), wait.cause == WaitCause::PeerNoSend);
+        let wait = Wait { cause, op, tag };
+        if self.wait.cause == WaitCause::None || says(&wait) > says(&self.wait) {
+            self.wait = wait;
         }
     }
 
@@ -259,7 +290,10 @@ impl Pair {
         if self.outstanding == 0 && !waits {
             self.link.nobody_waits();
         }
-        let moved = self.link.poll(WaitCause::PeerNoSend);
+        let moved = self.link.poll(self.wait);
+        if moved {
+            self.wait = Wait::NONE;
+        }
         let mut gone = None;
         while let Some(event) = self.link.next_event() {
             match event {
@@ -272,7 +306,10 @@ impl Pair {
                 Event::Received { sequence, value } => self.received(sequence, value, ops)?,
                 Event::Said(bytes) => match Said::decode(&bytes) {
                     Ok(Said::Bye(of)) => gone = Some(of),
-                    Ok(Said::Message(tag, small)) => heard.push(Heard::Message(tag, small)),
+                    Ok(Said::Message(tag, small)) => {
+                        self.link.carried(small.len());
+                        heard.push(Heard::Message(tag, small));
+                    }
                     Ok(Said::Claimed(number)) => heard.push(Heard::Claimed(number)),
                     Ok(Said::Unmatched { tag, len, announced }) => {
                         if self.recvs.is_unmatched(tag, len, announced) {
@@ -375,7 +412,7 @@ impl Pair {
 
     /// Whether that, and all that was sent before, is through.
     pub fn bye_is_through(&mut self) -> bool {
-        self.link.poll(WaitCause::PeerNoSend);
+        self.link.poll(Wait::NONE);
         self.link.last_is_through()
     }
 
@@ -402,7 +439,7 @@ impl Pair {
     /// Asks to be woken, and names the descriptors to sleep on. `waits` as for [`Pair::poll`]. `Some`: see [`Duplex::arm`].
     pub fn arm(&mut self, waits: bool, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
         self.tell_unmatched()?;
-        self.link.arm((self.outstanding > 0 || waits).then_some(WaitCause::PeerNoSend), watch)
+        self.link.arm((self.outstanding > 0 || waits).then_some(self.wait), watch)
     }
 
     /// Whether it has to be polled again before anybody sleeps.
@@ -452,6 +489,7 @@ impl Pair {
                 if let Some(sends) = self.small.get_mut(kind) {
                     sends.sent(at);
                 }
+                self.link.carried(small.len());
                 self.ends(op, Outcome::Done { rank: self.rank, len: small.len() as u64, small: None }, ops);
             }
         }

@@ -4,6 +4,7 @@
 //! who has a message for it *claims* it, and waits; the first is *granted* it, with the place to write to, and from the others it is *withdrawn*. So is a
 //! receive that is given up: an announcement that a message was not written for already is answered, after which nothing is written.
 
+use crate::base::stats::MeshOp;
 use crate::link::duplex::Target;
 use crate::link::limits::{MAX_RAILS, SAY_SIZE};
 
@@ -21,7 +22,26 @@ pub enum Tag {
 /// The bit of a collective's tag that is set where all of its messages are small ones, which its ranks know alike.
 pub const SMALL: u64 = 1 << 40;
 
+/// The high byte of a collective's tag has this and the collective's number: no user's message has such a tag.
+const COLLECTIVE: u64 = 0x80;
+
 impl Tag {
+    /// Of a collective with its caller's tag, whose messages are all `small` or not.
+    pub fn collective(op: MeshOp, tag: u32, small: bool) -> u64 {
+        (COLLECTIVE | op as u64) << 56 | if small { SMALL } else { 0 } | u64::from(tag)
+    }
+
+    /// What is done, where one tag says so, and its caller's or user's tag.
+    pub fn of(self) -> (MeshOp, u64) {
+        match self {
+            Tag::Collective(number) => {
+                let op = MeshOp::ALL.get((number >> 56 ^ COLLECTIVE) as usize).copied();
+                op.filter(|op| op.is_collective()).map_or((MeshOp::None, number), |op| (op, number & u64::from(u32::MAX)))
+            }
+            Tag::User(number) => (MeshOp::None, number),
+        }
+    }
+
     /// Whether a message of so many bytes is sent as a small one.
     pub fn is_small(self, len: usize) -> bool {
         match self {
@@ -53,7 +73,11 @@ impl Tag {
 
 impl std::fmt::Display for Tag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "tag {:#x}", self.number().1)
+        let (op, tag) = self.of();
+        if op != MeshOp::None {
+            write!(f, "{}, ", op.name())?;
+        }
+        write!(f, "tag {tag:#x}")
     }
 }
 
@@ -198,6 +222,21 @@ mod tests {
                 _ => Said::Withdrawn(target.sequence),
             }
         })
+    }
+
+    #[test]
+    fn a_collectives_tag_tells_which_it_is() {
+        for op in MeshOp::ALL.into_iter().filter(|op| op.is_collective()) {
+            for small in [false, true] {
+                let tag = Tag::Collective(Tag::collective(op, u32::MAX, small));
+                assert_eq!((tag.of(), tag.is_small(0)), ((op, u64::from(u32::MAX)), small));
+                assert_eq!(tag.to_string(), format!("{}, tag 0xffffffff", op.name()));
+            }
+        }
+        for other in [7, 0x80 << 56 | 7, 0x8a << 56 | 7, u64::MAX] {
+            assert_eq!(Tag::Collective(other).of(), (MeshOp::None, other));
+        }
+        assert_eq!(Tag::User(0x8400_0000_0000_0007).to_string(), "tag 0x8400000000000007");
     }
 
     proptest! {

@@ -128,6 +128,11 @@ impl Slots {
         true
     }
 
+    /// Whether a message waits for the peer to have its slot open.
+    pub fn waits(&self) -> bool {
+        self.outgoing.values().any(|outgoing| outgoing.target.is_none() && !outgoing.sends.is_empty())
+    }
+
     /// Sends, as soon as the peer has the slot open.
     pub fn send(&mut self, slot: u64, send: SlotSend) {
         self.outgoing.entry(slot).or_default().sends.push_back(send);

@@ -206,6 +206,14 @@ impl SmallMessages {
         self.early.iter().enumerate().flat_map(|(rank, early)| early.messages.iter().map(move |(tag, small)| (rank, *tag, small.len())))
     }
 
+    /// The ranks of each receive from any of several.
+    pub fn any(&self) -> impl Iterator<Item = (OpId, Tag, &[usize])> + '_ {
+        self.recvs.iter().filter_map(|recv| match &recv.ranks {
+            Ranks::One(_) => None,
+            Ranks::Any(ranks) => Some((recv.op, recv.tag, ranks.as_slice())),
+        })
+    }
+
     /// Takes a receive back: whether it waited.
     pub fn cancel(&mut self, op: OpId) -> bool {
         let found = self.recvs.iter().position(|recv| recv.op == op);

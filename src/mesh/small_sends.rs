@@ -35,6 +35,11 @@ impl SmallSends {
         self.waiting.push_back(send);
     }
 
+    /// Whether there is one that waits for the peer to receive others.
+    pub fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Takes one back, if it is not sent; whether it was not.
     pub fn cancel(&mut self, op: OpId) -> bool {
         let found = self.waiting.iter().position(|send| send.op == op);

@@ -263,7 +263,7 @@ impl Adapter {
 
     /// Asks to be woken, and names the descriptors to sleep on. `Some`: see [`Duplex::arm`].
     pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
-        self.hands.link.arm(self.channel.waits().then_some(WaitCause::PeerNoSend), watch)
+        self.hands.link.arm(self.channel.waits().then_some(WaitCause::PeerNoSend.into()), watch)
     }
 
     /// Whether it has to be polled again before anybody sleeps.

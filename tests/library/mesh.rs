@@ -26,7 +26,7 @@ fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: u
         command.args(&line[1..]).args(options);
         command.arg("--url").arg(format!("file://{}/store?rank={rank}&world_size={ranks}", folder.display()));
         command.env("RAILHEAD_SOCKET_IFNAME", "lo").env("RAILHEAD_SOFT_WIRE", wire);
-        command.env("RAILHEAD_DEBUG", "warn").env("RAILHEAD_STALL_WARN_S", "0.3");
+        command.env("RAILHEAD_DEBUG", "warn").env("RAILHEAD_STALL_WARN_S", "0.3").env("RAILHEAD_DUMP_SIGNAL", "SIGUSR1");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the example starts")
     };
     (0..ranks).map(start).collect()
@@ -139,25 +139,30 @@ fn ranks_whose_peer_is_killed_end_with_its_name() {
     }
 }
 
-/// By the ranks that wait for it; they go on when it does.
+/// By the ranks that wait for it, unasked and when asked; they go on when it does.
 #[test]
 fn a_rank_that_is_stopped_is_reported_by_its_number() {
     let program = make("mesh_stopped", "mesh", "").join("mesh_allreduce");
     let folder = tempfile::tempdir().expect("a folder");
     let mut ranks = Ranks(start(&program, &[], folder.path(), "shm", 2, &["--elements", "300000", "--rounds", "1000000"]));
     until_it_computes(&ranks.0[1]);
-    let stopped = ranks.0[1].id() as libc::pid_t;
-    let signal = |signal: i32| {
+    let [asked, stopped] = [0, 1].map(|rank: usize| ranks.0[rank].id() as libc::pid_t);
+    let signal = |rank: libc::pid_t, signal: i32| {
         // SAFETY: a child of this process, which it has not waited for.
-        assert_eq!(unsafe { libc::kill(stopped, signal) }, 0);
+        assert_eq!(unsafe { libc::kill(rank, signal) }, 0);
     };
-    signal(libc::SIGSTOP);
+    signal(stopped, libc::SIGSTOP);
     let stderr = ranks.0[0].stderr.take().expect("its output");
     let mut told = BufReader::new(stderr).lines();
-    let line = told.find_map(|line| line.ok().filter(|line| line.contains("stalled: ")));
-    let line = line.expect("rank 0 says that it waits");
-    assert!(line.contains("rank 0 waited for") && line.contains("rank 1"), "{line}");
-    signal(libc::SIGCONT);
+    let mut line = |with: &str| told.find_map(|line| line.ok().filter(|line| line.contains(with))).expect("rank 0 says that it waits");
+    let stall = line("stalled: ");
+    assert!(stall.contains("stalled: allreduce, tag 0x0: rank 0 waited for ") && stall.contains(" rank 1, silent for "), "{stall}");
+    signal(asked, libc::SIGUSR1);
+    let dump = line("mesh of rank 0 of 2 on lo: 1 waiting, ");
+    assert!(dump.ends_with(" operations"), "{dump}");
+    let wait = line(" rank 1 (allreduce, tag 0x0), silent for ");
+    assert!(wait.contains("[a "), "{wait}");
+    signal(stopped, libc::SIGCONT);
     ranks.0.iter().for_each(until_it_computes);
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use railhead::base::stats::page::{CommSnapshot, RailSnapshot};
-use railhead::base::stats::{CommCounter, RailCounter, WaitCause};
+use railhead::base::stats::{CommCounter, MeshOp, RailCounter, WaitCause};
 use serde::Serialize;
 
 use super::processes::{Process, blame};
@@ -33,6 +33,9 @@ struct Comm<'a> {
     device: &'a str,
     peer: &'a str,
     peer_pid: Option<i32>,
+    /// Of a pair of a mesh.
+    rank: Option<u32>,
+    peer_rank: Option<u32>,
     outstanding: u32,
     waits_for: Option<Wait>,
     counters: BTreeMap<&'static str, u64>,
@@ -46,6 +49,9 @@ struct Wait {
     cause: &'static str,
     words: &'static str,
     for_s: f64,
+    /// Of a pair of a mesh: in what, and its user's tag, or the slot of a buffer.
+    operation: Option<&'static str>,
+    tag: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -75,13 +81,17 @@ fn process(process: &Process) -> OneProcess<'_> {
 
 fn comm(comm: &CommSnapshot, stopped: bool) -> Comm<'_> {
     let blame = blame(comm.wait, stopped);
-    let wait = Wait { cause: blame.name, words: blame.words, for_s: seconds(comm.wait_age_ns) };
+    let op = Some(comm.wait_op).filter(|op| *op != MeshOp::None);
+    let (operation, tag) = (op.map(MeshOp::name), op.map(|_| comm.wait_tag));
+    let wait = Wait { cause: blame.name, words: blame.words, for_s: seconds(comm.wait_age_ns), operation, tag };
     Comm {
         id: comm.id,
         direction: comm.kind.name(),
         device: &comm.device,
         peer: &comm.peer,
         peer_pid: (comm.peer_pid > 0).then_some(comm.peer_pid),
+        rank: comm.ranks.map(|(rank, _)| rank),
+        peer_rank: comm.ranks.map(|(_, peer)| peer),
         outstanding: comm.outstanding,
         waits_for: (comm.wait != WaitCause::None).then_some(wait),
         counters: CommCounter::ALL.into_iter().map(|counter| (counter.name(), comm.get(counter))).collect(),

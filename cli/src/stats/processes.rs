@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::io::ErrorKind;
 
 use anyhow::{Context, bail};
-use railhead::base::stats::WaitCause;
 use railhead::base::stats::page::{self, RailSnapshot, Snapshot};
+use railhead::base::stats::{MeshOp, WaitCause};
 
 /// A process that has a page, at one moment.
 #[derive(Debug, Clone)]
@@ -73,9 +73,17 @@ fn is_stopped(pid: i32) -> bool {
 /// Who is to blame for a wait.
 pub fn blame(cause: WaitCause, stopped: bool) -> Wait {
     match cause {
-        WaitCause::None => Wait { name: cause.name(), words: cause.words(), short: "-" },
-        _ if stopped => Wait { name: "self_stopped", words: "is stopped itself", short: "stopped itself" },
-        cause => Wait { name: cause.name(), words: cause.words(), short: short(cause) },
+        WaitCause::None => Wait { name: cause.name(), words: cause.words(), short: "-", of_rank: None },
+        _ if stopped => Wait { name: "self_stopped", words: "is stopped itself", short: "stopped itself", of_rank: None },
+        cause => Wait { name: cause.name(), words: cause.words(), short: short(cause), of_rank: Some(of_rank(cause)) },
+    }
+}
+
+/// In what a rank of a mesh waits, as its own messages say it.
+pub fn waits_in(op: MeshOp, tag: u64) -> String {
+    match op {
+        MeshOp::Buffer => format!("buffer, slot {tag}"),
+        op => format!("{}, tag {tag:#x}", op.name()),
     }
 }
 
@@ -87,6 +95,20 @@ pub struct Wait {
     pub words: &'static str,
     /// In 15 characters.
     pub short: &'static str,
+    /// In as many behind "rank" and its number, where it is the peer's fault.
+    pub of_rank: Option<&'static str>,
+}
+
+fn of_rank(cause: WaitCause) -> &'static str {
+    match cause {
+        WaitCause::None => "",
+        WaitCause::PeerNoReceive => "receive",
+        WaitCause::PeerNoSend => "send",
+        WaitCause::Fabric => "fabric",
+        WaitCause::Handshake => "connect",
+        WaitCause::PeerStopped => "stopped",
+        WaitCause::PeerGone => "is gone",
+    }
 }
 
 fn short(cause: WaitCause) -> &'static str {
@@ -109,6 +131,9 @@ fn tidy(mut page: Snapshot) -> Snapshot {
     for comm in &mut page.comms {
         comm.device = printable(&comm.device);
         comm.peer = printable(&comm.peer);
+        if let Some((_, peer)) = comm.ranks {
+            comm.peer = format!("rank {peer}: {}", comm.peer);
+        }
         let mut rails = HashSet::new();
         comm.rails.retain(|rail| rails.insert(rail.index));
     }

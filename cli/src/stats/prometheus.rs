@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use railhead::base::stats::page::{CommSnapshot, RailSnapshot};
-use railhead::base::stats::{CommCounter, RailCounter, WaitCause};
+use railhead::base::stats::{CommCounter, MeshOp, RailCounter, WaitCause};
 
 use super::json::{causes, seconds};
 use super::processes::{Process, blame};
@@ -38,14 +38,21 @@ pub fn page(processes: &[Process]) -> String {
             causes().for_each(|cause| add(&with(&labels, "cause", cause.name()), &seconds(comm.waited(cause))));
         }
     });
-    metric(&mut out, "railhead_comm_waiting_seconds", "gauge", "Age of the present wait, by its cause.", |add| {
-        for process in processes {
-            for comm in process.page.comms.iter().filter(|comm| comm.wait != WaitCause::None) {
-                let cause = blame(comm.wait, process.stopped).name;
-                add(&with(&labels_of_comm(process, comm), "cause", cause), &seconds(comm.wait_age_ns));
+    metric(
+        &mut out,
+        "railhead_comm_waiting_seconds",
+        "gauge",
+        "Age of the present wait, by its cause, and what a rank of a mesh waits in.",
+        |add| {
+            for process in processes {
+                for comm in process.page.comms.iter().filter(|comm| comm.wait != WaitCause::None) {
+                    let labels = with(&labels_of_comm(process, comm), "cause", blame(comm.wait, process.stopped).name);
+                    let labels = if comm.wait_op == MeshOp::None { labels } else { with(&labels, "operation", comm.wait_op.name()) };
+                    add(&labels, &seconds(comm.wait_age_ns));
+                }
             }
-        }
-    });
+        },
+    );
     let rails =
         || comms().flat_map(|(labels, comm)| comm.rails.iter().map(move |rail| (with(&labels, "rail", &rail.index.to_string()), rail)));
     metric(&mut out, "railhead_rail_bytes_total", "counter", PAYLOAD, |add| {
@@ -80,7 +87,11 @@ fn labels_of(process: &Process) -> String {
 fn labels_of_comm(process: &Process, comm: &CommSnapshot) -> String {
     let labels = with(&labels_of(process), "comm", &comm.id.to_string());
     let labels = with(&labels, "direction", comm.kind.name());
-    with(&with(&labels, "device", &comm.device), "peer", &comm.peer)
+    let labels = with(&with(&labels, "device", &comm.device), "peer", &comm.peer);
+    match comm.ranks {
+        Some((rank, peer)) => with(&with(&labels, "rank", &rank.to_string()), "peer_rank", &peer.to_string()),
+        None => labels,
+    }
 }
 
 /// "tx_cma_bytes" as labels.

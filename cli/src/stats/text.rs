@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use railhead::base::stats::page::CommSnapshot;
-use railhead::base::stats::{CommCounter, CommKind, RailCounter, WaitCause};
+use railhead::base::stats::{CommCounter, CommKind, MeshOp, RailCounter, WaitCause};
 
-use super::processes::{Process, blame, wires};
+use super::processes::{Process, blame, waits_in, wires};
 
 /// A table per process.
 pub fn page(processes: &[Process]) -> String {
@@ -42,7 +42,7 @@ fn one(out: &mut String, process: &Process) {
     for comm in &process.page.comms {
         let wait = match comm.wait {
             WaitCause::None => "-".into(),
-            cause => format!("{}, for {}", blame(cause, process.stopped).words, age(comm.wait_age_ns)),
+            cause => wait(cause, process.stopped, comm.wait_age_ns, (comm.wait_op, comm.wait_tag)),
         };
         let _ = writeln!(
             out,
@@ -63,8 +63,9 @@ fn one(out: &mut String, process: &Process) {
 
 fn details(out: &mut String, comm: &CommSnapshot) {
     if !comm.peer.is_empty() {
+        let own = comm.ranks.map_or(String::new(), |(rank, _)| format!("of rank {rank} "));
         let preposition = if comm.kind == CommKind::Recv { "from" } else { "to" };
-        let _ = writeln!(out, "       {preposition} {}", comm.peer);
+        let _ = writeln!(out, "       {own}{preposition} {}", comm.peer);
     }
     let waited: Vec<String> = super::json::causes()
         .filter(|cause| comm.waited(*cause) > 0)
@@ -83,6 +84,12 @@ fn details(out: &mut String, comm: &CommSnapshot) {
         let calls = rail.get(RailCounter::Syscalls);
         let _ = writeln!(out, "       rail {}: {moved}; {calls} system calls{other}", rail.index);
     }
+}
+
+/// A wait in words: for what, for how long, and in what.
+pub fn wait(cause: WaitCause, stopped: bool, age_ns: u64, (op, tag): (MeshOp, u64)) -> String {
+    let within = if op == MeshOp::None { String::new() } else { format!(", in {}", waits_in(op, tag)) };
+    format!("{}, for {}{within}", blame(cause, stopped).words, age(age_ns))
 }
 
 /// "12.3G" and the like, in powers of 1024; at most six characters.

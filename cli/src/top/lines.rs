@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use super::rates::Frame;
-use super::view::{COLUMNS, RIGHT, cells, summary};
+use super::view::{COLUMNS, RIGHT, cells, peer, summary};
 use super::{Args, Source};
 
 /// Prints until whoever reads has had enough, or once.
@@ -40,6 +40,6 @@ fn table(frame: &Frame) -> String {
         out.push('\n');
     };
     line(&COLUMNS.map(|(name, _)| name.to_owned()), "PEER");
-    frame.rows.iter().for_each(|row| line(&cells(row), &row.peer));
+    frame.rows.iter().for_each(|row| line(&cells(row), &peer(row)));
     out + "\n"
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use railhead::base::stats::page::CommSnapshot;
-use railhead::base::stats::{CommCounter, CommKind, WaitCause};
+use railhead::base::stats::{CommCounter, CommKind, MeshOp, WaitCause};
 
 use crate::stats::processes::Process;
 
@@ -54,6 +54,8 @@ pub struct Row {
     pub device: String,
     /// Its peer.
     pub peer: String,
+    /// Of a pair of a mesh: the owner's rank and the peer's.
+    pub ranks: Option<(u32, u32)>,
     /// The process's command line.
     pub command: String,
     /// Per second.
@@ -74,6 +76,8 @@ pub struct Row {
     pub wait: WaitCause,
     /// Since when, in ns.
     pub wait_age_ns: u64,
+    /// Of a pair of a mesh: in what, and its user's tag, or the slot of a buffer.
+    pub wait_in: (MeshOp, u64),
 }
 
 /// Everything at one moment.
@@ -108,6 +112,7 @@ impl Frame {
                 kind: comm.kind,
                 device: comm.device.clone(),
                 peer: comm.peer.clone(),
+                ranks: comm.ranks,
                 command: process.command.clone(),
                 bytes_rate: rate(CommCounter::Bytes),
                 ops_rate: rate(CommCounter::Completions),
@@ -118,6 +123,7 @@ impl Frame {
                 stopped: process.stopped,
                 wait: comm.wait,
                 wait_age_ns: comm.wait_age_ns,
+                wait_in: (comm.wait_op, comm.wait_tag),
             }
         });
         Frame { number, over, processes: processes.len(), rows: rows.collect() }
@@ -158,9 +164,12 @@ mod tests {
             device: "eth0".into(),
             peer: "somebody".into(),
             peer_pid: 0,
+            ranks: None,
             outstanding: 0,
             wait: WaitCause::PeerNoSend,
             wait_age_ns: bytes,
+            wait_op: MeshOp::None,
+            wait_tag: 0,
             counters: [0, ops, bytes, 0, 0, 0, 0, 0],
             wait_ns: [0; 8],
             rails: Vec::new(),

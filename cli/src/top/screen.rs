@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 
 use super::rates::{Frame, Key, Order, Row};
-use super::view::{COLUMNS, RIGHT, cells, details, summary};
+use super::view::{COLUMNS, RIGHT, cells, details, peer, summary};
 use super::{Args, Source};
 use railhead::base::stats::WaitCause;
 
@@ -210,7 +210,7 @@ impl App {
 
     fn row(&self, row: &Row, wide: bool) -> TableRow<'static> {
         let cells = cells(row).into_iter().zip(RIGHT).map(|(text, right)| cell(text, right));
-        let cells = cells.chain(wide.then(|| Cell::from(row.peer.clone())));
+        let cells = cells.chain(wide.then(|| Cell::from(peer(row))));
         TableRow::new(cells).style(self.colour(row))
     }
 

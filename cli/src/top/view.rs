@@ -1,10 +1,10 @@
 //! What the screen and the plain lines have in common: columns and words.
 
-use railhead::base::stats::{CommKind, WaitCause};
+use railhead::base::stats::{CommKind, MeshOp, WaitCause};
 
 use super::rates::{Frame, Row};
-use crate::stats::processes::blame;
-use crate::stats::text::{age, bytes, count};
+use crate::stats::processes::{blame, waits_in};
+use crate::stats::text::{age, bytes, count, wait};
 
 /// Headings and widths. Together with a space between each, and the last one, 80 columns.
 pub const COLUMNS: [(&str, u16); 10] = [
@@ -34,30 +34,45 @@ pub fn cells(row: &Row) -> [String; 10] {
         per_second(count(row.ops_rate.round() as u64)),
         bytes(row.bytes),
         row.outstanding.to_string(),
-        blame(row.wait, row.stopped).short.to_owned(),
+        waits_for(row),
         since,
     ]
+}
+
+/// Of a mesh, which rank; the numbers of very many are cut.
+fn waits_for(row: &Row) -> String {
+    let blame = blame(row.wait, row.stopped);
+    match (row.ranks, blame.of_rank) {
+        (Some((_, peer)), Some(what)) => format!("rank {peer} {what}").chars().take(usize::from(COLUMNS[8].1)).collect(),
+        _ => blame.short.to_owned(),
+    }
+}
+
+/// The peer, behind what a rank of a mesh waits in.
+pub fn peer(row: &Row) -> String {
+    match row.wait_in {
+        (MeshOp::None, _) => row.peer.clone(),
+        (op, tag) => format!("{}: {}", waits_in(op, tag), row.peer),
+    }
 }
 
 fn per_second(number: String) -> String {
     number + "/s"
 }
 
-/// Totals, in one line of at most 80 columns.
+/// Totals, in one line; of at most 80 columns, unless there are pairs of a mesh beside other comms.
 pub fn summary(frame: &Frame) -> String {
-    let (out_bytes, out_ops) = frame.sum(CommKind::Send);
-    let (in_bytes, in_ops) = frame.sum(CommKind::Recv);
-    let way = |bytes_rate: f64, ops_rate: f64| format!("{}/s {}/s", bytes(bytes_rate as u64), count(ops_rate.round() as u64));
+    let of = |kind| frame.rows.iter().any(|row| row.kind == kind);
+    let (pairs, ways) = (of(CommKind::Pair), of(CommKind::Send) || of(CommKind::Recv));
+    let sums = [("out", CommKind::Send, ways || !pairs), ("in", CommKind::Recv, ways || !pairs), ("pairs", CommKind::Pair, pairs)];
+    let sums = sums.into_iter().filter(|(.., shown)| *shown).map(|(name, kind, _)| {
+        let (bytes_rate, ops_rate) = frame.sum(kind);
+        format!(", {name} {}/s {}/s", bytes(bytes_rate as u64), count(ops_rate.round() as u64))
+    });
     let over = frame.over.as_secs_f64();
     let decimals = if over < 9.995 { 2 } else { usize::from(over < 99.95) };
-    format!(
-        "#{} over {over:.decimals$} s: {} procs, {} comms, out {}, in {}",
-        frame.number,
-        frame.processes,
-        frame.rows.len(),
-        way(out_bytes, out_ops),
-        way(in_bytes, in_ops)
-    )
+    let (number, processes, comms) = (frame.number, frame.processes, frame.rows.len());
+    format!("#{number} over {over:.decimals$} s: {processes} procs, {comms} comms{}", sums.collect::<String>())
 }
 
 /// Two lines about one comm.
@@ -65,14 +80,15 @@ pub fn details(row: &Row) -> [String; 2] {
     let preposition = if row.kind == CommKind::Recv { "from" } else { "to" };
     let wait = match row.wait {
         WaitCause::None => String::new(),
-        cause => format!("{}, for {}; ", blame(cause, row.stopped).words, age(row.wait_age_ns)),
+        cause => wait(cause, row.stopped, row.wait_age_ns, row.wait_in) + "; ",
     };
     let bad = match (row.errors, row.stalls) {
         (0, 0) => String::new(),
         (errors, stalls) => format!("; {errors} failed, {stalls} stalled"),
     };
+    let rank = row.ranks.map_or(String::new(), |(rank, _)| format!(", rank {rank}"));
     [
-        format!("{} comm {} of pid {}: {}", row.kind.name(), row.key.2, row.key.0, row.command),
+        format!("{} comm {} of pid {}{rank}: {}", row.kind.name(), row.key.2, row.key.0, row.command),
         format!("  {wait}{preposition} {}{bad}", row.peer),
     ]
 }
@@ -87,6 +103,7 @@ mod tests {
             kind: CommKind::Recv,
             device: "a-very-long-name".into(),
             peer: String::new(),
+            ranks: None,
             command: String::new(),
             bytes_rate: 1023.4 * 1024.0,
             ops_rate: 999_400.0,
@@ -97,6 +114,7 @@ mod tests {
             stopped: false,
             wait: WaitCause::None,
             wait_age_ns: 86_400 * 365 * 1_000_000_000,
+            wait_in: (MeshOp::None, 0),
         }
     }
 
@@ -113,6 +131,19 @@ mod tests {
     }
 
     #[test]
+    fn pairs_of_a_mesh_have_a_sum_of_their_own() {
+        let pair = Row { kind: CommKind::Pair, bytes_rate: 2048.0, ops_rate: 3.0, ..busiest() };
+        let line = |rows: &[&Row]| {
+            let rows = rows.iter().map(|row| (*row).clone()).collect();
+            summary(&Frame { number: 1, over: std::time::Duration::from_secs(1), processes: 1, rows })
+        };
+        assert!(line(&[]).ends_with("0 comms, out 0/s 0/s, in 0/s 0/s"), "{}", line(&[]));
+        assert!(line(&[&pair]).ends_with("1 comms, pairs 2.0K/s 3/s"), "{}", line(&[&pair]));
+        let both = line(&[&pair, &Row { bytes_rate: 1024.0, ops_rate: 1.0, ..busiest() }]);
+        assert!(both.ends_with("2 comms, out 0/s 0/s, in 1.0K/s 1/s, pairs 2.0K/s 3/s"), "{both}");
+    }
+
+    #[test]
     fn the_cause_stands_first_at_the_foot() {
         let row = Row { wait: WaitCause::PeerNoSend, peer: "x".repeat(100), ..busiest() };
         assert!(details(&row)[1].starts_with("  the peer has not sent, for "), "{:?}", details(&row));
@@ -125,6 +156,8 @@ mod tests {
         for wait in WaitCause::ALL {
             let (row, stopped) = (Row { wait, ..row.clone() }, Row { wait, stopped: true, ..row.clone() });
             assert!(cells(&stopped)[8].len() <= usize::from(COLUMNS[8].1));
+            let pair = Row { ranks: Some((0, u32::MAX)), ..row.clone() };
+            assert!(cells(&pair)[8].len() <= usize::from(COLUMNS[8].1));
             for (cell, (name, width)) in cells(&row).iter().zip(COLUMNS) {
                 assert!(cell.chars().count() <= usize::from(width), "{name}: {cell}");
             }

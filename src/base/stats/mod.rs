@@ -100,12 +100,15 @@ impl RailCounter {
         [RailCounter::RxInline, RailCounter::RxMapped, RailCounter::RxCma, RailCounter::RxBounce, RailCounter::RxTcp, RailCounter::RxNic];
 
     /// Those that count the bytes which a comm of that kind is for.
-    pub fn payload(kind: CommKind) -> [RailCounter; 6] {
-        if kind == CommKind::Recv { RailCounter::RX } else { RailCounter::TX }
+    pub fn payload(kind: CommKind) -> impl Iterator<Item = RailCounter> {
+        let sent = (kind != CommKind::Recv).then_some(RailCounter::TX);
+        let received = matches!(kind, CommKind::Recv | CommKind::Pair).then_some(RailCounter::RX);
+        sent.into_iter().chain(received).flatten()
     }
 }
 
-/// What is counted per comm. Requests that are outstanding are those given out and not completed, so nobody counts them.
+/// What is counted per comm; of a pair of a mesh, of both directions. Requests that are outstanding are those given out and not completed, so nobody
+/// counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum CommCounter {
@@ -161,6 +164,87 @@ impl WaitCause {
         WaitCause::PeerStopped,
         WaitCause::PeerGone,
     ];
+}
+
+/// What a rank of a mesh does that waits for another. The numbers of collectives are also in the tags of their messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MeshOp {
+    /// Nothing, or it is no mesh.
+    None = 0,
+    /// A collective, and so are those that follow.
+    Gather = 1,
+    /// See `Gather`.
+    Allgather = 2,
+    /// See `Gather`.
+    Reduce = 3,
+    /// See `Gather`.
+    Allreduce = 4,
+    /// See `Gather`.
+    Scatter = 5,
+    /// See `Gather`.
+    Broadcast = 6,
+    /// See `Gather`.
+    Barrier = 7,
+    /// See `Gather`.
+    Alltoall = 8,
+    /// The last collective.
+    ReduceScatter = 9,
+    /// A message to the peer.
+    Send = 10,
+    /// A message from the peer.
+    Recv = 11,
+    /// A message from the peer or any of others.
+    RecvAny = 12,
+    /// A message into the slot of a buffer, either way.
+    Buffer = 13,
+}
+
+impl MeshOp {
+    /// All, by number.
+    pub const ALL: [MeshOp; 14] = [
+        MeshOp::None,
+        MeshOp::Gather,
+        MeshOp::Allgather,
+        MeshOp::Reduce,
+        MeshOp::Allreduce,
+        MeshOp::Scatter,
+        MeshOp::Broadcast,
+        MeshOp::Barrier,
+        MeshOp::Alltoall,
+        MeshOp::ReduceScatter,
+        MeshOp::Send,
+        MeshOp::Recv,
+        MeshOp::RecvAny,
+        MeshOp::Buffer,
+    ];
+
+    /// Whether all ranks do it together.
+    pub fn is_collective(self) -> bool {
+        (MeshOp::Gather as u32..=MeshOp::ReduceScatter as u32).contains(&(self as u32))
+    }
+}
+
+/// A wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    /// For what.
+    pub cause: WaitCause,
+    /// Of a mesh: in which operation.
+    pub op: MeshOp,
+    /// Its user's tag, or the slot of a buffer.
+    pub tag: u64,
+}
+
+impl Wait {
+    /// Nobody waits.
+    pub const NONE: Wait = Wait { cause: WaitCause::None, op: MeshOp::None, tag: 0 };
+}
+
+impl From<WaitCause> for Wait {
+    fn from(cause: WaitCause) -> Wait {
+        Wait { cause, ..Wait::NONE }
+    }
 }
 
 /// What kind of comm a record belongs to.
@@ -239,6 +323,8 @@ pub struct CommStats {
     /// When the clock was last read during the present wait; 0 while there is none.
     sampled_at: Cell<u64>,
     waiting: Cell<WaitCause>,
+    /// What the record says that a rank of a mesh waits in.
+    waits_in: Cell<(MeshOp, u64)>,
     kind: CommKind,
     owned: OwnedCommRecord,
 }
@@ -255,6 +341,7 @@ pub fn comm(kind: CommKind, dev_name: &str) -> CommStats {
         idle_polls: Cell::new(0),
         sampled_at: Cell::new(0),
         waiting: Cell::new(WaitCause::None),
+        waits_in: Cell::new((MeshOp::None, 0)),
         kind,
         owned,
     }
@@ -287,6 +374,11 @@ impl CommStats {
         self.record().describe(|record| record.set_peer(peer, pid));
     }
 
+    /// Of a pair of a mesh: whose it is, and to whom it leads.
+    pub fn set_ranks(&self, rank: usize, peer: usize) {
+        self.record().describe(|record| record.set_ranks(rank, peer));
+    }
+
     /// Counts. By the thread that drives the comm.
     #[inline]
     pub fn add(&self, counter: CommCounter, n: u64) {
@@ -301,7 +393,7 @@ impl CommStats {
     /// Bytes that the comm's rails have moved in the direction that the comm is for.
     pub fn moved(&self) -> u64 {
         let rails = self.rails.borrow();
-        let all = rails.iter().flat_map(|rail| RailCounter::payload(self.kind).map(|counter| rail.get(counter)));
+        let all = rails.iter().flat_map(|rail| RailCounter::payload(self.kind).map(move |counter| rail.get(counter)));
         all.fold(0, u64::wrapping_add)
     }
 
@@ -333,6 +425,33 @@ impl CommStats {
             record.wait_since_ns.store(now, Ordering::Relaxed);
             record.wait_cause.store(cause as u32, Ordering::Relaxed);
         }
+    }
+
+    /// The same for a rank of a mesh, with what it waits in.
+    #[cold]
+    pub fn sample_in(&self, wait: Wait, now: u64) {
+        if self.waits_in.replace((wait.op, wait.tag)) != (wait.op, wait.tag) {
+            self.record().describe(|record| {
+                record.wait_op.store(wait.op as u32, Ordering::Relaxed);
+                record.wait_tag.store(wait.tag, Ordering::Relaxed);
+            });
+        }
+        self.sample(wait.cause, now);
+    }
+
+    /// For how long the present wait has gone on, if there is one.
+    pub fn wait_age(&self, now: u64) -> Option<u64> {
+        let since = self.record().wait_since_ns.load(Ordering::Relaxed);
+        (self.waiting.get() != WaitCause::None).then(|| now.saturating_sub(since))
+    }
+
+    /// Ends a wait, for a caller that slept meanwhile: the time since the last sample is its cause's.
+    #[cold]
+    pub fn end_wait(&self, now: u64) {
+        if self.waiting.get() != WaitCause::None {
+            self.sample(self.waiting.get(), now);
+        }
+        self.clear_wait();
     }
 
     /// Ends a wait: a poll found something.

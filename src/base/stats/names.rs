@@ -1,6 +1,6 @@
 //! Names of the page's counters and causes: in snake case for programs, in words for people. Used to show a page.
 
-use super::{CommCounter, CommKind, RailCounter, WaitCause};
+use super::{CommCounter, CommKind, MeshOp, RailCounter, WaitCause};
 
 impl RailCounter {
     /// In snake case.
@@ -68,6 +68,28 @@ impl WaitCause {
             WaitCause::Handshake => "the connection is being made",
             WaitCause::PeerStopped => "the peer's process is stopped",
             WaitCause::PeerGone => "the peer is gone",
+        }
+    }
+}
+
+impl MeshOp {
+    /// In snake case, as C's functions are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            MeshOp::None => "none",
+            MeshOp::Gather => "gather",
+            MeshOp::Allgather => "allgather",
+            MeshOp::Reduce => "reduce",
+            MeshOp::Allreduce => "allreduce",
+            MeshOp::Scatter => "scatter",
+            MeshOp::Broadcast => "broadcast",
+            MeshOp::Barrier => "barrier",
+            MeshOp::Alltoall => "alltoall",
+            MeshOp::ReduceScatter => "reduce_scatter",
+            MeshOp::Send => "send",
+            MeshOp::Recv => "recv",
+            MeshOp::RecvAny => "recv_any",
+            MeshOp::Buffer => "buffer",
         }
     }
 }

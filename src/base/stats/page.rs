@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fen
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::{CommCounter, CommKind, RailCounter, WaitCause};
+use super::{CommCounter, CommKind, MeshOp, RailCounter, WaitCause};
 use crate::base::error::{Error, Result};
 
 /// Name of the memfd.
 pub const MEMFD_NAME: &str = "railhead-stats";
 /// "RHSTATS\0", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RHSTATS\0");
-/// Changes with the layout.
+/// Changes when something moves, or means something else; not when something is added where zeroes were.
 pub const VERSION: u32 = 3;
 /// Comm records in a page.
 pub const COMMS: usize = 1024;
@@ -65,10 +65,12 @@ pub struct CommRecord {
     pub id: AtomicU64,
     /// Peer's process id, or 0.
     pub peer_pid: AtomicI32,
-    spare0: AtomicU32,
+    /// Of a pair of a mesh: the owner's rank.
+    pub rank: AtomicU32,
     /// [`WaitCause`].
     pub wait_cause: AtomicU32,
-    spare1: AtomicU32,
+    /// Of a pair of a mesh: the peer's rank, which is another one.
+    pub peer_rank: AtomicU32,
     /// CLOCK_MONOTONIC, in ns, at the first sample of the present wait.
     pub wait_since_ns: AtomicU64,
     /// When the comm was made.
@@ -81,7 +83,12 @@ pub struct CommRecord {
     pub device: [AtomicU8; NAME_SIZE],
     /// Peer, likewise.
     pub peer: [AtomicU8; NAME_SIZE],
-    spare: [AtomicU64; 10],
+    /// [`MeshOp`] of the present wait; `seq` changes with it and with its tag.
+    pub wait_op: AtomicU32,
+    spare0: AtomicU32,
+    /// Its user's tag, or the slot of a buffer.
+    pub wait_tag: AtomicU64,
+    spare: [AtomicU64; 8],
 }
 
 /// One rail of a comm.
@@ -115,7 +122,8 @@ const _: () = {
     assert!(offset_of!(Header, started_ns) == 16 && offset_of!(Header, size) == 24 && offset_of!(Header, comms) == 32);
     assert!(offset_of!(Header, rails) == 36 && offset_of!(Header, overflowed) == 40);
     assert!(size_of::<CommRecord>() == 384 && offset_of!(CommRecord, kind) == 4 && offset_of!(CommRecord, id) == 8);
-    assert!(offset_of!(CommRecord, peer_pid) == 16 && offset_of!(CommRecord, wait_cause) == 24);
+    assert!(offset_of!(CommRecord, peer_pid) == 16 && offset_of!(CommRecord, rank) == 20 && offset_of!(CommRecord, wait_cause) == 24);
+    assert!(offset_of!(CommRecord, peer_rank) == 28 && offset_of!(CommRecord, wait_op) == 304 && offset_of!(CommRecord, wait_tag) == 312);
     assert!(offset_of!(CommRecord, wait_since_ns) == 32 && offset_of!(CommRecord, made_ns) == 40 && offset_of!(CommRecord, counters) == 48);
     assert!(offset_of!(CommRecord, wait_ns) == 112 && offset_of!(CommRecord, device) == 176 && offset_of!(CommRecord, peer) == 240);
     assert!(size_of::<RailRecord>() == 256 && offset_of!(RailRecord, index) == 4 && offset_of!(RailRecord, owner) == 8);
@@ -137,12 +145,19 @@ impl CommRecord {
         self.peer_pid.store(pid, Ordering::Relaxed);
     }
 
+    pub(super) fn set_ranks(&self, rank: usize, peer: usize) {
+        self.rank.store(rank as u32, Ordering::Relaxed);
+        self.peer_rank.store(peer as u32, Ordering::Relaxed);
+    }
+
     /// Everything but `seq` and `kind` at its start.
     pub(super) fn clear(&self) {
-        for word in self.counters.iter().chain(&self.wait_ns).chain([&self.id, &self.wait_since_ns, &self.made_ns]) {
+        for word in self.counters.iter().chain(&self.wait_ns).chain([&self.id, &self.wait_since_ns, &self.made_ns, &self.wait_tag]) {
             word.store(0, Ordering::Relaxed);
         }
         self.wait_cause.store(0, Ordering::Relaxed);
+        self.wait_op.store(0, Ordering::Relaxed);
+        self.set_ranks(0, 0);
         self.set_peer("", 0);
     }
 
@@ -161,6 +176,8 @@ impl CommRecord {
             };
             let cause = self.wait_cause.load(Ordering::Relaxed);
             let wait = WaitCause::ALL.get(cause as usize).copied().unwrap_or(WaitCause::None);
+            let op = MeshOp::ALL.get(self.wait_op.load(Ordering::Relaxed) as usize).copied().unwrap_or(MeshOp::None);
+            let ranks = (self.rank.load(Ordering::Relaxed), self.peer_rank.load(Ordering::Relaxed));
             let since = self.wait_since_ns.load(Ordering::Relaxed);
             let counters = load_all(&self.counters);
             Some(CommSnapshot {
@@ -169,9 +186,12 @@ impl CommRecord {
                 device: take_text(&self.device),
                 peer: take_text(&self.peer),
                 peer_pid: self.peer_pid.load(Ordering::Relaxed),
+                ranks: Some(ranks).filter(|(rank, peer)| kind == CommKind::Pair && rank != peer),
                 outstanding: outstanding(kind, &counters),
                 wait,
                 wait_age_ns: if wait == WaitCause::None { 0 } else { now.saturating_sub(since) },
+                wait_op: if wait == WaitCause::None { MeshOp::None } else { op },
+                wait_tag: self.wait_tag.load(Ordering::Relaxed),
                 counters,
                 wait_ns: load_all(&self.wait_ns),
                 rails: Vec::new(),
@@ -283,12 +303,18 @@ pub struct CommSnapshot {
     pub peer: String,
     /// Peer's process id, or 0.
     pub peer_pid: i32,
+    /// Of a pair of a mesh: the owner's rank and the peer's.
+    pub ranks: Option<(u32, u32)>,
     /// Requests outstanding.
     pub outstanding: u32,
     /// What it waits for.
     pub wait: WaitCause,
     /// Since when, in ns.
     pub wait_age_ns: u64,
+    /// Of a pair of a mesh: in what it waits.
+    pub wait_op: MeshOp,
+    /// Its user's tag, or the slot of a buffer.
+    pub wait_tag: u64,
     /// By [`CommCounter`].
     pub counters: [u64; 8],
     /// By [`WaitCause`].
@@ -361,7 +387,7 @@ impl Page {
         }
         for comm in &mut comms {
             comm.rails.sort_by_key(|rail| rail.index);
-            let moved = RailCounter::payload(comm.kind).map(|counter| comm.rail_sum(counter)).into_iter().fold(0, u64::wrapping_add);
+            let moved = RailCounter::payload(comm.kind).map(|counter| comm.rail_sum(counter)).fold(0, u64::wrapping_add);
             // A record may have been counted, and wait to be sent; or the rails found no place in the page.
             comm.counters[CommCounter::Bytes as usize] = moved.saturating_sub(comm.get(CommCounter::Bytes));
         }

@@ -100,6 +100,39 @@ fn time_goes_to_the_cause_that_is_seen_and_a_new_cause_starts_a_new_age() {
     }
 }
 
+#[test]
+fn a_pair_of_a_mesh_counts_both_ways_and_says_who_waits_for_whom_in_what() {
+    let pair = comm(CommKind::Pair, "eth0");
+    pair.set_peer("both ways", 0);
+    let seen = || shown("both ways").unwrap();
+    assert_eq!(seen().ranks, None);
+    pair.set_ranks(3, 5);
+    let rail = pair.rail(0);
+    rail.add(RailCounter::TxCma, 100);
+    rail.add(RailCounter::RxInline, 70);
+    pair.add(CommCounter::Bytes, 64);
+    // What of a control message is a message's.
+    pair.add(CommCounter::Bytes, 8u64.wrapping_neg());
+    assert_eq!((seen().get(CommCounter::Bytes), pair.moved(), seen().ranks), (114, 170, Some((3, 5))));
+    let wait = Wait { cause: WaitCause::PeerNoSend, op: MeshOp::Barrier, tag: 9 };
+    pair.sample_in(wait, 1000);
+    assert_eq!((seen().wait, seen().wait_op, seen().wait_tag), (wait.cause, wait.op, wait.tag));
+    pair.sample_in(Wait { tag: 10, ..wait }, 1500);
+    assert_eq!((seen().wait_tag, pair.waited(wait.cause), pair.wait_age(1600)), (10, 500, Some(600)));
+    pair.end_wait(1700);
+    assert_eq!((seen().wait, seen().wait_op, pair.waited(wait.cause), pair.wait_age(1800)), (WaitCause::None, MeshOp::None, 700, None));
+    // Nobody waits: there is nothing to end.
+    pair.end_wait(9000);
+    assert_eq!(pair.waited(wait.cause), 700);
+    for (i, op) in MeshOp::ALL.into_iter().enumerate() {
+        assert_eq!(op as usize, i);
+    }
+    drop(pair);
+    let next = comm(CommKind::Pair, "eth0");
+    next.set_peer("both ways", 0);
+    assert_eq!((seen().ranks, seen().wait_tag), (None, 0));
+}
+
 /// A record is counted when it is posted, which may be long before a rail sends it; and of a comm whose rails found no free record in a full page
 /// nothing is known. Neither makes billions of bytes.
 #[test]

@@ -8,7 +8,7 @@ use super::*;
 use crate::base::clock;
 use crate::base::config::SoftWire;
 use crate::base::mem::Pages;
-use crate::base::stats::{self, CommKind};
+use crate::base::stats::{self, CommKind, WaitCause};
 use crate::fabric::{self, Access, MemoryRegion};
 
 const WIRES: [SoftWire; 2] = [SoftWire::Shm, SoftWire::Tcp];

@@ -14,10 +14,12 @@ use std::time::Duration;
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::UserMemory;
+use crate::base::stats::MeshOp;
 
 use super::context::Context;
 use super::device::Registered;
-use super::protocol::SMALL;
+use super::ops::Waiter;
+use super::protocol::Tag;
 use super::reduce::{MAX_ELEMENT, Reduction};
 use super::small::MAX_SMALL;
 use ring::Cut;
@@ -51,21 +53,6 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-/// Of which collective a tag is, in its high byte: no user's message has such a tag.
-#[derive(Debug, Clone, Copy)]
-#[repr(u8)]
-enum Prefix {
-    Gather = 0x81,
-    AllGather = 0x82,
-    Reduce = 0x83,
-    AllReduce = 0x84,
-    Scatter = 0x85,
-    Broadcast = 0x86,
-    Barrier = 0x87,
-    AllToAll = 0x88,
-    ReduceScatter = 0x89,
-}
-
 impl Options {
     /// For the collectives that make another mesh.
     pub(super) fn forking(timeout: Duration) -> Options {
@@ -77,9 +64,8 @@ impl Options {
 pub const FORK: u32 = u32::MAX;
 
 /// The tag of a collective whose longest message has so many bytes: the same number on all ranks.
-fn tag(prefix: Prefix, options: Options, longest: usize) -> u64 {
-    let small = if longest <= MAX_SMALL { SMALL } else { 0 };
-    u64::from(prefix as u8) << 56 | small | u64::from(options.tag)
+fn tag(op: MeshOp, options: Options, longest: usize) -> u64 {
+    Tag::collective(op, options.tag, longest <= MAX_SMALL)
 }
 
 /// Bytes below which an allreduce is done by doubling: in fewer steps, each with all of it.
@@ -96,17 +82,17 @@ impl Context {
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let (mine, tag) = (self.register(memory)?, tag(Prefix::AllReduce, options, len));
+        let (mine, tag) = (self.register(memory)?, tag(MeshOp::Allreduce, options, len));
         let doubles = match options.algorithm {
             Algorithm::Auto => len < DOUBLING_BELOW,
             Algorithm::Ring => false,
             Algorithm::Doubling => true,
         };
         if doubles {
-            return self.block_on("allreduce", doubling::allreduce(self, &mine, reduction, tag), options.timeout);
+            return self.block_on(Waiter::Collective(tag), doubling::allreduce(self, &mine, reduction, tag), options.timeout);
         }
         let cut = Cut::even(len, self.size(), reduction.element());
-        self.block_on("allreduce", ring::allreduce(self, &mine, &cut, reduction, tag), options.timeout)
+        self.block_on(Waiter::Collective(tag), ring::allreduce(self, &mine, &cut, reduction, tag), options.timeout)
     }
 
     /// The root's `to` becomes the reduction of all ranks' `from`; the others' is not looked at. The two may be the same.
@@ -117,16 +103,16 @@ impl Context {
         if len == 0 {
             return Ok(());
         }
-        let (from, tag) = (self.register_input(from)?, tag(Prefix::Reduce, options, len));
+        let (from, tag) = (self.register_input(from)?, tag(MeshOp::Reduce, options, len));
         if self.rank() == root {
             equal("reduce", "out", to.len(), len)?;
             let to = self.register(to)?;
             copy(&from, 0, &to, 0, len)?;
-            return self.block_on("reduce", tree::reduce(self, &to, len, reduction, root, tag), options.timeout);
+            return self.block_on(Waiter::Collective(tag), tree::reduce(self, &to, len, reduction, root, tag), options.timeout);
         }
         let partial = self.scratch(len)?;
         copy(&from, 0, &partial, 0, len)?;
-        self.block_on("reduce", tree::reduce(self, &partial, len, reduction, root, tag), options.timeout)?;
+        self.block_on(Waiter::Collective(tag), tree::reduce(self, &partial, len, reduction, root, tag), options.timeout)?;
         partial.give_back();
         Ok(())
     }
@@ -137,8 +123,8 @@ impl Context {
         if self.size() == 1 || memory.is_empty() {
             return Ok(());
         }
-        let (tag, mine) = (tag(Prefix::Broadcast, options, memory.len()), self.register(memory)?);
-        self.block_on("broadcast", tree::broadcast(self, &mine, root, tag), options.timeout)
+        let (tag, mine) = (tag(MeshOp::Broadcast, options, memory.len()), self.register(memory)?);
+        self.block_on(Waiter::Collective(tag), tree::broadcast(self, &mine, root, tag), options.timeout)
     }
 
     /// `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes. This rank's may lie in its place already.
@@ -152,11 +138,8 @@ impl Context {
         }
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, 0, &to, at, len)?;
-        self.block_on(
-            "allgather",
-            ring::gather_half(self, &to, &cut, tag(Prefix::AllGather, options, cut.longest()), self.rank()),
-            options.timeout,
-        )
+        let tag = tag(MeshOp::Allgather, options, cut.longest());
+        self.block_on(Waiter::Collective(tag), ring::gather_half(self, &to, &cut, tag, self.rank()), options.timeout)
     }
 
     /// `to` becomes this rank's part of the reduction of all ranks' `from`; `lens` are the parts' bytes.
@@ -180,8 +163,9 @@ impl Context {
         let (from, to, partial) = (self.register_input(from)?, self.register(to)?, self.scratch(cut.len())?);
         copy(&from, 0, &partial, 0, cut.len())?;
         let left = (self.rank() + self.size() - 1) % self.size();
-        let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag(Prefix::ReduceScatter, options, cut.longest()), left);
-        self.block_on("reduce_scatter", reduced, options.timeout)?;
+        let tag = tag(MeshOp::ReduceScatter, options, cut.longest());
+        let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag, left);
+        self.block_on(Waiter::Collective(tag), reduced, options.timeout)?;
         copy(&partial, at, &to, 0, len)?;
         partial.give_back();
         Ok(())
@@ -196,15 +180,15 @@ impl Context {
         equal("alltoall", "out", to.len(), back.len())?;
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, at, &to, own, len)?;
-        let exchanged = exchange::alltoall(self, (&from, &out), (&to, &back), tag(Prefix::AllToAll, options, usize::MAX));
-        self.block_on("alltoall", exchanged, options.timeout)
+        let tag = tag(MeshOp::Alltoall, options, usize::MAX);
+        self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (&from, &out), (&to, &back), tag), options.timeout)
     }
 
     /// The same, of memory of the mesh's own, in parts of `len` bytes.
     pub(super) fn swap(&self, from: &Registered, to: &Registered, len: usize, options: Options) -> Result<()> {
         let cut = Cut::by(&vec![len; self.size()], 1);
-        let exchanged = exchange::alltoall(self, (from, &cut), (to, &cut), tag(Prefix::AllToAll, options, usize::MAX));
-        self.block_on("alltoall", exchanged, options.timeout)
+        let tag = tag(MeshOp::Alltoall, options, usize::MAX);
+        self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (from, &cut), (to, &cut), tag), options.timeout)
     }
 
     /// The root's `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes.
@@ -213,14 +197,14 @@ impl Context {
         let cut = self.cut("gather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("gather", "in", from.len(), len)?;
-        let (from, tag) = (self.register_input(from)?, tag(Prefix::Gather, options, cut.longest()));
+        let (from, tag) = (self.register_input(from)?, tag(MeshOp::Gather, options, cut.longest()));
         if self.rank() != root {
-            return self.block_on("gather", exchange::gather(self, &from, &cut, root, tag), options.timeout);
+            return self.block_on(Waiter::Collective(tag), exchange::gather(self, &from, &cut, root, tag), options.timeout);
         }
         equal("gather", "out", to.len(), cut.len())?;
         let to = self.register(to)?;
         copy(&from, 0, &to, at, len)?;
-        self.block_on("gather", exchange::gather(self, &to, &cut, root, tag), options.timeout)
+        self.block_on(Waiter::Collective(tag), exchange::gather(self, &to, &cut, root, tag), options.timeout)
     }
 
     /// `to` becomes this rank's part of the root's `from`. `lens` are the parts' bytes.
@@ -229,19 +213,20 @@ impl Context {
         let cut = self.cut("scatter", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("scatter", "out", to.len(), len)?;
-        let (to, tag) = (self.register(to)?, tag(Prefix::Scatter, options, cut.longest()));
+        let (to, tag) = (self.register(to)?, tag(MeshOp::Scatter, options, cut.longest()));
         if self.rank() != root {
-            return self.block_on("scatter", exchange::scatter(self, &to, &cut, root, tag), options.timeout);
+            return self.block_on(Waiter::Collective(tag), exchange::scatter(self, &to, &cut, root, tag), options.timeout);
         }
         equal("scatter", "in", from.len(), cut.len())?;
         let from = self.register_input(from)?;
         copy(&from, at, &to, 0, len)?;
-        self.block_on("scatter", exchange::scatter(self, &from, &cut, root, tag), options.timeout)
+        self.block_on(Waiter::Collective(tag), exchange::scatter(self, &from, &cut, root, tag), options.timeout)
     }
 
     /// Returns once all ranks have called it.
     pub fn barrier(&self, options: Options) -> Result<()> {
-        self.block_on("barrier", barrier::barrier(self, tag(Prefix::Barrier, options, 0)), options.timeout)
+        let tag = tag(MeshOp::Barrier, options, 0);
+        self.block_on(Waiter::Collective(tag), barrier::barrier(self, tag), options.timeout)
     }
 
     fn root(&self, what: &str, root: usize) -> Result<()> {
