@@ -147,6 +147,17 @@ typedef struct railhead_proxy_t railhead_proxy_t;
 // owes more than the end of a wait, the connection is ended: later calls on the handle are RAILHEAD_NETWORK; a clone of it is as good as new.
 typedef struct railhead_store_t railhead_store_t;
 
+// A worker's end of the channels to all others: an opaque handle. Made by railhead_tensor_manager_create, ended by railhead_tensor_manager_close.
+//
+// Threads: any, several at a time. In a forked child the parent's handles are refused.
+typedef struct railhead_tensor_manager_t railhead_tensor_manager_t;
+
+// What keeps the bytes of a tensor that was received: an opaque handle.
+typedef struct railhead_tensor_owner_t railhead_tensor_owner_t;
+
+// A step of a worker: an opaque handle. Made by railhead_tensor_step, ended by railhead_tensor_release. Threads: any, several at a time.
+typedef struct railhead_tensor_rendezvous_t railhead_tensor_rendezvous_t;
+
 // Memory for messages with tags: an opaque handle, ended by railhead_unbound_close. Threads: any, several at a time.
 typedef struct railhead_unbound_t railhead_unbound_t;
 
@@ -338,6 +349,66 @@ typedef struct {
     // How many.
     size_t size;
 } railhead_bytes_t;
+
+// What railhead_tensor_manager_create takes.
+typedef struct {
+    // sizeof(railhead_tensor_config_t).
+    size_t size;
+    // This worker's name: one of `workers`. In keys it is what stands before "/device:".
+    const char *worker;
+    // The names of all workers, in any order: 1 to 512 bytes each, without a semicolon.
+    const char *const *workers;
+    // How many there are.
+    size_t count;
+    // What connecting may take; 0 or less: 30 s.
+    int64_t timeout_ms;
+    // 0: a tensor stays until its step is cleaned up, and may be received again, as TensorFlow has it; 1: it is received once.
+    uint64_t flags;
+} railhead_tensor_config_t;
+
+// A tensor.
+typedef struct {
+    // sizeof(railhead_tensor_t).
+    size_t size;
+    // A number of the users' own, such as TensorFlow's DataType: it is carried, and means nothing here.
+    uint32_t dtype;
+    // How many dimensions there are: at most 16.
+    uint32_t rank;
+    // The dimensions: 0 or more. They are carried as well.
+    int64_t dims[16];
+    // The contents.
+    const void *data;
+    // Their bytes: of one that goes to another worker, at most 1 GiB - 768.
+    size_t bytes;
+    // Not 0: its producer has nothing to send, as of a branch that is not taken; there are no contents then, and no dimensions.
+    int32_t is_dead;
+    // Of one that was received, for railhead_tensor_free; NULL otherwise.
+    railhead_tensor_owner_t *owner;
+} railhead_tensor_t;
+
+// Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is NULL. Both
+// are the library's, until the callback returns. On a thread that calls railhead_tensor_manager_run or _close. May call any function of this header; must
+// not throw.
+typedef void (*railhead_tensor_callback_t)(void *user,
+                                           railhead_status_t status,
+                                           const char *why,
+                                           const railhead_tensor_t *tensor);
+
+// The parts of a key, all of which are inside of it.
+typedef struct {
+    // The producer's device.
+    railhead_bytes_t src_device;
+    // The consumer's.
+    railhead_bytes_t dst_device;
+    // Which of the tensors between them.
+    railhead_bytes_t edge;
+    // The incarnation of the producer's device.
+    uint64_t src_incarnation;
+    // Of a loop.
+    uint64_t frame;
+    // The time around it.
+    int64_t iter;
+} railhead_tensor_key_t;
 
 // Called with each change of a watched key, in order, on a thread of the watch, which has all signals blocked. The values are the library's, until the
 // callback returns. May call any function of this header; must not throw.
@@ -1012,6 +1083,105 @@ railhead_status_t railhead_store_barrier(railhead_store_t *store,
 //
 // Threads: any.
 void railhead_store_free(void *memory);
+
+// Makes a worker's end, not connected yet. `device`: as for railhead_mesh_create.
+//
+// RAILHEAD_USAGE: names that cannot be, a device that there is not, a size or flags of another version.
+railhead_status_t railhead_tensor_manager_create(const railhead_tensor_config_t *config,
+                                                 const char *device,
+                                                 railhead_tensor_manager_t **manager);
+
+// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). From then
+// on a thread answers the others. After an error all workers may try again, with another prefix.
+//
+// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different fabrics;
+// RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
+railhead_status_t railhead_tensor_manager_connect(railhead_tensor_manager_t *manager,
+                                                  railhead_store_t *store);
+
+// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for at most `timeout_ms` (less than 0: for
+// ever). `ran`: how many it has run, or NULL.
+railhead_status_t railhead_tensor_manager_run(railhead_tensor_manager_t *manager,
+                                              int64_t timeout_ms,
+                                              size_t *ran);
+
+// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called now. A
+// worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+railhead_status_t railhead_tensor_manager_close(railhead_tensor_manager_t *manager);
+
+// Finds a step, or makes it. What is received of it waits for railhead_tensor_initialize.
+railhead_status_t railhead_tensor_step(railhead_tensor_manager_t *manager,
+                                       uint64_t id,
+                                       railhead_tensor_rendezvous_t **rendezvous);
+
+// Lets what was asked for before begin.
+//
+// RAILHEAD_USAGE: the step was cleaned up.
+railhead_status_t railhead_tensor_initialize(railhead_tensor_rendezvous_t *rendezvous);
+
+// Produces a tensor: its contents are copied. Never waits.
+//
+// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status with
+// which the step was aborted.
+railhead_status_t railhead_tensor_send(railhead_tensor_rendezvous_t *rendezvous,
+                                       const char *key,
+                                       const railhead_tensor_t *tensor);
+
+// Receives a tensor, which may not be produced yet, and waits for it for at most `timeout_ms` (0 or less: for ever). railhead_tensor_free gives it back.
+//
+// RAILHEAD_TIMEOUT: "Timed out waiting for notification"; RAILHEAD_USAGE: no key, or one whose consumer is another worker, or whose producer there is
+// not; the step was cleaned up, there too; the manager is closed. RAILHEAD_NETWORK: the producer's worker is lost. The status with which the step was
+// aborted, here or there.
+railhead_status_t railhead_tensor_recv(railhead_tensor_rendezvous_t *rendezvous,
+                                       const char *key,
+                                       int64_t timeout_ms,
+                                       railhead_tensor_t *tensor);
+
+// Receives a tensor, for which `callback` is called with `user`, once. Whatever goes wrong is said to the callback, as railhead_tensor_recv would.
+railhead_status_t railhead_tensor_recv_async(railhead_tensor_rendezvous_t *rendezvous,
+                                             const char *key,
+                                             railhead_tensor_callback_t callback,
+                                             void *user);
+
+// Gives a tensor back that railhead_tensor_recv has filled in: its `data` is not to be read any more.
+railhead_status_t railhead_tensor_free(const railhead_tensor_t *tensor);
+
+// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later: they get `status`,
+// RAILHEAD_INTERNAL, RAILHEAD_USAGE, RAILHEAD_NETWORK or RAILHEAD_TIMEOUT, and the first 256 bytes of `why`. The first call counts.
+//
+// RAILHEAD_USAGE: another status; the step was cleaned up.
+railhead_status_t railhead_tensor_abort(railhead_tensor_rendezvous_t *rendezvous,
+                                        int32_t status,
+                                        const char *why);
+
+// Ends a handle. The step goes on.
+railhead_status_t railhead_tensor_release(railhead_tensor_rendezvous_t *rendezvous);
+
+// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number should not
+// be used again, as other workers may be late.
+railhead_status_t railhead_tensor_cleanup(railhead_tensor_manager_t *manager,
+                                          uint64_t id);
+
+// Ends all steps that there are.
+railhead_status_t railhead_tensor_cleanup_all(railhead_tensor_manager_t *manager);
+
+// Writes the key of a tensor and a 0 behind it: "SRC_DEVICE;INCARNATION;DST_DEVICE;EDGE;FRAME:ITER", at most 512 bytes, in TensorFlow's form. `*len`: the
+// bytes at `key`; becomes those of the key, with the 0.
+//
+// RAILHEAD_USAGE: a part that is empty or has a semicolon; a key that is too long; too few bytes, and `*len` is what it takes then.
+railhead_status_t railhead_tensor_key_create(const char *src_device,
+                                             uint64_t src_incarnation,
+                                             const char *dst_device,
+                                             const char *edge,
+                                             uint64_t frame,
+                                             int64_t iter,
+                                             char *key,
+                                             size_t *len);
+
+// Reads a key. The parts point into it.
+//
+// RAILHEAD_USAGE: a text that is no key.
+railhead_status_t railhead_tensor_key_parse(const char *key, railhead_tensor_key_t *parsed);
 
 // Returns the library's version, "major.minor.patch": static memory that the caller must not free. Never NULL.
 //

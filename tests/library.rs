@@ -16,6 +16,7 @@ mod library {
     pub mod mesh_faults;
     pub mod mesh_idle;
     pub mod misuse;
+    pub mod tensor;
 }
 
 use library::{mesh_faults, mesh_idle};

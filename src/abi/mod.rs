@@ -26,5 +26,6 @@ pub mod rendezvous;
 pub mod status;
 pub mod store;
 pub mod table;
+pub mod tensor;
 pub mod version;
 pub mod watch;

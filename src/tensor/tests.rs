@@ -3,7 +3,7 @@
 mod faults;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::*;
@@ -15,6 +15,28 @@ use crate::store::HashStore;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const WIRES: [SoftWire; 2] = [SoftWire::Shm, SoftWire::Tcp];
+
+/// As the standard library's, but whoever is alone there fails: a thread that has failed does not come.
+struct Barrier {
+    count: usize,
+    came: Mutex<usize>,
+    all: Condvar,
+}
+
+impl Barrier {
+    fn new(count: usize) -> Barrier {
+        Barrier { count, came: Mutex::new(0), all: Condvar::new() }
+    }
+
+    fn wait(&self) {
+        let mut came = lock(&self.came);
+        *came += 1;
+        let all = came.next_multiple_of(self.count);
+        self.all.notify_all();
+        let (came, _) = self.all.wait_timeout_while(came, TIMEOUT, |came| *came < all).unwrap_or_else(PoisonError::into_inner);
+        assert!(*came >= all, "the others do not come");
+    }
+}
 
 fn device(wire: SoftWire) -> Arc<Device> {
     Device::open(Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, ..Config::default() }, "").unwrap()

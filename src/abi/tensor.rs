@@ -1,0 +1,410 @@
+//! `railhead_tensor_*`, for C programs: named tensors that workers produce and consume, step by step. Casts and checks; what the operations do is
+//! `tensor`'s business. On the threads of the host program, which a wait may block up to its timeout.
+
+// What callers owe stands in the header's words, which are these functions' documentation: C's callers do not read "# Safety".
+#![allow(clippy::missing_safety_doc)]
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+use std::time::Duration;
+
+use crate::abi::boundary::{Out, bad_pointer, read};
+use crate::abi::mesh::{milliseconds, sized};
+use crate::abi::objects::Objects;
+use crate::abi::status::{call, railhead_status_t};
+use crate::abi::store::convert::{User, answer, bytes, text, texts, timeout};
+use crate::abi::store::{found, railhead_bytes_t, railhead_store_t};
+use crate::base::config::Config;
+use crate::base::error::{Error, Result};
+use crate::link::device::Device;
+use crate::tensor::{Key, Manager, Rendezvous, Tensor};
+
+/// A worker's end of the channels to all others: an opaque handle. Made by railhead_tensor_manager_create, ended by railhead_tensor_manager_close.
+///
+/// Threads: any, several at a time. In a forked child the parent's handles are refused.
+#[allow(non_camel_case_types)]
+pub struct railhead_tensor_manager_t(());
+
+/// A step of a worker: an opaque handle. Made by railhead_tensor_step, ended by railhead_tensor_release. Threads: any, several at a time.
+#[allow(non_camel_case_types)]
+pub struct railhead_tensor_rendezvous_t(());
+
+/// What keeps the bytes of a tensor that was received: an opaque handle.
+#[allow(non_camel_case_types)]
+pub struct railhead_tensor_owner_t(());
+
+/// What railhead_tensor_manager_create takes.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct railhead_tensor_config_t {
+    /// sizeof(railhead_tensor_config_t).
+    pub size: usize,
+    /// This worker's name: one of `workers`. In keys it is what stands before "/device:".
+    pub worker: *const c_char,
+    /// The names of all workers, in any order: 1 to 512 bytes each, without a semicolon.
+    pub workers: *const *const c_char,
+    /// How many there are.
+    pub count: usize,
+    /// What connecting may take; 0 or less: 30 s.
+    pub timeout_ms: i64,
+    /// 0: a tensor stays until its step is cleaned up, and may be received again, as TensorFlow has it; 1: it is received once.
+    pub flags: u64,
+}
+
+const _: () = assert!(size_of::<railhead_tensor_config_t>() == 48 && std::mem::offset_of!(railhead_tensor_config_t, flags) == 40);
+
+/// A tensor.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct railhead_tensor_t {
+    /// sizeof(railhead_tensor_t).
+    pub size: usize,
+    /// A number of the users' own, such as TensorFlow's DataType: it is carried, and means nothing here.
+    pub dtype: u32,
+    /// How many dimensions there are: at most 16.
+    pub rank: u32,
+    /// The dimensions: 0 or more. They are carried as well.
+    pub dims: [i64; 16],
+    /// The contents.
+    pub data: *const c_void,
+    /// Their bytes: of one that goes to another worker, at most 1 GiB - 768.
+    pub bytes: usize,
+    /// Not 0: its producer has nothing to send, as of a branch that is not taken; there are no contents then, and no dimensions.
+    pub is_dead: i32,
+    /// Of one that was received, for railhead_tensor_free; NULL otherwise.
+    pub owner: *mut railhead_tensor_owner_t,
+}
+
+const _: () = assert!(size_of::<railhead_tensor_t>() == 176 && std::mem::offset_of!(railhead_tensor_t, owner) == 168);
+
+/// The parts of a key, all of which are inside of it.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct railhead_tensor_key_t {
+    /// The producer's device.
+    pub src_device: railhead_bytes_t,
+    /// The consumer's.
+    pub dst_device: railhead_bytes_t,
+    /// Which of the tensors between them.
+    pub edge: railhead_bytes_t,
+    /// The incarnation of the producer's device.
+    pub src_incarnation: u64,
+    /// Of a loop.
+    pub frame: u64,
+    /// The time around it.
+    pub iter: i64,
+}
+
+/// Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is NULL. Both
+/// are the library's, until the callback returns. On a thread that calls railhead_tensor_manager_run or _close. May call any function of this header; must
+/// not throw.
+#[allow(non_camel_case_types)]
+pub type railhead_tensor_callback_t =
+    Option<unsafe extern "C" fn(user: *mut c_void, status: railhead_status_t, why: *const c_char, tensor: *const railhead_tensor_t)>;
+
+/// Behind a handle.
+struct Object {
+    manager: Manager,
+    timeout: Duration,
+}
+
+static MANAGERS: Objects<Object> = Objects::new(0xbb, "tensor manager");
+static STEPS: Objects<Rendezvous> = Objects::new(0xbc, "tensor rendezvous");
+static OWNERS: Objects<Tensor> = Objects::new(0xbd, "tensor owner");
+
+/// As for meshes.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Makes a worker's end, not connected yet. `device`: as for railhead_mesh_create.
+///
+/// RAILHEAD_USAGE: names that cannot be, a device that there is not, a size or flags of another version.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_manager_create(
+    config: *const railhead_tensor_config_t,
+    device: *const c_char,
+    manager: *mut *mut railhead_tensor_manager_t,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a configuration with strings, a string or NULL, and a place for a handle.
+    call(|| unsafe {
+        let out = Out::new(manager, "manager")?;
+        sized("config", read(config.cast(), "config")?, size_of::<railhead_tensor_config_t>())?;
+        let config = read(config, "config")?;
+        if config.flags > 1 {
+            return Err(Error::usage(format!("flags: {:#x}; expected 0 or 1", config.flags)).into());
+        }
+        let (worker, workers) = (text(config.worker, "worker")?, texts(config.workers, config.count)?);
+        let device = Device::open(Config::from_env(), if device.is_null() { "" } else { text(device, "device")? })?;
+        let manager = Manager::new(device, worker, &workers, config.flags == 0)?;
+        out.set(MANAGERS.insert(Object { manager, timeout: milliseconds(config.timeout_ms).unwrap_or(DEFAULT_TIMEOUT) }));
+        Ok(())
+    })
+}
+
+/// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). From then
+/// on a thread answers the others. After an error all workers may try again, with another prefix.
+///
+/// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different fabrics;
+/// RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_manager_connect(
+    manager: *mut railhead_tensor_manager_t,
+    store: *mut railhead_store_t,
+) -> railhead_status_t {
+    call(|| {
+        let (object, store) = (MANAGERS.get(manager)?, found(store)?);
+        Ok(object.manager.connect(&*store, object.timeout)?)
+    })
+}
+
+/// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for at most `timeout_ms` (less than 0: for
+/// ever). `ran`: how many it has run, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_manager_run(
+    manager: *mut railhead_tensor_manager_t,
+    timeout_ms: i64,
+    ran: *mut usize,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a place or NULL.
+    call(|| unsafe {
+        let out = Out::optional(ran, "ran")?;
+        let count = MANAGERS.get(manager)?.manager.run(timeout(timeout_ms));
+        if let Some(out) = out {
+            out.set(count);
+        }
+        Ok(())
+    })
+}
+
+/// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called now. A
+/// worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_manager_close(manager: *mut railhead_tensor_manager_t) -> railhead_status_t {
+    call(|| {
+        MANAGERS.remove(manager)?.manager.close();
+        Ok(())
+    })
+}
+
+/// Finds a step, or makes it. What is received of it waits for railhead_tensor_initialize.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_step(
+    manager: *mut railhead_tensor_manager_t,
+    id: u64,
+    rendezvous: *mut *mut railhead_tensor_rendezvous_t,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a place for a handle.
+    call(|| unsafe { answer(rendezvous, "rendezvous", || Ok(STEPS.insert(MANAGERS.get(manager)?.manager.step(id)))) })
+}
+
+/// Lets what was asked for before begin.
+///
+/// RAILHEAD_USAGE: the step was cleaned up.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_initialize(rendezvous: *mut railhead_tensor_rendezvous_t) -> railhead_status_t {
+    call(|| Ok(STEPS.get(rendezvous)?.initialize()?))
+}
+
+/// Produces a tensor: its contents are copied. Never waits.
+///
+/// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status with
+/// which the step was aborted.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_send(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    key: *const c_char,
+    tensor: *const railhead_tensor_t,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string, a tensor, and as many bytes as that says.
+    call(|| unsafe {
+        let step = STEPS.get(rendezvous)?;
+        sized("tensor", read(tensor.cast(), "tensor")?, size_of::<railhead_tensor_t>())?;
+        let given = read(tensor, "tensor")?;
+        let tensor = if given.is_dead != 0 {
+            Tensor::dead()
+        } else {
+            let shape = given.dims.get(..given.rank as usize);
+            let shape = shape.ok_or_else(|| Error::usage(format!("tensor: {} dimensions; at most {}", given.rank, given.dims.len())))?;
+            Tensor::new(given.dtype, shape, bytes(given.data, given.bytes, "data")?.to_vec())?
+        };
+        Ok(step.send(text(key, "key")?, tensor)?)
+    })
+}
+
+/// Receives a tensor, which may not be produced yet, and waits for it for at most `timeout_ms` (0 or less: for ever). railhead_tensor_free gives it back.
+///
+/// RAILHEAD_TIMEOUT: "Timed out waiting for notification"; RAILHEAD_USAGE: no key, or one whose consumer is another worker, or whose producer there is
+/// not; the step was cleaned up, there too; the manager is closed. RAILHEAD_NETWORK: the producer's worker is lost. The status with which the step was
+/// aborted, here or there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_recv(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    key: *const c_char,
+    timeout_ms: i64,
+    tensor: *mut railhead_tensor_t,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string and a place.
+    call(|| unsafe {
+        let out = Out::new(tensor, "tensor")?;
+        let tensor = STEPS.get(rendezvous)?.recv(text(key, "key")?, milliseconds(timeout_ms).unwrap_or(Duration::MAX))?;
+        let shown = shown(&tensor);
+        out.set(railhead_tensor_t { owner: OWNERS.insert(tensor), ..shown });
+        Ok(())
+    })
+}
+
+/// Receives a tensor, for which `callback` is called with `user`, once. Whatever goes wrong is said to the callback, as railhead_tensor_recv would.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_recv_async(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    key: *const c_char,
+    callback: railhead_tensor_callback_t,
+    user: *mut c_void,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string, and for a function that may be called later on, on a thread of the caller's.
+    call(|| unsafe {
+        let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
+        let user = User(user);
+        let tell = move |result: Result<Tensor>| {
+            let user = &user;
+            match result {
+                Ok(tensor) => callback(user.0, railhead_status_t::RAILHEAD_OK, c"".as_ptr(), &shown(&tensor)),
+                Err(error) => {
+                    let why = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
+                    callback(user.0, (&error).into(), why.as_ptr(), ptr::null());
+                }
+            }
+        };
+        STEPS.get(rendezvous)?.recv_async(text(key, "key")?, Box::new(tell));
+        Ok(())
+    })
+}
+
+/// Gives a tensor back that railhead_tensor_recv has filled in: its `data` is not to be read any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_free(tensor: *const railhead_tensor_t) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a tensor.
+    call(|| unsafe { Ok(OWNERS.remove(read(tensor, "tensor")?.owner).map(drop)?) })
+}
+
+/// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later: they get `status`,
+/// RAILHEAD_INTERNAL, RAILHEAD_USAGE, RAILHEAD_NETWORK or RAILHEAD_TIMEOUT, and the first 256 bytes of `why`. The first call counts.
+///
+/// RAILHEAD_USAGE: another status; the step was cleaned up.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_abort(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    status: i32,
+    why: *const c_char,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string.
+    call(|| unsafe {
+        let why = text(why, "why")?;
+        let error = match status {
+            3 => Error::internal(why),
+            5 => Error::usage(why),
+            6 => Error::remote(why),
+            8 => Error::timeout(why),
+            other => return Err(Error::usage(format!("status: {other}; expected 3, 5, 6 or 8")).into()),
+        };
+        Ok(STEPS.get(rendezvous)?.abort(&error)?)
+    })
+}
+
+/// Ends a handle. The step goes on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_release(rendezvous: *mut railhead_tensor_rendezvous_t) -> railhead_status_t {
+    call(|| Ok(STEPS.remove(rendezvous).map(drop)?))
+}
+
+/// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number should not
+/// be used again, as other workers may be late.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_cleanup(manager: *mut railhead_tensor_manager_t, id: u64) -> railhead_status_t {
+    call(|| {
+        MANAGERS.get(manager)?.manager.cleanup(id);
+        Ok(())
+    })
+}
+
+/// Ends all steps that there are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_cleanup_all(manager: *mut railhead_tensor_manager_t) -> railhead_status_t {
+    call(|| {
+        MANAGERS.get(manager)?.manager.cleanup_all();
+        Ok(())
+    })
+}
+
+/// Writes the key of a tensor and a 0 behind it: "SRC_DEVICE;INCARNATION;DST_DEVICE;EDGE;FRAME:ITER", at most 512 bytes, in TensorFlow's form. `*len`: the
+/// bytes at `key`; becomes those of the key, with the 0.
+///
+/// RAILHEAD_USAGE: a part that is empty or has a semicolon; a key that is too long; too few bytes, and `*len` is what it takes then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_key_create(
+    src_device: *const c_char,
+    src_incarnation: u64,
+    dst_device: *const c_char,
+    edge: *const c_char,
+    frame: u64,
+    iter: i64,
+    key: *mut c_char,
+    len: *mut usize,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for strings, so many bytes, and their number.
+    call(|| unsafe {
+        let has = read(len, "len")?;
+        let made =
+            Key::new(text(src_device, "src_device")?, src_incarnation, text(dst_device, "dst_device")?, text(edge, "edge")?, frame, iter)?;
+        let made = made.text();
+        Out::new(len, "len")?.set(made.len() + 1);
+        if has <= made.len() {
+            return Err(Error::usage(format!("len: {has}; the key has {} bytes, with the 0 behind it", made.len() + 1)).into());
+        }
+        Out::new(key, "key")?;
+        ptr::copy_nonoverlapping(made.as_ptr(), key.cast(), made.len());
+        key.add(made.len()).write(0);
+        Ok(())
+    })
+}
+
+/// Reads a key. The parts point into it.
+///
+/// RAILHEAD_USAGE: a text that is no key.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_key_parse(key: *const c_char, parsed: *mut railhead_tensor_key_t) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string and a place.
+    call(|| unsafe {
+        let out = Out::new(parsed, "parsed")?;
+        let given = text(key, "key")?;
+        let key = Key::parse(given)?;
+        let part = |offset: usize, len: usize| railhead_bytes_t { data: given.as_ptr().wrapping_add(offset).cast(), size: len };
+        let dst = key.src_device().len() + 1 + 16 + 1;
+        out.set(railhead_tensor_key_t {
+            src_device: part(0, key.src_device().len()),
+            dst_device: part(dst, key.dst_device().len()),
+            edge: part(dst + key.dst_device().len() + 1, key.edge().len()),
+            src_incarnation: key.src_incarnation,
+            frame: key.frame,
+            iter: key.iter,
+        });
+        Ok(())
+    })
+}
+
+/// A tensor as C sees it, as long as it lives.
+fn shown(tensor: &Tensor) -> railhead_tensor_t {
+    let meta = tensor.meta();
+    railhead_tensor_t {
+        size: size_of::<railhead_tensor_t>(),
+        dtype: meta.data_type,
+        rank: meta.rank.into(),
+        dims: meta.dims,
+        data: tensor.bytes().as_ptr().cast(),
+        bytes: tensor.bytes().len(),
+        is_dead: tensor.is_dead().into(),
+        owner: ptr::null_mut(),
+    }
+}

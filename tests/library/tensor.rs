@@ -1,0 +1,210 @@
+//! The tensors' C functions: two workers in one process, and wrong calls.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr::{null, null_mut};
+
+use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
+use railhead::abi::store::*;
+use railhead::abi::tensor::*;
+
+const WORKERS: [&CStr; 2] = [c"/job:a/task:0", c"/job:b/task:0"];
+
+fn words() -> String {
+    // SAFETY: never NULL, and read before the next call.
+    unsafe { CStr::from_ptr(railhead_last_error()) }.to_str().expect("UTF-8").to_owned()
+}
+
+#[track_caller]
+fn done(status: railhead_status_t) {
+    assert_eq!(status, RAILHEAD_OK, "{}", words());
+}
+
+#[track_caller]
+fn refused(status: railhead_status_t, expected: railhead_status_t, why: &str) {
+    assert_eq!(status, expected, "{}", words());
+    assert!(words().contains(why), "{why}: {}", words());
+}
+
+fn config(worker: &CStr, workers: &[*const c_char]) -> railhead_tensor_config_t {
+    let size = size_of::<railhead_tensor_config_t>();
+    railhead_tensor_config_t { size, worker: worker.as_ptr(), workers: workers.as_ptr(), count: workers.len(), timeout_ms: -1, flags: 0 }
+}
+
+fn tensor(bytes: &[u8]) -> railhead_tensor_t {
+    let (mut dims, data) = ([0; 16], bytes.as_ptr().cast());
+    dims[0] = bytes.len() as i64;
+    railhead_tensor_t {
+        size: size_of::<railhead_tensor_t>(),
+        dtype: 4,
+        rank: 1,
+        dims,
+        data,
+        bytes: bytes.len(),
+        is_dead: 0,
+        owner: null_mut(),
+    }
+}
+
+fn key(from: usize, to: usize, edge: &CStr) -> CString {
+    let device = |worker: usize| CString::new(format!("{}/device:CPU:0", WORKERS[worker].to_str().expect("text"))).expect("no 0");
+    let (from, to) = (device(from), device(to));
+    let (mut key, mut len) = (vec![0u8; 600], 600);
+    // SAFETY: strings, and as many bytes as said.
+    done(unsafe { railhead_tensor_key_create(from.as_ptr(), 7, to.as_ptr(), edge.as_ptr(), 1, -2, key.as_mut_ptr().cast(), &mut len) });
+    CStr::from_bytes_with_nul(&key[..len]).expect("a string").to_owned()
+}
+
+/// What a callback got.
+#[derive(Default)]
+struct Got(Vec<(railhead_status_t, String, Option<Vec<u8>>)>);
+
+unsafe extern "C" fn got(user: *mut c_void, status: railhead_status_t, why: *const c_char, tensor: *const railhead_tensor_t) {
+    // SAFETY: what the test gave, a string, and a tensor or NULL.
+    unsafe {
+        let bytes = tensor.as_ref().map(|tensor| std::slice::from_raw_parts(tensor.data.cast(), tensor.bytes).to_vec());
+        (*user.cast::<Got>()).0.push((status, CStr::from_ptr(why).to_str().expect("UTF-8").to_owned(), bytes));
+    }
+}
+
+/// Runs two workers, threads of this process, and gives each its connected manager.
+fn two_workers(run: impl Fn(usize, *mut railhead_tensor_manager_t) + Sync) {
+    // SAFETY: variables of this process, set before anything reads them; other tests of this program set it to nothing else.
+    unsafe { std::env::set_var("RAILHEAD_SOCKET_IFNAME", "lo") };
+    let mut store = null_mut();
+    // SAFETY: a place.
+    done(unsafe { railhead_store_hash(&mut store) });
+    let store = store.expose_provenance();
+    std::thread::scope(|scope| {
+        for worker in 0..2 {
+            let run = &run;
+            scope.spawn(move || {
+                let workers = WORKERS.map(CStr::as_ptr);
+                let (config, mut manager) = (config(WORKERS[worker], &workers), null_mut());
+                // SAFETY: a configuration, handles and places.
+                unsafe {
+                    done(railhead_tensor_manager_create(&config, null(), &mut manager));
+                    done(railhead_tensor_manager_connect(manager, std::ptr::with_exposed_provenance_mut(store)));
+                }
+                run(worker, manager);
+                // SAFETY: a handle.
+                done(unsafe { railhead_tensor_manager_close(manager) });
+            });
+        }
+    });
+}
+
+#[test]
+fn tensors_go_from_worker_to_worker() {
+    let contents: Vec<u8> = (0..100_000).map(|i| (i * 7) as u8).collect();
+    two_workers(|worker, manager| {
+        let (there, back, dead) = (key(0, 1, c"there"), key(1, 0, c"back"), key(0, 1, c"dead"));
+        let (mut step, mut received, mut ran) = (null_mut(), tensor(&[]), 0);
+        let mut answers = Got::default();
+        // SAFETY: handles, strings, tensors with as many bytes as they say, and places; `answers` outlives its callbacks.
+        unsafe {
+            done(railhead_tensor_step(manager, 5, &mut step));
+            done(railhead_tensor_initialize(step));
+            if worker == 0 {
+                done(railhead_tensor_send(step, there.as_ptr(), &tensor(&contents)));
+                done(railhead_tensor_send(step, dead.as_ptr(), &railhead_tensor_t { is_dead: 1, ..tensor(&[]) }));
+                refused(railhead_tensor_send(step, dead.as_ptr(), &tensor(&[])), RAILHEAD_USAGE, "Duplicated send");
+                done(railhead_tensor_recv(step, back.as_ptr(), 60_000, &mut received));
+                assert_eq!((received.dtype, received.rank, received.dims[0], received.bytes), (4, 1, 1, 1));
+                done(railhead_tensor_free(&received));
+                refused(railhead_tensor_free(&received), RAILHEAD_INTERNAL, "was closed");
+                done(railhead_tensor_abort(step, RAILHEAD_TIMEOUT as i32, c"too late".as_ptr()));
+                refused(railhead_tensor_send(step, there.as_ptr(), &tensor(&[])), RAILHEAD_TIMEOUT, "too late");
+            } else {
+                let user = (&raw mut answers).cast();
+                done(railhead_tensor_recv_async(step, there.as_ptr(), Some(got), user));
+                done(railhead_tensor_manager_run(manager, 60_000, &mut ran));
+                assert_eq!(ran, 1);
+                assert!(answers.0.pop() == Some((RAILHEAD_OK, String::new(), Some(contents.clone()))));
+                done(railhead_tensor_recv(step, dead.as_ptr(), 60_000, &mut received));
+                assert_eq!((received.is_dead, received.bytes), (1, 0));
+                done(railhead_tensor_free(&received));
+                done(railhead_tensor_recv_async(step, key(0, 1, c"never").as_ptr(), Some(got), user));
+                done(railhead_tensor_send(step, back.as_ptr(), &tensor(&[9])));
+                done(railhead_tensor_manager_run(manager, 60_000, null_mut()));
+                let (status, why, bytes) = answers.0.pop().expect("an answer");
+                // Or of the other's end, if that comes first.
+                assert!(
+                    bytes.is_none() && (status == RAILHEAD_TIMEOUT && why.ends_with("too late") || why.contains("/job:a/task:0")),
+                    "{why}"
+                );
+            }
+            done(railhead_tensor_release(step));
+            done(railhead_tensor_cleanup(manager, 5));
+            done(railhead_tensor_cleanup_all(manager));
+        }
+    });
+}
+
+#[test]
+fn keys_are_made_and_read() {
+    let made = key(0, 1, c"x");
+    assert_eq!(made.to_str(), Ok("/job:a/task:0/device:CPU:0;0000000000000007;/job:b/task:0/device:CPU:0;x;1:-2"));
+    // SAFETY: strings, places, and parts that lie in the key.
+    unsafe {
+        let mut parsed = std::mem::zeroed::<railhead_tensor_key_t>();
+        done(railhead_tensor_key_parse(made.as_ptr(), &mut parsed));
+        let text = |part: railhead_bytes_t| std::str::from_utf8(std::slice::from_raw_parts(part.data.cast(), part.size)).expect("text");
+        assert_eq!((text(parsed.src_device), text(parsed.dst_device)), ("/job:a/task:0/device:CPU:0", "/job:b/task:0/device:CPU:0"));
+        assert_eq!((text(parsed.edge), parsed.src_incarnation, parsed.frame, parsed.iter), ("x", 7, 1, -2));
+        refused(railhead_tensor_key_parse(c"x;y".as_ptr(), &mut parsed), RAILHEAD_USAGE, "has not five parts");
+        let (mut few, mut len) = ([0; 8], 8);
+        let status = railhead_tensor_key_create(c"a".as_ptr(), 1, c"b".as_ptr(), c"c".as_ptr(), 0, 0, few.as_mut_ptr(), &mut len);
+        refused(status, RAILHEAD_USAGE, "len: 8; the key has 27 bytes");
+        assert_eq!(len, 27);
+    }
+}
+
+#[test]
+fn wrong_calls_are_refused_with_value_and_range() {
+    // SAFETY: as above.
+    unsafe { std::env::set_var("RAILHEAD_SOCKET_IFNAME", "lo") };
+    let workers = WORKERS.map(CStr::as_ptr);
+    let (mut manager, mut step, mut received) = (null_mut(), null_mut(), tensor(&[]));
+    // SAFETY: configurations, strings, handles and places, or what is refused.
+    unsafe {
+        refused(railhead_tensor_manager_create(null(), null(), null_mut()), RAILHEAD_INTERNAL, "'manager' is NULL");
+        let right = config(WORKERS[0], &workers);
+        for (config, why) in [
+            (railhead_tensor_config_t { size: 8, ..right }, "config: a size of 8; this library's has 48"),
+            (railhead_tensor_config_t { flags: 2, ..right }, "flags: 0x2; expected 0 or 1"),
+            (config(c"c", &workers), "worker \"c\" of "),
+        ] {
+            refused(railhead_tensor_manager_create(&config, null(), &mut manager), RAILHEAD_USAGE, why);
+        }
+        done(railhead_tensor_manager_create(&right, null(), &mut manager));
+        refused(railhead_tensor_manager_connect(manager, null_mut()), RAILHEAD_INTERNAL, "the store is NULL");
+        done(railhead_tensor_step(manager, 1, &mut step));
+        done(railhead_tensor_initialize(step));
+        let own = key(0, 0, c"own");
+        for (tensor, why) in [
+            (railhead_tensor_t { size: 1, ..tensor(&[]) }, "tensor: a size of 1; this library's has 176"),
+            (railhead_tensor_t { rank: 17, ..tensor(&[]) }, "tensor: 17 dimensions; at most 16"),
+            (railhead_tensor_t { dims: [-1; 16], ..tensor(&[]) }, "a dimension of -1; expected 0 or more"),
+        ] {
+            refused(railhead_tensor_send(step, own.as_ptr(), &tensor), RAILHEAD_USAGE, why);
+        }
+        refused(railhead_tensor_send(step, key(1, 0, c"x").as_ptr(), &tensor(&[])), RAILHEAD_USAGE, "Invalid rendezvous key (src)");
+        refused(railhead_tensor_recv(step, own.as_ptr(), 1, &mut received), RAILHEAD_TIMEOUT, "Timed out waiting for notification");
+        refused(railhead_tensor_recv(step, key(1, 0, c"x").as_ptr(), 1, &mut received), RAILHEAD_USAGE, "is not connected");
+        refused(railhead_tensor_recv_async(step, own.as_ptr(), None, null_mut()), RAILHEAD_INTERNAL, "'callback' is NULL");
+        refused(railhead_tensor_abort(step, 7, c"x".as_ptr()), RAILHEAD_USAGE, "status: 7; expected 3, 5, 6 or 8");
+        refused(railhead_tensor_free(&tensor(&[])), RAILHEAD_INTERNAL, "the tensor owner is NULL");
+        // What waits is told when the manager is closed.
+        let mut answers = Got::default();
+        done(railhead_tensor_recv_async(step, own.as_ptr(), Some(got), (&raw mut answers).cast()));
+        done(railhead_tensor_manager_close(manager));
+        assert!(
+            matches!(answers.0.as_slice(), [(RAILHEAD_USAGE, why, None)] if why.ends_with("has closed its manager")),
+            "{:?}",
+            answers.0
+        );
+        refused(railhead_tensor_manager_run(manager, 0, null_mut()), RAILHEAD_INTERNAL, "was closed");
+        refused(railhead_tensor_initialize(manager.cast()), RAILHEAD_INTERNAL, "is not a tensor rendezvous");
+        done(railhead_tensor_release(step));
+    }
+}
