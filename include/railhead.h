@@ -356,7 +356,7 @@ typedef struct {
     size_t size;
     // This worker's name: one of `workers`. In keys it is what stands before "/device:".
     const char *worker;
-    // The names of all workers, in any order: 1 to 512 bytes each, without a semicolon.
+    // The names of all workers, in any order: 1 to 512 bytes each, without a semicolon, and without "/device:".
     const char *const *workers;
     // How many there are.
     size_t count;

@@ -42,7 +42,7 @@ pub struct railhead_tensor_config_t {
     pub size: usize,
     /// This worker's name: one of `workers`. In keys it is what stands before "/device:".
     pub worker: *const c_char,
-    /// The names of all workers, in any order: 1 to 512 bytes each, without a semicolon.
+    /// The names of all workers, in any order: 1 to 512 bytes each, without a semicolon, and without "/device:".
     pub workers: *const *const c_char,
     /// How many there are.
     pub count: usize,

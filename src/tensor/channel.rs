@@ -120,6 +120,8 @@ pub struct Channel<T> {
     wanted: HashSet<(String, u64)>,
     /// Of the peer's wishes, those that are looked for.
     sought: HashSet<(String, u64)>,
+    /// How many there are, with those whose tensors wait for their buffers.
+    owed: usize,
 }
 
 impl<T> Default for Channel<T> {
@@ -132,6 +134,7 @@ impl<T> Default for Channel<T> {
             incoming_of: HashMap::new(),
             wanted: HashSet::new(),
             sought: HashSet::new(),
+            owed: 0,
         }
     }
 }
@@ -174,6 +177,7 @@ impl<T> Channel<T> {
     }
 
     fn refuse(&mut self, name: &str, step: u64, why: &Error, actions: &mut impl Actions<T>) {
+        self.owed -= 1;
         let mut packet = Packet::new(Kind::ErrorStatus, name, step);
         let text = why.to_string();
         let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -286,8 +290,8 @@ impl<T> Channel<T> {
 
     /// The peer wants a tensor.
     fn wish(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) -> Result<()> {
-        if self.sought.len() >= MAX_REQUESTS {
-            return Err(wrong(&format!("more than {MAX_REQUESTS} requests")));
+        if self.owed >= MAX_REQUESTS {
+            return Err(wrong(&format!("more than {MAX_REQUESTS} requests at a time")));
         }
         if !self.sought.insert((name.to_owned(), step)) {
             return Err(wrong(&format!("a second request for {name} of step {step}")));
@@ -300,6 +304,7 @@ impl<T> Channel<T> {
             let (name, local, remote) = (name.to_owned(), Status::None, Status::None);
             self.outgoing.push(Outgoing { name, size: 0, local, remote, asked: None, to: None, ready: VecDeque::new() });
         }
+        self.owed += 1;
         actions.find(name, step);
         Ok(())
     }
@@ -382,6 +387,7 @@ impl<T> Channel<T> {
             if needs <= outgoing.size {
                 let (Some(to), Some((step, meta, tensor))) = (outgoing.to, outgoing.ready.pop_front()) else { return };
                 (outgoing.local, outgoing.remote) = (Status::Busy, Status::Busy);
+                self.owed -= 1;
                 let packet = Packet { meta, ..Packet::new(Kind::TensorWrite, &outgoing.name, step) };
                 actions.write(index, to, &packet, tensor);
                 return;

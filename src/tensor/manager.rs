@@ -41,8 +41,11 @@ impl Manager {
     ///
     /// Errors: names that cannot be; no descriptor left.
     pub fn new(device: Arc<Device>, name: &str, workers: &[&str], tolerate_dup_recv: bool) -> Result<Manager> {
-        if let Some(wrong) = workers.iter().find(|name| name.is_empty() || name.len() > NAME_MAX || name.contains(';')) {
-            return Err(Error::usage(format!("worker {wrong:?}; expected 1 to {NAME_MAX} bytes without a semicolon")));
+        let wrong = |name: &&&str| name.is_empty() || name.len() > NAME_MAX || name.contains(';') || name.contains("/device:");
+        if let Some(wrong) = workers.iter().find(wrong) {
+            return Err(Error::usage(format!(
+                "worker {wrong:?}; expected 1 to {NAME_MAX} bytes without a semicolon, and without /device:"
+            )));
         }
         let different: HashSet<&str> = workers.iter().copied().collect();
         if different.len() != workers.len() || !different.contains(name) {
@@ -117,6 +120,10 @@ impl Manager {
         let until = clock::now() + FAREWELL_NS;
         while first && clock::now() < until && !shared.driver.with(Core::byes_are_through) {
             std::thread::yield_now();
+        }
+        if first {
+            // Rendezvous may stay for long.
+            shared.driver.with(|core| core.workers.iter_mut().for_each(|worker| worker.peer = Peer::Absent));
         }
         while shared.run_due(1) > 0 {}
     }

@@ -328,6 +328,11 @@ fn a_receive_has_its_time_and_may_be_repeated() {
                 gave_up.wait();
                 step.send(&edge, tensor(70_000, 1)).unwrap();
             } else {
+                // Another one waits as long as it takes.
+                let got = Arc::new(AtomicUsize::new(0));
+                let count = got.clone();
+                let take = move |result: Result<Tensor>| _ = count.fetch_add(result.unwrap().bytes().len(), Ordering::Relaxed);
+                step.recv_async(&edge, Box::new(take));
                 for _ in 0..3 {
                     let error = step.recv(&edge, Duration::from_millis(5)).unwrap_err();
                     let Error::Timeout(text) = &error else { panic!("{error}") };
@@ -335,6 +340,8 @@ fn a_receive_has_its_time_and_may_be_repeated() {
                 }
                 gave_up.wait();
                 assert!(step.recv(&edge, TIMEOUT).unwrap() == tensor(70_000, 1));
+                run(&manager, 1);
+                assert_eq!(got.load(Ordering::Relaxed), 70_000);
                 let own = step.recv(&key(1, 1, "own"), Duration::from_millis(5)).unwrap_err();
                 assert!(matches!(own, Error::Timeout(_)));
                 step.send(&key(1, 1, "own"), tensor(3, 3)).unwrap();

@@ -16,10 +16,10 @@ use railhead::abi::store::*;
 use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
 use super::launch::own_place;
 
-const WIRES: [&str; 2] = ["shm", "tcp"];
+pub const WIRES: [&str; 2] = ["shm", "tcp"];
 
 /// Ranks of an example that meet in a file.
-fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: usize, options: &[&str]) -> Vec<Child> {
+pub fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: usize, options: &[&str]) -> Vec<Child> {
     let start = |rank: usize| {
         let line: Vec<String> = wrapper.iter().cloned().chain([program.display().to_string()]).collect();
         let mut command = Command::new(&line[0]);
@@ -32,7 +32,7 @@ fn start(program: &Path, wrapper: &[String], folder: &Path, wire: &str, ranks: u
     (0..ranks).map(start).collect()
 }
 
-fn passes(ranks: Vec<Child>, says: &str) {
+pub fn passes(ranks: Vec<Child>, says: &str) {
     for (rank, child) in ranks.into_iter().enumerate() {
         let output = child.wait_with_output().expect("the example ends");
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -107,7 +107,7 @@ fn examples_find_their_ranks_in_the_environment() {
 }
 
 /// Waits until a rank uses its time, as it does once it has connected.
-fn until_it_computes(rank: &Child) {
+pub fn until_it_computes(rank: &Child) {
     let ticks = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.id())).unwrap_or_default();
         stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse::<u64>().ok()).unwrap_or(0)
@@ -167,7 +167,7 @@ fn a_rank_that_is_stopped_is_reported_by_its_number() {
 }
 
 /// Killed when the test ends, however it does: stopped ones, too.
-struct Ranks(Vec<Child>);
+pub struct Ranks(pub Vec<Child>);
 
 impl Drop for Ranks {
     fn drop(&mut self) {

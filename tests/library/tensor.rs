@@ -1,11 +1,15 @@
-//! The tensors' C functions: two workers in one process, and wrong calls.
+//! The tensors' C functions: the example as a user runs it, workers that are killed, two workers in one process, and wrong calls.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::process::Child;
 use std::ptr::{null, null_mut};
 
 use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
 use railhead::abi::store::*;
 use railhead::abi::tensor::*;
+
+use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
+use super::mesh::{Ranks, WIRES, passes, start};
 
 const WORKERS: [&CStr; 2] = [c"/job:a/task:0", c"/job:b/task:0"];
 
@@ -52,6 +56,56 @@ fn key(from: usize, to: usize, edge: &CStr) -> CString {
     // SAFETY: strings, and as many bytes as said.
     done(unsafe { railhead_tensor_key_create(from.as_ptr(), 7, to.as_ptr(), edge.as_ptr(), 1, -2, key.as_mut_ptr().cast(), &mut len) });
     CStr::from_bytes_with_nul(&key[..len]).expect("a string").to_owned()
+}
+
+#[test]
+fn a_pipeline_passes_tensors_on() {
+    let program = make("tensor", "tensor", "").join("tensor_pipeline");
+    for wire in WIRES {
+        for bytes in ["1", "100000", "3000001"] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let workers = start(&program, &[], folder.path(), wire, 3, &["--bytes", bytes, "--steps", "5"]);
+            passes(workers, "5 steps, no byte wrong, and one that was aborted");
+        }
+    }
+}
+
+#[test]
+fn the_example_runs_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let program = make("tensor_sanitizers", "tensor", SANITIZE).join("tensor_pipeline");
+    let folder = tempfile::tempdir().expect("a folder");
+    passes(start(&program, &[], folder.path(), "shm", 3, &[]), "no byte wrong");
+}
+
+#[test]
+fn the_example_runs_under_valgrind() {
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
+    let program = make("tensor_valgrind", "tensor", "-g").join("tensor_pipeline");
+    let folder = tempfile::tempdir().expect("a folder");
+    passes(start(&program, &valgrind, folder.path(), "shm", 3, &["--bytes", "20000"]), "no byte wrong");
+}
+
+/// Of its loss, and by its name, long before a wait would be over.
+#[test]
+fn workers_whose_peer_is_killed_end_with_its_name() {
+    let program = make("tensor_killed", "tensor", "").join("tensor_pipeline");
+    for wire in WIRES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut workers = Ranks(start(&program, &[], folder.path(), wire, 3, &["--bytes", "1", "--steps", "100000000"]));
+        super::mesh::until_it_computes(&workers.0[0]);
+        drop(Ranks(vec![workers.0.remove(0)]));
+        let left: Vec<Child> = std::mem::take(&mut workers.0);
+        // Both wait for the producer.
+        for child in left {
+            let output = child.wait_with_output().expect("it ends");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{text}");
+            assert!(text.contains("worker /job:producer/task:0: "), "{text}");
+        }
+    }
 }
 
 /// What a callback got.

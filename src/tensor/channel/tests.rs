@@ -369,6 +369,21 @@ fn what_breaks_the_protocol_is_refused_in_words() {
 }
 
 #[test]
+fn a_peer_asks_for_so_much_and_no_more() {
+    let (mut channel, mut hands) = asking();
+    let mut asks = |step: u64| {
+        let asked = channel.message(&Packet::new(Kind::TensorRequest, "x", step), "", &mut hands);
+        channel.written(Tx::Ack, &mut hands);
+        hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
+        // Found, and kept until there is a buffer.
+        channel.found("x", step, Meta::default(), Vec::new(), &mut hands);
+        asked
+    };
+    (0..MAX_REQUESTS as u64).for_each(|step| asks(step).unwrap());
+    assert_eq!(asks(1 << 40).unwrap_err().to_string(), "it sent more than 65536 requests at a time");
+}
+
+#[test]
 fn a_tensor_that_does_not_belong_into_its_buffer_is_refused() {
     let ready = || {
         let (mut channel, mut hands) = asking();

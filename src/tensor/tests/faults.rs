@@ -196,6 +196,7 @@ fn names_and_stores_that_cannot_be_are_refused() {
     assert!(refused("a", &["a", "a"]).contains("all of which are different"));
     assert!(refused("a", &["a", ""]).starts_with("worker \"\"; expected 1 to 512 bytes"));
     assert!(refused("a;b", &["a;b"]).contains("without a semicolon"));
+    assert!(refused("a/device:0", &["a/device:0"]).contains("without /device:"));
     let alone = Manager::new(device(SoftWire::Shm), "a", &["a", "b"], true).unwrap();
     let store = HashStore::new();
     let error = alone.connect(&store, Duration::from_millis(20)).unwrap_err();
