@@ -9,6 +9,7 @@
 #   make bench-nccl  the plugin beside the Socket inside NCCL's own library, over shared memory and over TCP
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
 #   make bench-store   the store's server beside torch's, one client for both
+#   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make fuzz      random bytes to what the store's server reads with, for SECONDS (default 60)
 #   make header    include/railhead.h from src/abi
@@ -50,7 +51,7 @@ TESTS := $(filter-out softroce,$(basename $(notdir $(wildcard tests/*.rs cli/tes
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test soak bench bench-nccl bench-proxy bench-store instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test soak bench bench-nccl bench-proxy bench-store bench-mesh instructions fuzz header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -165,6 +166,12 @@ bench-proxy:
 # BENCH_ARGS: --rounds N.
 bench-store: deps-test build
 	python3 tests/torch/bench.py $(PROGRAM) $(CARGO) bench --quiet $(STAGED) --bench store -- $(BENCH_ARGS)
+
+# What cannot be installed is skipped. BENCH_ARGS: --rounds N, --seconds S, --only TEXT or --json.
+bench-mesh: build
+	-$(call installed,g++ libgloo-dev)
+	-$(call installed,gcc libc6-dev openmpi-bin libopenmpi-dev)
+	@python3 benches/mesh.py $(PROGRAM) target/anchors $(BENCH_ARGS)
 
 instructions: deps-test build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions
