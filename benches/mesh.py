@@ -1,10 +1,11 @@
 """Railhead's mesh beside Gloo and Open MPI, and beside what this machine's memory allows: `make bench-mesh`.
 
 Builds benches/anchors/ with what is installed, and has everybody do the same rows in turn, round by round: as many processes each, on the same cores, by the
-rules of `railhead mesh bench`, which is Railhead's own contestant. A library that cannot be built with, or does not run, is skipped, with the reason.
+rules of `railhead mesh bench`, which is Railhead's own contestant. A library that cannot be built with, or does not run, is skipped, with the reason. A figure is
+the median of what rank 0 measured, or the mean where ranks share cores.
 
 Gloo and Open MPI can do a row in several ways: by algorithms, with settings. All are tried once; in the rounds the fastest two are measured, and the better one
-of them by its median counts. Ratios are taken round by round, so that a slow moment counts for both.
+of them counts. Ratios are taken round by round, so that a slow moment counts for both.
 
 The limit, in seconds, for n ranks of S bytes on so many cores: (2(n-1)S/memcpy + (n-1)S/add) / min(n, cores), where `memcpy` and `add` are the bytes per second that
 one core alone copies, and adds, from one array of S bytes to another.
@@ -54,6 +55,14 @@ class Row:
         cores = sorted(os.sched_getaffinity(0))
         return cores[:CROWDED] if self.ranks > CROWDED else cores
 
+    def crowded(self):
+        """Whether ranks take turns. Then who polls without end keeps the others from working."""
+        return self.ranks > len(self.cores())
+
+    def figure(self, printed):
+        """Of a measurement, the median; of ranks that take turns the mean, as one of them may find that all others have come while they had theirs."""
+        return printed["mean_us" if self.crowded() else "p50_us"]
+
 
 ROWS = [
     Row("allreduce", 64 * MIB, 2, 3, {"shm": {"limit": 0.7, "Gloo": 3, "Open MPI": 1.1}, "tcp": {"Gloo": 1.3, "Open MPI": 1}}),
@@ -67,9 +76,12 @@ WIRES = ["shm", "tcp"]
 ANCHORS = ["Gloo", "Open MPI"]
 
 
+# Behind the name of an algorithm of Gloo's older kind: messages are read by the caller's thread, which polls, and not by Gloo's.
+SYNC = "-sync"
+
+
 def both(*names):
-    """Algorithms of Gloo's older kind, whose messages are read by a thread of Gloo's, or ("sync") by the caller's, which polls."""
-    return [f"{name}{sync}" for name in names for sync in ["", "-sync"]]
+    return [f"{name}{sync}" for name in names for sync in ["", SYNC]]
 
 
 GLOO = {
@@ -145,7 +157,7 @@ def railhead(program, wire):
     def measure(row, seconds):
         command = [program, "mesh", "bench", "--json", "--timeout", str(PATIENCE), "--ranks", str(row.ranks), "--what", row.what]
         command += ["--elements", str(row.size // 4), "--warmup-iters", str(row.warmup), "--iteration-time", str(seconds)]
-        return launch([command], {"RAILHEAD_FABRIC": "soft", "RAILHEAD_SOFT_WIRE": wire, "NCCL_SOCKET_IFNAME": "lo"})[0]["p50_us"]
+        return launch([command], {"RAILHEAD_FABRIC": "soft", "RAILHEAD_SOFT_WIRE": wire, "NCCL_SOCKET_IFNAME": "lo"})[0]
 
     return measure
 
@@ -157,14 +169,14 @@ def numbers(row, seconds):
 def gloo(program, way):
     def measure(row, seconds):
         with tempfile.TemporaryDirectory() as folder:
-            return launch([[program, *numbers(row, seconds), str(rank), str(row.ranks), folder, way] for rank in range(row.ranks)])["p50_us"]
+            return launch([[program, *numbers(row, seconds), str(rank), str(row.ranks), folder, way] for rank in range(row.ranks)])
 
     return measure
 
 
 def open_mpi(program, wire, idle):
     settings = f"{MPIRUN} {wire} --mca mpi_yield_when_idle {idle}".split()
-    return lambda row, seconds: launch([[*settings, "-np", str(row.ranks), program, *numbers(row, seconds)]])["p50_us"]
+    return lambda row, seconds: launch([[*settings, "-np", str(row.ranks), program, *numbers(row, seconds)]])
 
 
 def limit(program, row, seconds):
@@ -180,10 +192,11 @@ def ways(row, programs, own):
     """How everybody can do a row: by name and wire, and by way, what measures it so."""
     all_ways = {("Railhead", wire): {"": railhead(own, wire)} for wire in WIRES}
     if program := programs.get("Gloo"):
-        all_ways["Gloo", "tcp"] = {way: gloo(program, way) for way in GLOO[row.what]}
+        all_ways["Gloo", "tcp"] = {way: gloo(program, way) for way in GLOO[row.what] if not (row.crowded() and way.endswith(SYNC))}
     if program := programs.get("Open MPI"):
         for wire, settings in OPEN_MPI.items():
-            all_ways["Open MPI", wire] = {f"{way}{', yields' * idle}": open_mpi(program, how, idle) for way, how in settings.items() for idle in [0, 1]}
+            idles = [1] if row.crowded() else [0, 1]
+            all_ways["Open MPI", wire] = {f"{way}{', yields' * idle}": open_mpi(program, how, idle) for way, how in settings.items() for idle in idles}
     return all_ways
 
 
@@ -217,7 +230,7 @@ class Contest:
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.row.cores())
         try:
-            return measure(self.row, self.options.seconds)
+            return self.row.figure(measure(self.row, self.options.seconds))
         finally:
             os.sched_setaffinity(0, cores)
 

@@ -90,9 +90,12 @@ static inline void measure(const struct job *job, const struct way *way) {
         way->run(way->self);
         samples[i] = clock_seconds() - before;
     }
+    double mean = 0;
+    for (uint64_t i = 0; i < times; i++)
+        mean += samples[i] / (double)times;
     qsort(samples, times, sizeof(double), compare_samples);
     if (job->rank == 0)
-        printf("{\"times\": %llu, \"p50_us\": %.4f}\n", (unsigned long long)times, samples[(times - 1) / 2] * 1e6);
+        printf("{\"times\": %llu, \"p50_us\": %.4f, \"mean_us\": %.4f}\n", (unsigned long long)times, samples[(times - 1) / 2] * 1e6, mean * 1e6);
     fflush(stdout);
     free(samples);
 }

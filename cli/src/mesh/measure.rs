@@ -26,6 +26,8 @@ pub struct Row {
     pub min_us: f64,
     /// The median.
     pub p50_us: f64,
+    /// The mean: where more ranks than cores take turns, it tells more than how long most of them took one rank.
+    pub mean_us: f64,
     /// Longer than 99 of 100.
     pub p99_us: f64,
     /// The longest.
@@ -81,6 +83,7 @@ pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench) -> anyho
     let mut samples: Vec<f64> = samples.into_iter().flatten().collect();
     // A message goes there and back in one.
     let half = if what == What::Sendrecv { 0.5 } else { 1.0 };
+    let mean = samples.iter().sum::<f64>() / samples.len() as f64 * half;
     samples.sort_by(f64::total_cmp);
     let at = |share: f64| samples.get(((samples.len() - 1) as f64 * share) as usize).copied().unwrap_or(0.0) * half;
     let (bytes, median) = (4 * elements, at(0.5));
@@ -93,6 +96,7 @@ pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench) -> anyho
         times,
         min_us: at(0.0) * 1e6,
         p50_us: median * 1e6,
+        mean_us: mean * 1e6,
         p99_us: at(0.99) * 1e6,
         max_us: at(1.0) * 1e6,
         gb_s,

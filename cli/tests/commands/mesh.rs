@@ -28,6 +28,8 @@ fn everything_is_verified_and_measured_among_any_number_of_ranks() {
             let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("no {name}: {row}"));
             assert_eq!(number("ranks").to_string(), ranks);
             assert!(number("times") >= 1.0 && 0.0 < number("min_us"), "{row}");
+            let (least, most) = (number("min_us") * (1.0 - 1e-9), number("max_us") * (1.0 + 1e-9));
+            assert!((least..=most).contains(&number("mean_us")), "{row}");
             assert!(
                 number("min_us") <= number("p50_us") && number("p50_us") <= number("p99_us") && number("p99_us") <= number("max_us"),
                 "{row}"
