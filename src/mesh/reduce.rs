@@ -92,9 +92,12 @@ pub enum Reduction<'a> {
 /// Bytes of a block: two of them, and what else is in use, fit a first-level cache.
 const BLOCK: usize = 8192;
 
+/// The same where there is no more than this: a long block takes longer to clear than a few elements to reduce.
+const SHORT_BLOCK: usize = 64;
+
 /// Aligned for whatever a caller's function takes its elements for.
 #[repr(align(64))]
-struct Block([u8; BLOCK]);
+struct Block<const N: usize>([u8; N]);
 
 /// Bytes of an element of a caller's own at most: some fit a block.
 pub(super) const MAX_ELEMENT: usize = BLOCK;
@@ -167,8 +170,13 @@ impl Reduction<'_> {
 
     /// `mine` becomes the reduction of itself and of as much of `theirs`.
     pub(super) fn apply(&self, mine: RegionView<'_>, theirs: RegionView<'_>, order: Order) {
-        let (mut a, mut b) = (Block([0; BLOCK]), Block([0; BLOCK]));
-        let step = BLOCK - BLOCK % self.element().max(1);
+        if mine.len() <= SHORT_BLOCK { self.blocks::<SHORT_BLOCK>(mine, theirs, order) } else { self.blocks::<BLOCK>(mine, theirs, order) }
+    }
+
+    /// Block by block, of `N` bytes: elements have no more.
+    fn blocks<const N: usize>(&self, mine: RegionView<'_>, theirs: RegionView<'_>, order: Order) {
+        let (mut a, mut b) = (Block([0; N]), Block([0; N]));
+        let step = N - N % self.element().max(1);
         for offset in (0..mine.len()).step_by(step.max(1)) {
             let len = step.min(mine.len() - offset);
             let (Some(block), Some(other)) = (mine.part(offset, len), theirs.part(offset, len)) else { return };
