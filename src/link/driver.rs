@@ -55,6 +55,8 @@ pub struct State<D> {
     asleep: bool,
     /// Threads that wait for something, and so drive it.
     waiters: usize,
+    /// Those of them that sleep while another one drives it.
+    sleepers: usize,
 }
 
 impl<D: Driven> State<D> {
@@ -100,7 +102,7 @@ impl<D: Driven> Driver<D> {
     /// Errors: no descriptor left.
     pub fn new(driven: D) -> Result<Driver<D>> {
         Ok(Driver {
-            state: Mutex::new(State { driven, is_driven: false, asleep: false, waiters: 0 }),
+            state: Mutex::new(State { driven, is_driven: false, asleep: false, waiters: 0, sleepers: 0 }),
             moved: Condvar::new(),
             moves: AtomicU64::new(0),
             wakeup: Wakeup::new()?,
@@ -122,7 +124,7 @@ impl<D: Driven> Driver<D> {
         if state.ended() != ended {
             // Pairs with the Acquire in `wait`.
             self.moves.fetch_add(1, Ordering::Release);
-            self.moved.notify_all();
+            self.wake_sleepers(&state);
         }
         if state.asleep {
             self.wakeup.notify();
@@ -152,11 +154,18 @@ impl<D: Driven> Driver<D> {
 
     /// Has all that wait look again.
     pub fn wake(&self) {
-        let _state = self.lock();
+        let state = self.lock();
         // Pairs with the Acquire in `wait`.
         self.moves.fetch_add(1, Ordering::Release);
-        self.moved.notify_all();
+        self.wake_sleepers(&state);
         self.wakeup.notify();
+    }
+
+    /// Has those look again that sleep while another thread drives it: a system call, even for nobody.
+    fn wake_sleepers(&self, state: &State<D>) {
+        if state.sleepers > 0 {
+            self.moved.notify_all();
+        }
     }
 
     /// Drives it once while nobody waits, asleep until something comes or somebody does. False: somebody does, or it is over.
@@ -184,7 +193,9 @@ impl<D: Driven> Driver<D> {
             return;
         }
         if state.is_driven {
-            drop(self.moved.wait_timeout(state, left()).unwrap_or_else(PoisonError::into_inner));
+            state.sleepers += 1;
+            let (mut state, _) = self.moved.wait_timeout(state, left()).unwrap_or_else(PoisonError::into_inner);
+            state.sleepers -= 1;
             return;
         }
         state.is_driven = true;
@@ -279,8 +290,7 @@ impl<D: Driven> Drop for Driving<'_, D> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         (state.is_driven, state.asleep) = (false, false);
-        drop(state);
-        self.0.moved.notify_all();
+        self.0.wake_sleepers(&state);
     }
 }
 
