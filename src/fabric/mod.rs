@@ -198,7 +198,22 @@ impl PagesRegion {
     }
 }
 
-/// The bytes of a region, or part of them, while it is registered. Its peers may change them at any time.
+/// Memory that is not registered, as no peer and no device gets at it, and that is held as if it were.
+pub struct HeldMemory(UserMemory);
+
+impl HeldMemory {
+    /// Holds memory until this is dropped.
+    pub fn new(memory: UserMemory) -> HeldMemory {
+        HeldMemory(memory)
+    }
+
+    /// Its bytes.
+    pub fn view(&self) -> RegionView<'_> {
+        RegionView { memory: self.0, region: PhantomData }
+    }
+}
+
+/// The bytes of a region, or part of them, while it is registered or held. Its peers may change them at any time.
 #[derive(Clone, Copy)]
 pub struct RegionView<'a> {
     memory: UserMemory,

@@ -7,7 +7,7 @@ use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Pages, UserMemory};
 use crate::base::stats::{self, CommKind, CommStats, PageGuard};
-use crate::fabric::{self, Access, Capabilities, Domain, MemoryRegion, PagesRegion, RegionView};
+use crate::fabric::{self, Access, Capabilities, Domain, HeldMemory, MemoryRegion, PagesRegion, RegionView};
 
 use super::duplex::Unconnected;
 use super::limits::MAX_RAILS;
@@ -92,6 +92,11 @@ impl Device {
         self.register_for(memory, Access::empty())
     }
 
+    /// Holds memory of messages that are so small that neither this side's device nor a peer gets at it.
+    pub fn hold(&self, memory: UserMemory) -> Registered {
+        Registered::new(if memory.is_empty() { Vec::new() } else { vec![Region::Held(HeldMemory::new(memory))] })
+    }
+
     fn register_for(&self, memory: UserMemory, access: Access) -> Result<Registered> {
         let rails = self.rails.iter().take(if memory.is_empty() { 0 } else { MAX_RAILS });
         Ok(Registered::new(rails.map(|(domain, _)| Ok(Region::User(domain.register(memory, access)?))).collect::<Result<_>>()?))
@@ -105,10 +110,11 @@ impl Device {
     }
 }
 
-/// Memory that is registered on one rail.
+/// Memory that is registered on one rail, or on none.
 enum Region {
     User(MemoryRegion),
     Own(PagesRegion),
+    Held(HeldMemory),
 }
 
 impl Region {
@@ -116,6 +122,7 @@ impl Region {
         match self {
             Region::User(region) => region.lkey(),
             Region::Own(region) => region.lkey(),
+            Region::Held(_) => 0,
         }
     }
 
@@ -123,6 +130,7 @@ impl Region {
         match self {
             Region::User(region) => region.rkey(),
             Region::Own(region) => region.rkey(),
+            Region::Held(_) => 0,
         }
     }
 
@@ -130,6 +138,7 @@ impl Region {
         match self {
             Region::User(region) => region.view(),
             Region::Own(region) => region.view(),
+            Region::Held(memory) => memory.view(),
         }
     }
 }

@@ -24,6 +24,7 @@ use super::core::Core;
 use super::device::{Destination, Device, Part, Registered};
 use super::ops::{Asked, OpId, Outcome, Waiter};
 use super::protocol::Tag;
+use super::small::MAX_SMALL;
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
 const FAREWELL_NS: u64 = 100_000_000;
@@ -174,6 +175,11 @@ impl Context {
     /// The same for memory that is only read.
     pub(super) fn register_input(&self, memory: UserMemory) -> Result<Registered> {
         self.device.register_input(memory).inspect_err(|error| self.poison(error))
+    }
+
+    /// The same as `register`, for a collective whose messages are all of this memory. It takes longer to register a few bytes than to send them.
+    pub(super) fn register_whole(&self, memory: UserMemory) -> Result<Registered> {
+        if memory.len() <= MAX_SMALL { Ok(self.device.hold(memory)) } else { self.register(memory) }
     }
 
     /// Fails the mesh, unless it has failed.

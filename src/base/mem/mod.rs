@@ -26,8 +26,8 @@ impl UserMemory {
     /// `len` bytes at `addr`.
     ///
     /// # Safety
-    /// The range must be readable and writable memory of this process, and stay so until every region registered over it was
-    /// dropped; while a region is registered, the peer may change it at any time.
+    /// The range must be readable and writable memory of this process, and stay so until every region registered over it, or other
+    /// holder of it, was dropped; while a region is registered, the peer may change it at any time.
     pub unsafe fn new(addr: *mut u8, len: usize) -> Self {
         UserMemory { addr: addr as usize, len }
     }

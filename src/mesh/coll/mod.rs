@@ -82,7 +82,7 @@ impl Context {
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let (mine, tag) = (self.register(memory)?, tag(MeshOp::Allreduce, options, len));
+        let (mine, tag) = (self.register_whole(memory)?, tag(MeshOp::Allreduce, options, len));
         let doubles = match options.algorithm {
             Algorithm::Auto => len < DOUBLING_BELOW,
             Algorithm::Ring => false,
@@ -123,7 +123,7 @@ impl Context {
         if self.size() == 1 || memory.is_empty() {
             return Ok(());
         }
-        let (tag, mine) = (tag(MeshOp::Broadcast, options, memory.len()), self.register(memory)?);
+        let (tag, mine) = (tag(MeshOp::Broadcast, options, memory.len()), self.register_whole(memory)?);
         self.block_on(Waiter::Collective(tag), tree::broadcast(self, &mine, root, tag), options.timeout)
     }
 
