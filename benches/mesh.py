@@ -1,14 +1,14 @@
 """Railhead's mesh beside Gloo and Open MPI, and beside what this machine's memory allows: `make bench-mesh`.
 
-Builds benches/anchors/ with what is installed, and has everybody do the same rows in turn, round by round: as many processes each, on the same cores, by the
-rules of `railhead mesh bench`, which is Railhead's own contestant. A library that cannot be built with, or does not run, is skipped, with the reason. A figure is
-the median of what rank 0 measured, or the mean where ranks share cores.
+Builds benches/anchors/ with what is installed, and has everybody do the same rows in turn, round by round: as many processes each, on the same cores,
+by the rules of `railhead mesh bench`, which is Railhead's own contestant. A library that cannot be built with, or does not run, is skipped, with the
+reason. A figure is the median of what rank 0 measured, or the mean where ranks share cores.
 
-Gloo and Open MPI can do a row in several ways: by algorithms, with settings. All are tried once; in the rounds the fastest two are measured, and the better one
-of them counts. Ratios are taken round by round, so that a slow moment counts for both.
+Gloo and Open MPI can do a row in several ways: by algorithms, with settings. All are tried once; in the rounds the fastest two are measured, and the
+better one of them counts. Ratios are taken round by round, so that a slow moment counts for both.
 
-The limit, in seconds, for n ranks of S bytes on so many cores: (2(n-1)S/memcpy + (n-1)S/add) / min(n, cores), where `memcpy` and `add` are the bytes per second that
-one core alone copies, and adds, from one array of S bytes to another.
+The limit, in seconds, for n ranks of S bytes on so many cores: (2(n-1)S/memcpy + (n-1)S/add) / min(n, cores), where `memcpy` and `add` are the bytes
+per second that one core alone copies, and adds, from one array of S bytes to another.
 
 Usage: mesh.py RAILHEAD FOLDER [--rounds N] [--seconds S] [--only TEXT] [--json], where the folder is for the programs that it builds.
 """
@@ -37,8 +37,8 @@ FINALISTS, SLOWER = 2, 1.5
 
 @dataclass
 class Row:
-    """What is done by so many ranks with so many bytes, and how often before it is measured. Wanted, by wire: how many times as fast as others Railhead is to
-    be, and the share of the limit that it is to reach. Less than 0.7 of a time is 1.43 times as fast."""
+    """What is done by so many ranks with so many bytes, and how often before it is measured. Wanted, by wire: how many times as fast as
+    others Railhead is to be, and the share of the limit that it is to reach. Less than 0.7 of a time is 1.43 times as fast."""
 
     what: str
     size: int
@@ -60,7 +60,7 @@ class Row:
         return self.ranks > len(self.cores())
 
     def figure(self, printed):
-        """Of a measurement, the median; of ranks that take turns the mean, as one of them may find that all others have come while they had theirs."""
+        """The median; of ranks that take turns the mean, as one of them may find that all others have come while they had theirs."""
         return printed["mean_us" if self.crowded() else "p50_us"]
 
 
@@ -192,11 +192,13 @@ def ways(row, programs, own):
     """How everybody can do a row: by name and wire, and by way, what measures it so."""
     all_ways = {("Railhead", wire): {"": railhead(own, wire)} for wire in WIRES}
     if program := programs.get("Gloo"):
-        all_ways["Gloo", "tcp"] = {way: gloo(program, way) for way in GLOO[row.what] if not (row.crowded() and way.endswith(SYNC))}
+        gloos = [way for way in GLOO[row.what] if not (row.crowded() and way.endswith(SYNC))]
+        all_ways["Gloo", "tcp"] = {way: gloo(program, way) for way in gloos}
     if program := programs.get("Open MPI"):
         for wire, settings in OPEN_MPI.items():
             idles = [1] if row.crowded() else [0, 1]
-            all_ways["Open MPI", wire] = {f"{way}{', yields' * idle}": open_mpi(program, how, idle) for way, how in settings.items() for idle in idles}
+            both_ways = ((f"{way}{', yields' * idle}", how, idle) for way, how in settings.items() for idle in idles)
+            all_ways["Open MPI", wire] = {way: open_mpi(program, how, idle) for way, how, idle in both_ways}
     return all_ways
 
 
@@ -238,7 +240,14 @@ class Contest:
         """Everybody in turn, in every second round the last one first."""
         order = [(key, way, measure) for key, by_way in self.field.items() for way, measure in by_way.items()]
         for key, way, measure in order[:: -1 if number % 2 else 1]:
-            self.figures[key][way].append(self.measured(measure))
+            try:
+                self.figures[key][way].append(self.measured(measure))
+            except Failed as failed:
+                if key[0] == "Railhead":
+                    raise
+                # An anchor's way that fails is out.
+                del self.field[key][way], self.figures[key][way]
+                self.skipped[key] = str(failed)
         if self.row.size >= MIB:
             self.limits.append(limit(limits, self.row, self.options.seconds))
 

@@ -1,6 +1,6 @@
-/* What the programs beside Railhead in `make bench-mesh` (benches/mesh.py) have in common: what they are asked for, and how they measure it, by the rules
- * of `railhead mesh bench`. Each row is done once and verified, then done so often to warm up, then as often as fits the time, which rank 0 decides from
- * how long the warm-up took. All ranks time each; rank 0 prints a line of JSON. For C and C++; one thread. */
+/* What the programs beside Railhead in `make bench-mesh` (benches/mesh.py) have in common: what they are asked for, and how they measure
+ * it, by the rules of `railhead mesh bench`. Each row is done once and verified, then done so often to warm up, then as often as fits the
+ * time, which rank 0 decides from how long the warm-up took. Rank 0 prints a line of JSON. For C and C++; one thread. */
 #ifndef RAILHEAD_BENCHES_BENCH_H
 #define RAILHEAD_BENCHES_BENCH_H
 

@@ -1,7 +1,7 @@
 // Gloo's allreduces and barriers over TCP on loopback, for `make bench-mesh` (benches/mesh.py), which starts a process for each rank.
 //
-// Usage: gloo WHAT ELEMENTS WARMUP SECONDS RANK RANKS FOLDER WAY (see bench.h). The folder is the ranks' to meet in; the way is one of Gloo's algorithms,
-// with "-sync" behind it if the caller's thread is to poll the sockets, instead of sleeping until Gloo's thread has read them: see `ways` below.
+// Usage: gloo WHAT ELEMENTS WARMUP SECONDS RANK RANKS FOLDER WAY (see bench.h). The folder is the ranks' to meet in; the way is one of
+// Gloo's algorithms, with "-sync" behind it if the caller's thread is to poll the sockets, instead of sleeping until Gloo's has read them.
 
 #include <functional>
 #include <iostream>

@@ -1,5 +1,5 @@
-/* What a core of this machine can do: how many bytes per second it copies from one array to another, and adds to the floats of another. For the limit in
- * `make bench-mesh` (benches/mesh.py).
+/* What a core of this machine can do: how many bytes per second it copies from one array to another, and adds to the floats of another.
+ * For the limit in `make bench-mesh` (benches/mesh.py).
  *
  * Usage: limit BYTES SECONDS: of each array, and to measure each of the two for. Prints a line of JSON, in GB/s: medians. */
 #include "bench.h"
