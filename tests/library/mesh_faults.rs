@@ -12,7 +12,7 @@ use railhead::store::{FileStore, TcpStore};
 
 use crate::support::{Ctx, PATIENCE, Random, Ranks, Role, World, repeats, seed};
 
-pub const ROLES: &[(&str, Role)] = &[("mesh_works", works), ("mesh_meets", meets)];
+pub const ROLES: &[(&str, Role)] = &[("mesh_works", works), ("mesh_meets", meets), ("mesh_goes_on", goes_on)];
 
 /// How long the others may take to notice that a rank was killed.
 const NOTICED: Duration = Duration::from_secs(3);
@@ -252,6 +252,28 @@ fn a_wait_for_a_rank_that_is_stopped_names_it_when_its_time_is_over() {
             assert!(told.contains("rank 0") || told.contains("rank 2"), "{what}, {len} bytes over {wire}: {told}");
             end(ranks, 0..RANKS);
         }
+    }
+}
+
+/// Does its part of one small reduction, the first thing on the mesh, and then something else.
+fn goes_on(ctx: &Ctx) {
+    let (mut from, mut to) = ([1; 8], [0; 8]);
+    let mesh = connected(ctx);
+    let sum = Reduction::Of(DataType::U8, Op::Sum);
+    let reduced = mesh.reduce(memory(&mut from), memory(&mut to), sum, 0, options(Duration::from_secs(10)));
+    ctx.say(&reduced.map_or_else(|error| error.to_string(), |()| "done".into()));
+    assert_eq!(ctx.parent.text(), "go");
+    assert!(ctx.rank > 0 || to == [ctx.size as u8; 8]);
+}
+
+/// What a collective has sent when it returns comes to the others, though the rank does not come back to the mesh.
+#[test]
+fn a_rank_whose_part_is_done_need_not_wait_for_the_others() {
+    for round in 0..repeats(20, 200) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ranks = world("mesh_goes_on", 6, folder.path(), ["tcp", "shm"][round % 2]).spawn();
+        (0..6).for_each(|rank| ranks.expect(rank, "done"));
+        end(ranks, 0..6);
     }
 }
 
