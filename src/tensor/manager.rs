@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
+use crate::base::log::{self, log_warn};
 use crate::link::device::Device;
 use crate::link::driver::Driver;
 use crate::store::{Deadline, Meeting, Store};
@@ -25,7 +26,7 @@ const FAREWELL_NS: u64 = 100_000_000;
 
 /// What the manager's parts share.
 pub struct Shared {
-    pub(super) device: Arc<Device>,
+    device: Arc<Device>,
     pub(super) name: String,
     others: Vec<String>,
     pub(super) driver: Arc<Driver<Core>>,
@@ -97,12 +98,8 @@ impl Manager {
     /// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for so long at most. How many it has run.
     /// A callback may call whatever it likes.
     pub fn run(&self, timeout: Duration) -> usize {
-        let deadline = clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
-        let due = self.0.driver.wait(|now| match self.0.driver.lock() {
-            core if core.calls.due() > 0 || core.check().is_err() || now >= deadline => Ok(core.calls.due()),
-            _ => Err(deadline),
-        });
-        self.0.run_due(due)
+        let due = self.0.wait(timeout, |core| Some(core.calls.due()).filter(|due| *due > 0 || core.check().is_err()));
+        self.0.run_due(due.unwrap_or(0))
     }
 
     /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
@@ -136,6 +133,25 @@ impl Drop for Manager {
 }
 
 impl Shared {
+    /// Waits until `look` finds something, for so long at most. It reports receives that take too long.
+    pub(super) fn wait<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
+        let deadline = clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
+        let limit = self.device.config.stall_warn_s.nanos();
+        self.driver.wait(|now| {
+            let mut core = self.driver.lock();
+            let found = look(&mut core);
+            if found.is_some() || now >= deadline {
+                return Ok(found);
+            }
+            let (stalled, next) = if limit > 0 { core.calls.stalled(now, limit) } else { (None, u64::MAX) };
+            drop(core);
+            if let Some(stalled) = stalled {
+                log_warn!(log::NET, "stalled: worker {} waited for {stalled}", self.name);
+            }
+            Err(deadline.min(next))
+        })
+    }
+
     /// The tensor of a receive that is over. It is copied out without the lock.
     pub(super) fn settle(&self, answer: Answer) -> Result<Tensor> {
         match answer {

@@ -173,7 +173,7 @@ impl Packet {
         put(&[self.kind as u8]);
         put(&(name.len() as u16).to_le_bytes());
         put(name);
-        put(&[0; NAME_MAX].as_slice().get(name.len()..).unwrap_or_default());
+        put([0; NAME_MAX].get(name.len()..).unwrap_or_default());
         put(&self.step.to_le_bytes());
         put(&self.buffer_size.to_le_bytes());
         put(&self.memory.addr.to_le_bytes());

@@ -3,9 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::base::clock;
 use crate::base::error::{Error, Result};
-use crate::base::log::{self, log_warn};
 use crate::base::sync::lock;
 
 use super::calls::{Answer, Callback};
@@ -50,32 +48,15 @@ impl Rendezvous {
     ///
     /// Errors: what a callback would get; "Timed out waiting for notification".
     pub fn recv(&self, key: &str, timeout: Duration) -> Result<Tensor> {
-        let Shared { driver, name, device, .. } = &*self.shared;
+        let Shared { driver, name, .. } = &*self.shared;
         let id = driver.with(|core| core.recv(self.step, key, None));
-        let began = clock::now();
-        let deadline = began.saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
-        let mut stalled_at = match device.config.stall_warn_s.nanos() {
-            0 => u64::MAX,
-            limit => began.saturating_add(limit),
-        };
-        let answer = driver.wait(|now| {
-            let mut core = driver.lock();
-            if let Some(answer) = core.calls.take(id) {
-                return Ok(answer);
-            }
-            if now >= deadline {
-                core.give_up(id);
-                let step = self.step.id;
-                return Ok(Answer::Failed(Error::timeout(format!("Timed out waiting for notification: {key} of step {step} @ {name}"))));
-            }
-            if now >= stalled_at {
-                stalled_at = u64::MAX;
-                let (time, step) = (Duration::from_nanos(now - began).as_secs_f64(), self.step.id);
-                log_warn!(log::NET, "stalled: recv: worker {name} waited for {time:.1} s for {key} of step {step}");
-            }
-            Err(deadline.min(stalled_at))
-        });
-        self.shared.settle(answer)
+        let answer = self.shared.wait(timeout, |core| core.calls.take(id));
+        // It may have come since.
+        let answer = answer.or_else(|| driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id).and(None))));
+        self.shared.settle(answer.unwrap_or_else(|| {
+            let step = self.step.id;
+            Answer::Failed(Error::timeout(format!("Timed out waiting for notification: {key} of step {step} @ {name}")))
+        }))
     }
 
     /// Receives several tensors. The callback gets them all, in the order of their keys, once the last has come; or the first error. A dead one is an

@@ -129,11 +129,11 @@ fn two_workers(run: impl Fn(usize, *mut railhead_tensor_manager_t) + Sync) {
     done(unsafe { railhead_store_hash(&mut store) });
     let store = store.expose_provenance();
     std::thread::scope(|scope| {
-        for worker in 0..2 {
+        for (worker, name) in WORKERS.into_iter().enumerate() {
             let run = &run;
             scope.spawn(move || {
                 let workers = WORKERS.map(CStr::as_ptr);
-                let (config, mut manager) = (config(WORKERS[worker], &workers), null_mut());
+                let (config, mut manager) = (config(name, &workers), null_mut());
                 // SAFETY: a configuration, handles and places.
                 unsafe {
                     done(railhead_tensor_manager_create(&config, null(), &mut manager));

@@ -286,8 +286,8 @@ impl World {
             0 if one_way && end == late => {}
             0 => self.request(end, ["a", "b"][usize::from(which % 2)], u64::from(which / 2 % 8)),
             1 => self.answer(end, usize::from(which / 16), which),
-            2 | 3 | 4 => self.arrives(end),
-            5 | 6 if end == late && which % 8 > 0 => self.arrives(1 - end),
+            2..=4 => self.arrives(end),
+            5 | 6 if end == late && !which.is_multiple_of(8) => self.arrives(1 - end),
             5 | 6 => self.is_written(end),
             _ => self.consume(end, which.into()),
         }
