@@ -418,6 +418,15 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether the peer is known to have posted a receive: then a request that consumes one is sent as it is posted, and no other call is needed for it. A NIC
+    /// does not tell, and sends it in any case.
+    pub fn knows_receives(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.knows_receives(),
+            QueuePair::Verbs(_) => true,
+        }
+    }
+
     /// Whether the queue pair failed because this process has no descriptor left.
     pub fn lacks_descriptor(&self) -> bool {
         match self {

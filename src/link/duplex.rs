@@ -222,11 +222,11 @@ impl Duplex {
         self.link.check()
     }
 
-    /// Whether its queue pairs are connected. Its polls connect them.
+    /// Whether its queue pairs are connected, and what is said goes out at once: a layer above may leave the link alone after that. Its polls connect them.
     ///
     /// Errors: they cannot.
     pub fn poll_connected(&mut self) -> Result<bool> {
-        self.link.qps.poll_connected()
+        Ok(self.link.qps.poll_connected()? && self.link.qps.know_receives())
     }
 
     /// Whether work may be posted before the peer has connected.

@@ -490,6 +490,12 @@ impl QueuePairs {
         Ok(all)
     }
 
+    /// Whether the peer is known to have posted receives for all of them.
+    pub fn know_receives(&mut self) -> bool {
+        let queues = &mut self.queues;
+        self.qps.iter().all(|qp| queues.get_mut(usize::from(qp.rail)).is_some_and(|cq| cq.qp(qp.id).knows_receives()))
+    }
+
     /// Asks for notifications, and names the descriptors to sleep on.
     ///
     /// Errors: queues that do not notify; no memory left for it.

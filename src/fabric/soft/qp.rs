@@ -126,6 +126,14 @@ impl QueuePair {
         matches!(self.wire, Wire::Shm(_) | Wire::Tcp(_) | Wire::Loopback)
     }
 
+    /// Whether the peer is known to have posted a receive.
+    pub fn knows_receives(&self) -> bool {
+        match &self.wire {
+            Wire::Tcp(wire) => wire.knows_receives(),
+            _ => true,
+        }
+    }
+
     /// Number in completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {

@@ -143,6 +143,11 @@ impl TcpWire {
         }
     }
 
+    /// Whether the peer has told of a receive.
+    pub fn knows_receives(&self) -> bool {
+        self.receiver.peer_recvs_posted() > 0
+    }
+
     /// Descriptors, and whether something waits for each to become writable.
     pub fn fds(&self) -> impl Iterator<Item = (RawFd, bool)> {
         std::iter::once((self.control.as_raw_fd(), self.blocked || self.more)).chain(self.streams.fds())
