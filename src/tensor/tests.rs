@@ -318,6 +318,72 @@ fn a_callback_may_call_anything() {
     });
 }
 
+/// Nobody wants them any more, and the buffer is free for the next.
+#[test]
+fn tensors_that_come_too_late_are_thrown_away() {
+    for wire in WIRES {
+        let (gave_up, done) = (Barrier::new(2), Barrier::new(2));
+        workers(wire, 2, |worker, manager| {
+            let edge = key(0, 1, "x");
+            for id in 0..5 {
+                let step = step(&manager, id);
+                if worker == 0 {
+                    gave_up.wait();
+                    step.send(&edge, tensor(70_000, id)).unwrap();
+                } else {
+                    assert!(matches!(step.recv(&edge, Duration::from_millis(2)), Err(Error::Timeout(_))));
+                    gave_up.wait();
+                }
+            }
+            let step = step(&manager, 9);
+            match worker {
+                0 => step.send(&edge, tensor(80_000, 9)).unwrap(),
+                _ => assert!(step.recv(&edge, TIMEOUT).unwrap() == tensor(80_000, 9)),
+            }
+            done.wait();
+        });
+    }
+}
+
+#[test]
+fn any_number_of_threads_share_a_manager() {
+    const THREADS: usize = 4;
+    for wire in WIRES {
+        let done = Barrier::new(2);
+        workers(wire, 2, |worker, manager| {
+            let (step, other) = (step(&manager, 1), 1 - worker);
+            let called = Arc::new(AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let (manager, step, called) = (&manager, &step, &called);
+                    scope.spawn(move || {
+                        for i in 0..40 {
+                            let (edge, len) = (format!("{thread} {i}"), i * 1000);
+                            step.send(&key(worker, other, &edge), tensor(len, i as u64)).unwrap();
+                            if thread % 2 == 0 {
+                                assert!(step.recv(&key(other, worker, &edge), TIMEOUT).unwrap() == tensor(len, i as u64));
+                            } else {
+                                let called = called.clone();
+                                let take = move |result: Result<Tensor>| {
+                                    _ = called.fetch_add(result.unwrap().bytes().len() + 1, Ordering::Relaxed)
+                                };
+                                step.recv_async(&key(other, worker, &edge), Box::new(take));
+                                manager.run(Duration::from_millis(1));
+                            }
+                        }
+                    });
+                }
+            });
+            let all = THREADS / 2 * (0..40).map(|i| i * 1000 + 1).sum::<usize>();
+            while called.load(Ordering::Relaxed) < all {
+                assert!(manager.run(TIMEOUT) > 0);
+            }
+            assert_eq!((called.load(Ordering::Relaxed), manager.run(Duration::ZERO)), (all, 0));
+            done.wait();
+        });
+    }
+}
+
 #[test]
 fn a_receive_has_its_time_and_may_be_repeated() {
     for wire in WIRES {
