@@ -1,6 +1,6 @@
 /*
- * A producer and two consumers exchange named tensors over shared memory, TCP or RDMA, step by step: in each step the producer has a tensor for either
- * consumer, which checks it and sends a sum back. The last step is aborted by the producer, which the consumers are told.
+ * A producer and two consumers exchange named tensors over shared memory, TCP or RDMA, step by step: in each step the producer has a tensor for
+ * either consumer, which checks it and sends a sum back. The last step is aborted by the producer, which the consumers are told.
  *
  *   for r in 0 1 2; do RANK=$r WORLD_SIZE=3 MASTER_ADDR=localhost MASTER_PORT=29500 tensor_pipeline & done
  *
@@ -161,7 +161,8 @@ int main(int argc, char **argv)
         die("there are %" PRId64 " workers; expected %d", ranks, WORKERS);
     check("prefix", railhead_store_prefix("tensor_pipeline", store, &keys));
     railhead_tensor_manager_t *manager;
-    railhead_tensor_config_t config = {.size = sizeof config, .worker = workers[rank], .workers = workers, .count = WORKERS, .timeout_ms = TIMEOUT_MS};
+    railhead_tensor_config_t config = {.size = sizeof config, .worker = workers[rank], .workers = workers, .count = WORKERS};
+    config.timeout_ms = TIMEOUT_MS;
     check("create", railhead_tensor_manager_create(&config, device, &manager));
     check("connect", railhead_tensor_manager_connect(manager, keys));
     for (uint64_t step = 1; step <= steps + 1; step++) {
@@ -176,8 +177,8 @@ int main(int argc, char **argv)
         else if (consume(manager, rendezvous, step, now) != (step > steps))
             die("step %" PRIu64 " of %" PRIu64 " has ended otherwise", step, steps);
         check("release", railhead_tensor_release(rendezvous));
-        /* A step is cleaned up once nobody asks for anything of it: the producer has all sums of its own, a consumer knows that of the one before. The
-         * aborted one stays. */
+        /* A step is cleaned up once nobody asks for anything of it: the producer has all sums of its own, a consumer knows that of the one before.
+         * The aborted one stays. */
         if (step <= steps)
             check("cleanup", railhead_tensor_cleanup(manager, rank == 0 ? step : step - 1));
     }

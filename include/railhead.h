@@ -386,9 +386,9 @@ typedef struct {
     railhead_tensor_owner_t *owner;
 } railhead_tensor_t;
 
-// Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is NULL. Both
-// are the library's, until the callback returns. On a thread that calls railhead_tensor_manager_run or _close. May call any function of this header; must
-// not throw.
+// Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is
+// NULL. Both are the library's, until the callback returns. On a thread that calls railhead_tensor_manager_run or _close. May call any function of
+// this header; must not throw.
 typedef void (*railhead_tensor_callback_t)(void *user,
                                            railhead_status_t status,
                                            const char *why,
@@ -1091,22 +1091,22 @@ railhead_status_t railhead_tensor_manager_create(const railhead_tensor_config_t 
                                                  const char *device,
                                                  railhead_tensor_manager_t **manager);
 
-// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). From then
-// on a thread answers the others. After an error all workers may try again, with another prefix.
+// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
+// From then on a thread answers the others. After an error all workers may try again, with another prefix.
 //
-// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different fabrics;
-// RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
+// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different
+// fabrics; RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
 railhead_status_t railhead_tensor_manager_connect(railhead_tensor_manager_t *manager,
                                                   railhead_store_t *store);
 
-// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for at most `timeout_ms` (less than 0: for
-// ever). `ran`: how many it has run, or NULL.
+// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for at most `timeout_ms` (less than 0:
+// for ever). `ran`: how many it has run, or NULL.
 railhead_status_t railhead_tensor_manager_run(railhead_tensor_manager_t *manager,
                                               int64_t timeout_ms,
                                               size_t *ran);
 
-// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called now. A
-// worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called
+// now. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
 railhead_status_t railhead_tensor_manager_close(railhead_tensor_manager_t *manager);
 
 // Finds a step, or makes it. What is received of it waits for railhead_tensor_initialize.
@@ -1121,17 +1121,18 @@ railhead_status_t railhead_tensor_initialize(railhead_tensor_rendezvous_t *rende
 
 // Produces a tensor: its contents are copied. Never waits.
 //
-// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status with
-// which the step was aborted.
+// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status
+// with which the step was aborted.
 railhead_status_t railhead_tensor_send(railhead_tensor_rendezvous_t *rendezvous,
                                        const char *key,
                                        const railhead_tensor_t *tensor);
 
-// Receives a tensor, which may not be produced yet, and waits for it for at most `timeout_ms` (0 or less: for ever). railhead_tensor_free gives it back.
+// Receives a tensor, which may not be produced yet, and waits for it for at most `timeout_ms` (0 or less: for ever). railhead_tensor_free gives it
+// back.
 //
-// RAILHEAD_TIMEOUT: "Timed out waiting for notification"; RAILHEAD_USAGE: no key, or one whose consumer is another worker, or whose producer there is
-// not; the step was cleaned up, there too; the manager is closed. RAILHEAD_NETWORK: the producer's worker is lost. The status with which the step was
-// aborted, here or there.
+// RAILHEAD_TIMEOUT: "Timed out waiting for notification"; RAILHEAD_USAGE: no key, or one whose consumer is another worker, or whose producer there
+// is not; the step was cleaned up, there too; the manager is closed. RAILHEAD_NETWORK: the producer's worker is lost. The status with which the
+// step was aborted, here or there.
 railhead_status_t railhead_tensor_recv(railhead_tensor_rendezvous_t *rendezvous,
                                        const char *key,
                                        int64_t timeout_ms,
@@ -1146,8 +1147,8 @@ railhead_status_t railhead_tensor_recv_async(railhead_tensor_rendezvous_t *rende
 // Gives a tensor back that railhead_tensor_recv has filled in: its `data` is not to be read any more.
 railhead_status_t railhead_tensor_free(const railhead_tensor_t *tensor);
 
-// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later: they get `status`,
-// RAILHEAD_INTERNAL, RAILHEAD_USAGE, RAILHEAD_NETWORK or RAILHEAD_TIMEOUT, and the first 256 bytes of `why`. The first call counts.
+// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later: they get
+// `status`, RAILHEAD_INTERNAL, RAILHEAD_USAGE, RAILHEAD_NETWORK or RAILHEAD_TIMEOUT, and the first 256 bytes of `why`. The first call counts.
 //
 // RAILHEAD_USAGE: another status; the step was cleaned up.
 railhead_status_t railhead_tensor_abort(railhead_tensor_rendezvous_t *rendezvous,
@@ -1157,16 +1158,16 @@ railhead_status_t railhead_tensor_abort(railhead_tensor_rendezvous_t *rendezvous
 // Ends a handle. The step goes on.
 railhead_status_t railhead_tensor_release(railhead_tensor_rendezvous_t *rendezvous);
 
-// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number should not
-// be used again, as other workers may be late.
+// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number
+// should not be used again, as other workers may be late.
 railhead_status_t railhead_tensor_cleanup(railhead_tensor_manager_t *manager,
                                           uint64_t id);
 
 // Ends all steps that there are.
 railhead_status_t railhead_tensor_cleanup_all(railhead_tensor_manager_t *manager);
 
-// Writes the key of a tensor and a 0 behind it: "SRC_DEVICE;INCARNATION;DST_DEVICE;EDGE;FRAME:ITER", at most 512 bytes, in TensorFlow's form. `*len`: the
-// bytes at `key`; becomes those of the key, with the 0.
+// Writes the key of a tensor and a 0 behind it: "SRC_DEVICE;INCARNATION;DST_DEVICE;EDGE;FRAME:ITER", at most 512 bytes, in TensorFlow's form.
+// `*len`: the bytes at `key`; becomes those of the key, with the 0.
 //
 // RAILHEAD_USAGE: a part that is empty or has a semicolon; a key that is too long; too few bytes, and `*len` is what it takes then.
 railhead_status_t railhead_tensor_key_create(const char *src_device,

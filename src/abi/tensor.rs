@@ -98,9 +98,9 @@ pub struct railhead_tensor_key_t {
     pub iter: i64,
 }
 
-/// Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is NULL. Both
-/// are the library's, until the callback returns. On a thread that calls railhead_tensor_manager_run or _close. May call any function of this header; must
-/// not throw.
+/// Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is
+/// NULL. Both are the library's, until the callback returns. On a thread that calls railhead_tensor_manager_run or _close. May call any function of
+/// this header; must not throw.
 #[allow(non_camel_case_types)]
 pub type railhead_tensor_callback_t =
     Option<unsafe extern "C" fn(user: *mut c_void, status: railhead_status_t, why: *const c_char, tensor: *const railhead_tensor_t)>;
@@ -143,11 +143,11 @@ pub unsafe extern "C" fn railhead_tensor_manager_create(
     })
 }
 
-/// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). From then
-/// on a thread answers the others. After an error all workers may try again, with another prefix.
+/// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
+/// From then on a thread answers the others. After an error all workers may try again, with another prefix.
 ///
-/// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different fabrics;
-/// RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
+/// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different
+/// fabrics; RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_connect(
     manager: *mut railhead_tensor_manager_t,
@@ -159,8 +159,8 @@ pub unsafe extern "C" fn railhead_tensor_manager_connect(
     })
 }
 
-/// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for at most `timeout_ms` (less than 0: for
-/// ever). `ran`: how many it has run, or NULL.
+/// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for at most `timeout_ms` (less than 0:
+/// for ever). `ran`: how many it has run, or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_run(
     manager: *mut railhead_tensor_manager_t,
@@ -178,8 +178,8 @@ pub unsafe extern "C" fn railhead_tensor_manager_run(
     })
 }
 
-/// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called now. A
-/// worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+/// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called
+/// now. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_close(manager: *mut railhead_tensor_manager_t) -> railhead_status_t {
     call(|| {
@@ -209,8 +209,8 @@ pub unsafe extern "C" fn railhead_tensor_initialize(rendezvous: *mut railhead_te
 
 /// Produces a tensor: its contents are copied. Never waits.
 ///
-/// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status with
-/// which the step was aborted.
+/// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status
+/// with which the step was aborted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_send(
     rendezvous: *mut railhead_tensor_rendezvous_t,
@@ -233,11 +233,12 @@ pub unsafe extern "C" fn railhead_tensor_send(
     })
 }
 
-/// Receives a tensor, which may not be produced yet, and waits for it for at most `timeout_ms` (0 or less: for ever). railhead_tensor_free gives it back.
+/// Receives a tensor, which may not be produced yet, and waits for it for at most `timeout_ms` (0 or less: for ever). railhead_tensor_free gives it
+/// back.
 ///
-/// RAILHEAD_TIMEOUT: "Timed out waiting for notification"; RAILHEAD_USAGE: no key, or one whose consumer is another worker, or whose producer there is
-/// not; the step was cleaned up, there too; the manager is closed. RAILHEAD_NETWORK: the producer's worker is lost. The status with which the step was
-/// aborted, here or there.
+/// RAILHEAD_TIMEOUT: "Timed out waiting for notification"; RAILHEAD_USAGE: no key, or one whose consumer is another worker, or whose producer there
+/// is not; the step was cleaned up, there too; the manager is closed. RAILHEAD_NETWORK: the producer's worker is lost. The status with which the
+/// step was aborted, here or there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_recv(
     rendezvous: *mut railhead_tensor_rendezvous_t,
@@ -289,8 +290,8 @@ pub unsafe extern "C" fn railhead_tensor_free(tensor: *const railhead_tensor_t) 
     call(|| unsafe { Ok(OWNERS.remove(read(tensor, "tensor")?.owner).map(drop)?) })
 }
 
-/// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later: they get `status`,
-/// RAILHEAD_INTERNAL, RAILHEAD_USAGE, RAILHEAD_NETWORK or RAILHEAD_TIMEOUT, and the first 256 bytes of `why`. The first call counts.
+/// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later: they get
+/// `status`, RAILHEAD_INTERNAL, RAILHEAD_USAGE, RAILHEAD_NETWORK or RAILHEAD_TIMEOUT, and the first 256 bytes of `why`. The first call counts.
 ///
 /// RAILHEAD_USAGE: another status; the step was cleaned up.
 #[unsafe(no_mangle)]
@@ -319,8 +320,8 @@ pub unsafe extern "C" fn railhead_tensor_release(rendezvous: *mut railhead_tenso
     call(|| Ok(STEPS.remove(rendezvous).map(drop)?))
 }
 
-/// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number should not
-/// be used again, as other workers may be late.
+/// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number
+/// should not be used again, as other workers may be late.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_cleanup(manager: *mut railhead_tensor_manager_t, id: u64) -> railhead_status_t {
     call(|| {
@@ -338,8 +339,8 @@ pub unsafe extern "C" fn railhead_tensor_cleanup_all(manager: *mut railhead_tens
     })
 }
 
-/// Writes the key of a tensor and a 0 behind it: "SRC_DEVICE;INCARNATION;DST_DEVICE;EDGE;FRAME:ITER", at most 512 bytes, in TensorFlow's form. `*len`: the
-/// bytes at `key`; becomes those of the key, with the 0.
+/// Writes the key of a tensor and a 0 behind it: "SRC_DEVICE;INCARNATION;DST_DEVICE;EDGE;FRAME:ITER", at most 512 bytes, in TensorFlow's form.
+/// `*len`: the bytes at `key`; becomes those of the key, with the 0.
 ///
 /// RAILHEAD_USAGE: a part that is empty or has a semicolon; a key that is too long; too few bytes, and `*len` is what it takes then.
 #[unsafe(no_mangle)]

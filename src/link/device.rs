@@ -1,5 +1,5 @@
-//! The device that links are made on: one device of the fabric, or several as rails; and memory that is registered there. For layers whose peers meet in a
-//! store. Any thread.
+//! The device that links are made on: one device of the fabric, or several as rails; and memory that is registered there. For layers whose peers
+//! meet in a store. Any thread.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! What several links of one owner are behind one lock, and whoever waits for them: for layers whose callers wait, without a thread on the way of a message.
-//! Any number of threads.
+//! What several links of one owner are behind one lock, and whoever waits for them: for layers whose callers wait, without a thread on the way of a
+//! message. Any number of threads.
 //!
-//! The first thread that waits drives the links for all: it polls them for a little while, then arms them, polls once more, and sleeps on the device's
-//! descriptor. Others sleep until it has moved something or stops. Who asks for something while the driver sleeps wakes it. While nobody waits, a thread in
-//! the background does the same, if one was started.
+//! The first thread that waits drives the links for all: it polls them for a little while, then arms them, polls once more, and sleeps on the
+//! device's descriptor. Others sleep until it has moved something or stops. Who asks for something while the driver sleeps wakes it. While nobody
+//! waits, a thread in the background does the same, if one was started.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
@@ -138,7 +138,8 @@ impl<D: Driven> Driver<D> {
         self.background.wake();
     }
 
-    /// Waits until `done` gives something. It is asked, without the lock, at once, whenever something has moved, and at the time that it gives instead.
+    /// Waits until `done` gives something. It is asked, without the lock, at once, whenever something has moved, and at the time that it gives
+    /// instead.
     pub fn wait<T>(&self, mut done: impl FnMut(u64) -> std::result::Result<T, u64>) -> T {
         let _waiting = Waiting::new(self);
         loop {

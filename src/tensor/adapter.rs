@@ -1,5 +1,5 @@
-//! One worker as seen by another: a link to it, the buffers of its channel, and what the [`Channel`] says is to be done with them. Under the lock of the
-//! manager, on whichever thread drives it.
+//! One worker as seen by another: a link to it, the buffers of its channel, and what the [`Channel`] says is to be done with them. Under the lock
+//! of the manager, on whichever thread drives it.
 //!
 //! Each side has four named buffers of its own in one piece of registered memory, and tensor buffers besides. A peer writes to three slots that stand
 //! open, in order: messages, acks, and tensors, whose writes name the buffer.

@@ -1,9 +1,9 @@
-//! The two ends of a channel, as a table of actions: what this worker does when the other has written to one of its buffers, and when a write of its own
-//! is done. Pure: what is to be done is told to [`Actions`]. Under the lock of the manager.
+//! The two ends of a channel, as a table of actions: what this worker does when the other has written to one of its buffers, and when a write of
+//! its own is done. Pure: what is to be done is told to [`Actions`]. Under the lock of the manager.
 //!
-//! Messages go one at a time: the next one is written once this side's device is done with the message buffer and the peer has said, by an ack, that it
-//! has read its own. A tensor goes through a buffer of its name, which both sides have; the producer enlarges his and asks the consumer to do so, and uses
-//! it again once the consumer has said that he has copied the tensor out.
+//! Messages go one at a time: the next one is written once this side's device is done with the message buffer and the peer has said, by an ack,
+//! that it has read its own. A tensor goes through a buffer of its name, which both sides have; the producer enlarges his and asks the consumer to
+//! do so, and uses it again once the consumer has said that he has copied the tensor out.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

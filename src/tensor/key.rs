@@ -1,7 +1,7 @@
 //! The key of a tensor: who produces it on which device, who gets it, and which of them it is. Used by whoever names tensors. Any thread.
 //!
-//! As TensorFlow writes them (tensorflow/core/framework/rendezvous.cc, CreateKey and ParseKey): the producer's device, its incarnation in hexadecimal, the
-//! consumer's device, the name of the edge, and frame and iteration, with semicolons between them.
+//! As TensorFlow writes them (tensorflow/core/framework/rendezvous.cc, CreateKey and ParseKey): the producer's device, its incarnation in
+//! hexadecimal, the consumer's device, the name of the edge, and frame and iteration, with semicolons between them.
 
 use crate::base::error::{Error, Result};
 

@@ -58,8 +58,8 @@ impl Manager {
         Ok(Manager(Arc::new(Shared { device, name: name.to_owned(), others, driver, connecting: AtomicBool::new(false) })))
     }
 
-    /// Connects to all other workers. Every worker calls it, with a store in which they meet and whose keys nobody else uses: a prefix of one. After an
-    /// error all workers may try again, with another prefix.
+    /// Connects to all other workers. Every worker calls it, with a store in which they meet and whose keys nobody else uses: a prefix of one.
+    /// After an error all workers may try again, with another prefix.
     ///
     /// Errors: workers that did not come in time, or that were given other names; workers of another release, or on another fabric.
     pub fn connect(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
@@ -95,8 +95,8 @@ impl Manager {
         self.0.driver.with(Core::cleanup_all);
     }
 
-    /// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for so long at most. How many it has run.
-    /// A callback may call whatever it likes.
+    /// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for so long at most. How many it
+    /// has run. A callback may call whatever it likes.
     pub fn run(&self, timeout: Duration) -> usize {
         let due = self.0.wait(timeout, |core| Some(core.calls.due()).filter(|due| *due > 0 || core.check().is_err()));
         self.0.run_due(due.unwrap_or(0))
@@ -107,8 +107,8 @@ impl Manager {
         self.0.driver.set_busy(busy);
     }
 
-    /// Ends it: all that waits fails, and so does what comes later; callbacks that were not run are run now. Workers that wait for this one learn that it
-    /// has gone.
+    /// Ends it: all that waits fails, and so does what comes later; callbacks that were not run are run now. Workers that wait for this one learn
+    /// that it has gone.
     pub fn close(&self) {
         let shared = &self.0;
         let first = shared.driver.with(Core::close);

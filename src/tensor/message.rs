@@ -1,8 +1,8 @@
-//! The packet in front of every message and tensor: what it is, of which tensor, in which step, and where memory is. Plain bytes, made and read by the
-//! channel's two ends.
+//! The packet in front of every message and tensor: what it is, of which tensor, in which step, and where memory is. Plain bytes, made and read by
+//! the channel's two ends.
 //!
-//! The fields and their order are TensorFlow's (tensorflow/contrib/verbs/README.md), with the widths that it documents. Its shape and data type, which
-//! there are objects of C++, are numbers here: see [`HEADER`].
+//! The fields and their order are TensorFlow's (tensorflow/contrib/verbs/README.md), with the widths that it documents. Its shape and data type,
+//! which there are objects of C++, are numbers here: see [`HEADER`].
 
 use crate::base::error::Error;
 use crate::link::limits::MAX_RAILS;
@@ -11,8 +11,8 @@ use crate::link::limits::MAX_RAILS;
 pub const NAME_MAX: usize = 512;
 /// Dimensions that a tensor may have.
 pub const RANK_MAX: usize = 16;
-/// Bytes before the tensor, or the text of an error. Little endian: `{u8 kind, u16 name_size, u8 name[512], u64 step, u64 buffer_size, u64 addr, u32 rkey,
-/// u8 is_dead, u32 data_type, u8 rank, i64 dims[16], u64 bytes, u32 more_rkeys[7], u64 index, u8 zero[47]}`.
+/// Bytes before the tensor, or the text of an error. Little endian: `{u8 kind, u16 name_size, u8 name[512], u64 step, u64 buffer_size, u64 addr,
+/// u32 rkey, u8 is_dead, u32 data_type, u8 rank, i64 dims[16], u64 bytes, u32 more_rkeys[7], u64 index, u8 zero[47]}`.
 pub const HEADER: usize = 768;
 /// Bytes of the text of an error.
 pub const TEXT_MAX: usize = 256;

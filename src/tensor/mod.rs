@@ -1,9 +1,9 @@
 //! Producers and consumers of named tensors, step by step, on workers that know each other by name: TensorFlow's verbs rendezvous, on
 //! [`link`](crate::link) and any store.
 //!
-//! A [`Manager`] has an [`adapter`] to each other worker, whose [`channel`] says what is to be done with messages and buffers; a [`Rendezvous`] is one
-//! step, in whose [`table`] a tensor waits for its receiver or a receiver for its tensor. A consumer asks the producer's worker; the tensor goes through a
-//! buffer of its name, which both have, and is copied out by the thread that wants it.
+//! A [`Manager`] has an [`adapter`] to each other worker, whose [`channel`] says what is to be done with messages and buffers; a [`Rendezvous`] is
+//! one step, in whose [`table`] a tensor waits for its receiver or a receiver for its tensor. A consumer asks the producer's worker; the tensor
+//! goes through a buffer of its name, which both have, and is copied out by the thread that wants it.
 //!
 //! Workers trust each other: a peer can write into the buffers that it was told of.
 #![forbid(unsafe_code)]

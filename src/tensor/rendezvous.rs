@@ -38,8 +38,8 @@ impl Rendezvous {
         self.shared.driver.with(|core| core.send(self.step, key, tensor))
     }
 
-    /// Receives a tensor, which may not be produced yet. The callback gets it, or why it does not come, in [`Manager::run`](super::Manager::run) or when
-    /// the manager is closed; once.
+    /// Receives a tensor, which may not be produced yet. The callback gets it, or why it does not come, in [`Manager::run`](super::Manager::run) or
+    /// when the manager is closed; once.
     pub fn recv_async(&self, key: &str, callback: Callback) {
         self.shared.driver.with(|core| core.recv(self.step, key, Some(callback)));
     }

@@ -1,6 +1,7 @@
 //! The steps of a worker: for each a table in which producers and consumers meet. Under the lock of the manager.
 //!
-//! A step may be found before it is initialised, here or by another worker that is ahead: what is sent is kept then, and what is to be received waits.
+//! A step may be found before it is initialised, here or by another worker that is ahead: what is sent is kept then, and what is to be received
+//! waits.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -1,5 +1,5 @@
-//! Where producers and consumers of one step meet on one worker: a value waits for its receiver, or a receiver for its value. Plain data under its owner's
-//! lock; it gives back what is to be run, which is run without that.
+//! Where producers and consumers of one step meet on one worker: a value waits for its receiver, or a receiver for its value. Plain data under its
+//! owner's lock; it gives back what is to be run, which is run without that.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
