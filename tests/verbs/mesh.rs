@@ -93,11 +93,11 @@ fn all_that_ranks_do() {
                 to.close(TIMEOUT).expect("close");
                 from.close(TIMEOUT).expect("close");
                 assert!(back.iter().all(|number| *number == last as u32));
+                back.fill(99);
                 let (sends, receives) = (
                     Buffer::send_to(&mesh, next, 5, memory(&mut out)).unwrap(),
                     Buffer::recv_from(&mesh, last, 5, memory(&mut back)).unwrap(),
                 );
-                back.fill(99);
                 sends.send(0, None, 0).expect("send");
                 receives.wait_recv(TIMEOUT).expect("wait_recv");
                 sends.wait_send(TIMEOUT).expect("wait_send");
