@@ -104,10 +104,11 @@ demo: deps library
 test: deps-test
 	@echo "== the tests"
 	$(CARGO) test $(STAGED) --no-run
-	@echo "== those in the virtual machine, which leave a core to the building of the library"
-	@$(CARGO) build --release --package railhead & library=$$!; \
-	    $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); machine=$$?; \
-	    wait $$library && \
+	@echo "== those in the virtual machine, beside all that follows; what they say comes last"
+	@said=$$(mktemp); \
+	    { $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); echo $$? > $$said.status; } > $$said 2>&1 & machine=$$!; \
+	    trap 'kill $$machine 2>/dev/null; rm -f $$said $$said.status' EXIT; \
+	    $(CARGO) build --release --package railhead && \
 	    echo "== the examples" && \
 	    $(MAKE) --no-print-directory -C c_examples && \
 	    echo "== all other tests" && \
@@ -116,7 +117,10 @@ test: deps-test
 	    echo "== RAILHEAD_PROGRESS=thread"; \
 	    RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS); \
 	    threaded=$$?; \
-	    [ "$$machine$$all$$threaded" = 000 ]; }
+	    wait $$machine; \
+	    echo "== in the virtual machine"; \
+	    cat $$said; \
+	    [ "$$all$$threaded$$(cat $$said.status)" = 000 ]; }
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run
