@@ -340,12 +340,13 @@ impl Core {
         if let Some(closed) = closed {
             self.calls.end_all(|_| true, || closed.error());
         }
-        self.cleanup_all();
+        // First: that is why others do not get what they wait for.
         for worker in &mut self.workers {
             if let Peer::Here(adapter) = &mut worker.peer {
                 adapter.say_bye();
             }
         }
+        self.cleanup_all();
         true
     }
 
