@@ -183,7 +183,7 @@ impl<D: Driven> Driver<D> {
     /// Whether nobody waits: then there is nobody else to answer the peers.
     pub(super) fn left_alone(&self) -> bool {
         let state = self.lock();
-        state.waiters == 0 && !state.has_failed() && !self.busy.load(Ordering::Relaxed)
+        state.waiters == 0 && !state.has_failed()
     }
 
     /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps.

@@ -214,9 +214,9 @@ impl Link {
                 (rail, batches) = (rail + 1, 0);
             }
         }
-        if found > 0 && self.wait_shown {
-            self.end_wait();
+        if found > 0 {
             self.liveness.busy();
+            self.waits_over();
         }
         found > 0
     }
@@ -248,7 +248,8 @@ impl Link {
         let _ = self.idle(waits_for);
         match self.fault.is_some() || self.liveness.ended() {
             true => Some(EXPLAIN_NS),
-            false => (!self.liveness.watch(watch)).then_some(PROBE_NS),
+            // A NIC says nothing of a peer's queue pair that has failed while its process lives.
+            false => (!(self.liveness.watch(watch) && self.qps.keeps_early_requests)).then_some(PROBE_NS),
         }
     }
 

@@ -85,6 +85,11 @@ impl Context {
         if self.connecting.swap(true, Ordering::Relaxed) {
             return Err(Error::usage("the mesh is connected already, or another thread connects it"));
         }
+        let is_connected = |peer: &Peer| matches!(peer, Peer::Here(_) | Peer::Lost(_));
+        if self.with(|core| core.peers.iter().any(is_connected)) {
+            self.connecting.store(false, Ordering::Relaxed);
+            return Err(Error::usage("some ranks are connected already, by their addresses: so must all others be"));
+        }
         let connected = self.connect_through(store, timeout);
         if connected.is_err() {
             self.with(|core| core.peers.iter_mut().for_each(|peer| *peer = Peer::Absent));

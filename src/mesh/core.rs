@@ -432,14 +432,12 @@ impl Driven for Core {
         for rank in 0..self.peers.len() {
             let waits = self.waits_for_any(rank);
             if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
-                let again = pair.arm(waits, |fd| {
-                    if !fds.contains(&fd) {
-                        fds.push(fd);
-                    }
-                })?;
+                let again = pair.arm(waits, |fd| fds.push(fd))?;
                 look = look.into_iter().chain(again).min();
             }
         }
+        fds.sort_unstable();
+        fds.dedup();
         Ok(look)
     }
 

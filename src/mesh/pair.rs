@@ -372,7 +372,12 @@ impl Pair {
                 }
             }
             Said::Withdrawn(sequence) => {
-                let Some(open) = self.recvs.close(sequence) else {
+                let slots = &self.slots;
+                let asked = |open: &Open| match open {
+                    Open::Once { withdrawn, .. } => *withdrawn,
+                    Open::Slot { slot, .. } => slots.is_closing(*slot),
+                };
+                let Some(open) = self.recvs.close(sequence, asked) else {
                     self.misbehaves("an answer to nothing");
                     return Ok(());
                 };
@@ -386,7 +391,7 @@ impl Pair {
                     }
                 }
             }
-            Said::Opened(..) => self.misbehaves("a slot twice"),
+            Said::Opened(..) => self.misbehaves("a slot twice, or too many"),
             Said::Claimed(_) | Said::Message(..) | Said::Unmatched { .. } | Said::Bye(_) => {}
         }
         Ok(())
@@ -405,15 +410,15 @@ impl Pair {
     /// Tells the peer that this rank goes, if there is a place for it: a peer that waits for it learns why. It may go for a rank that it has lost. Once is
     /// enough.
     pub fn say_bye(&mut self, gone: Option<usize>) {
-        if !self.said_bye {
+        if !self.said_bye && self.tell().is_ok() && self.says.is_empty() {
             self.said_bye = self.link.say_last(&Said::Bye(gone).encode()).unwrap_or(false);
         }
     }
 
-    /// Whether that, and all that was sent before, is through.
+    /// Whether that, and all that was sent before, is through, or will never be.
     pub fn bye_is_through(&mut self) -> bool {
         self.link.poll(Wait::NONE);
-        self.link.last_is_through()
+        self.link.check().is_err() || self.said_bye && self.link.last_is_through()
     }
 
     /// Tells the peer of messages of collectives that none of its receives is for, once: it may wait for one of another size.

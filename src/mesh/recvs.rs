@@ -187,9 +187,9 @@ impl Recvs {
         }
     }
 
-    /// The peer writes nothing there any more. `None`: it was not open, as far as the number travels.
-    pub fn close(&mut self, sequence: u64) -> Option<Open> {
-        self.open.get_mut(place_of(sequence))?.take_if(|open| (open.sequence() ^ sequence) << 24 == 0)
+    /// The peer writes nothing there any more. `None`: it was not open, as far as the number travels, or not `asked` about.
+    pub fn close(&mut self, sequence: u64, asked: impl Fn(&Open) -> bool) -> Option<Open> {
+        self.open.get_mut(place_of(sequence))?.take_if(|open| (open.sequence() ^ sequence) << 24 == 0 && asked(open))
     }
 
     /// The bytes that a receive with this tag is for.

@@ -110,9 +110,15 @@ impl Slots {
         self.incoming.remove(&slot)?.closing
     }
 
-    /// The peer may be sent to: whether the slot was not open before.
+    /// Whether a slot that this rank receives into is being closed.
+    pub fn is_closing(&self, slot: u64) -> bool {
+        self.incoming.get(&slot).is_some_and(|incoming| incoming.closing.is_some())
+    }
+
+    /// The peer may be sent to: whether the slot was not open before, and it has no more than it may have.
     pub fn opened(&mut self, slot: u64, target: Target) -> bool {
-        self.outgoing.entry(slot).or_default().target.replace(target).is_none()
+        let open = self.outgoing.values().filter(|outgoing| outgoing.target.is_some()).count();
+        open < MAX_INCOMING && self.outgoing.entry(slot).or_default().target.replace(target).is_none()
     }
 
     /// The peer closes what this sequence number names: whether it was open.

@@ -154,7 +154,11 @@ impl SmallMessages {
     /// The tag of a receive that a rank is to be told of, as it has no room for what was not asked for. It may send one with that tag then, unless it is told
     /// first of those that were received: then it forgets the tags.
     pub fn wants(&mut self, rank: usize, kind: usize) -> Option<Tag> {
-        let early = self.early.get_mut(rank).filter(|early| early.is_full(kind) && early.wanted.len() < MAX_WANTED)?;
+        let early = self.early.get_mut(rank).filter(|early| early.is_full(kind))?;
+        // Those that were taken back may have come, and wait.
+        if early.waiting(kind) + early.wanted.len() as u64 >= MAX_EARLY + MAX_WANTED as u64 {
+            return None;
+        }
         let waits = |recv: &&Recv| recv.tag.kind() == kind && recv.ranks.contain(rank) && !early.wanted.contains(&recv.tag);
         let tag = self.recvs.iter().find(waits)?.tag;
         early.wanted.insert(tag);
