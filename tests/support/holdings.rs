@@ -36,9 +36,12 @@ pub fn shm_files() -> BTreeSet<String> {
         file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
     };
     let mut left: BTreeSet<String> = names("/dev/shm").into_iter().filter(|n| n.contains("railhead")).filter(is_left).collect();
-    if !left.is_empty() {
-        // One that was made just then has its lock by now.
-        std::thread::sleep(std::time::Duration::from_millis(5));
+    // One that is just made gets its lock, and one that is just given up loses its name: on a busy machine that takes a while.
+    for _ in 0..50 {
+        if left.is_empty() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
         left.retain(is_left);
     }
     left

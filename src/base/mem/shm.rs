@@ -33,8 +33,9 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 /// A mapped segment.
 pub struct Shm {
     map: MmapRaw,
-    file: File,
+    /// Before the file, whose lock says that it has an owner.
     name: Option<Name>,
+    file: File,
 }
 
 /// The file's name in /dev/shm, while it is ours to remove.
