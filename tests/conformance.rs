@@ -16,6 +16,7 @@ mod conformance {
     pub mod keys;
     pub mod notify;
     pub mod order;
+    pub mod placed;
     pub mod publish;
     pub mod queue;
     pub mod read;
@@ -37,6 +38,12 @@ conforms! {
     soft_tcp: Bed { name: "soft_tcp", wire: Wire::Tcp, configure: |c| (c.fabric, c.soft_wire) = (Fabric::Soft, SoftWire::Tcp) };
     #[ignore = "verbs_conforms_on_memory runs it with a libibverbs that is memory"]
     verbs: Bed { name: "verbs", wire: Wire::Nic, configure: |c| (c.fabric, c.ib_timeout, c.ib_retry_cnt) = (Fabric::Verbs, 14, 6) };
+}
+
+conforms_as_shared_memory! {
+    soft_placed: Bed { name: "soft_placed", wire: Wire::Placed, configure: |c| {
+        (c.fabric, c.soft_wire, c.cma) = (Fabric::Soft, SoftWire::Shm, CrossMemory::Always);
+    } };
 }
 
 /// All clauses on a libibverbs that performs everything at once, in memory: what is the provider's own fault shows in seconds, without a

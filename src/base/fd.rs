@@ -36,6 +36,16 @@ pub fn limit() -> Option<libc::rlimit> {
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0).then_some(limit)
 }
 
+/// How many more it may open now; `None` if that cannot be found out.
+pub fn left() -> Option<usize> {
+    let limit = usize::try_from(limit()?.rlim_cur).ok()?;
+    match std::fs::read_dir("/proc/self/fd") {
+        // One of them is that of the folder.
+        Ok(open) => Some(limit.saturating_sub(open.count().saturating_sub(1))),
+        Err(error) => (error.raw_os_error() == Some(libc::EMFILE)).then_some(0),
+    }
+}
+
 /// A descriptor of the library, held by a `T`.
 pub struct Owned<T: AsRawFd> {
     inner: ManuallyDrop<T>,

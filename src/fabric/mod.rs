@@ -36,6 +36,7 @@ use crate::base::mem::{self, Pages};
 use crate::base::process::Process;
 use crate::base::stats::RailStats;
 
+pub use soft::memory::SharedPages;
 pub use types::*;
 
 /// A device that queue pairs can be made on. Cheap to clone.
@@ -95,7 +96,7 @@ impl Device {
     /// What it can do.
     pub fn capabilities(&self) -> Capabilities {
         match self {
-            Device::Soft(_) => soft::CAPABILITIES,
+            Device::Soft(device) => device.capabilities(),
             Device::Verbs(device) => device.capabilities(),
         }
     }
@@ -251,6 +252,22 @@ impl RegionView<'_> {
     pub fn write(&self, from: &[u8]) {
         // SAFETY: as above.
         unsafe { mem::copy(from.as_ptr(), self.memory.addr() as *mut u8, from.len().min(self.len())) };
+    }
+
+    /// Its line number `i`, if it is inside as a whole.
+    #[inline(always)]
+    pub fn line(&self, i: usize, vectors: impl mem::Vectors) -> Option<mem::Line> {
+        // SAFETY: as above.
+        (i < self.len() / mem::LINE).then(|| unsafe { vectors.load((self.memory.addr() + i * mem::LINE) as *const u8) })
+    }
+
+    /// Replaces it.
+    #[inline(always)]
+    pub fn set_line(&self, i: usize, line: mem::Line, vectors: impl mem::Vectors) {
+        if i < self.len() / mem::LINE {
+            // SAFETY: as above.
+            unsafe { vectors.store((self.memory.addr() + i * mem::LINE) as *mut u8, line) };
+        }
     }
 
     /// Copies another's first bytes here, as many as both have. They may overlap.

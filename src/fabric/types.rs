@@ -222,6 +222,8 @@ pub struct Capabilities {
     /// Making a region is so expensive that users of the same range had better share one: a NIC pins each page, and the region takes up room on
     /// it. Elsewhere each user has its own, whose keys die with it.
     pub shares_regions: bool,
+    /// Descriptors of the process that a connected queue pair takes at least.
+    pub descriptors_per_qp: u32,
 }
 
 /// Bytes of an opaque endpoint.

@@ -7,7 +7,7 @@ use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Pages, UserMemory};
 use crate::base::stats::{self, CommKind, CommStats, PageGuard};
-use crate::fabric::{self, Access, Capabilities, Domain, HeldMemory, MemoryRegion, PagesRegion, RegionView};
+use crate::fabric::{self, Access, Capabilities, Domain, HeldMemory, MemoryRegion, PagesRegion, RegionView, SharedPages};
 
 use super::duplex::Unconnected;
 use super::limits::MAX_RAILS;
@@ -73,6 +73,12 @@ impl Device {
         Unconnected::new(&self.rails(&stats), self.fabric(), self.name(), &self.config, stats, true)
     }
 
+    /// Descriptors of this process that a link takes at least, once it is connected.
+    pub fn descriptors_per_link(&self) -> usize {
+        let qps = self.config.qps_per_rail as usize;
+        self.rails.iter().map(|(_, capabilities)| qps * capabilities.descriptors_per_qp as usize).sum()
+    }
+
     fn rails(&self, stats: &CommStats) -> Vec<RailDevice> {
         let rails = self.rails.iter().enumerate();
         rails
@@ -107,6 +113,14 @@ impl Device {
         let pages = Pages::new(len.max(1))?;
         let rails = self.rails.iter();
         Ok(Registered::new(rails.map(|(domain, _)| Ok(Region::Own(domain.register_pages(&pages, ACCESS)?))).collect::<Result<_>>()?))
+    }
+
+    /// The same, which peers on this host may map. They take a descriptor each.
+    pub fn shared_scratch(&self, len: usize) -> Result<Registered> {
+        let shared = SharedPages::new(len.max(1))?;
+        let rails = self.rails.iter();
+        let regions = rails.map(|(domain, _)| Ok(Region::Own(domain.register_pages(shared.pages(), ACCESS)?))).collect::<Result<_>>()?;
+        Ok(Registered { _shared: Some(shared), ..Registered::new(regions) })
     }
 }
 
@@ -147,6 +161,8 @@ impl Region {
 pub struct Registered {
     /// Rail by rail; none for no bytes.
     regions: Vec<Region>,
+    /// Memory of our own. Dropped after the regions.
+    _shared: Option<SharedPages>,
     lkeys: [u32; MAX_RAILS],
     rkeys: [u32; MAX_RAILS],
 }
@@ -155,7 +171,7 @@ impl Registered {
     fn new(regions: Vec<Region>) -> Registered {
         let keys = |key: fn(&Region) -> u32| std::array::from_fn(|rail| regions.get(rail).map_or(0, key));
         let (lkeys, rkeys) = (keys(Region::lkey), keys(Region::rkey));
-        Registered { regions, lkeys, rkeys }
+        Registered { regions, _shared: None, lkeys, rkeys }
     }
 
     /// Bytes.

@@ -20,11 +20,15 @@ use super::background::Background;
 
 /// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
 const YIELDS: u64 = 40;
+/// Links that are polled so often; more are less often, as who polls hundreds keeps those from running that it waits for.
+const FEW: u64 = 8;
 /// Polls that find nothing between two looks at the clock, for a driver that does not sleep.
 const LOOK_EVERY: u64 = 256;
 
 /// What is driven: links, and what their owner knows of them.
 pub trait Driven: Send {
+    /// How many links it is, roughly.
+    fn links(&self) -> usize;
     /// Polls; whether something has moved.
     fn poll(&mut self) -> bool;
     /// Arms all links, for a sleep on these descriptors. `Some`: it has to end after so many nanoseconds.
@@ -40,6 +44,12 @@ pub trait Driven: Send {
     /// All that has arrived was polled, and nothing moved: whether that means something.
     fn settled(&mut self) -> bool {
         false
+    }
+    /// Does what is left to do without the lock. Called by whoever waits, and by the thread in the background, whenever something has moved.
+    fn work(_driver: &Driver<Self>)
+    where
+        Self: Sized,
+    {
     }
     /// So many threads wait now: it has changed.
     fn waited_for(&mut self, _waiters: usize) {}
@@ -145,6 +155,7 @@ impl<D: Driven> Driver<D> {
         loop {
             // Pairs with the Release in `drive`: what ends after the look below is not missed.
             let seen = self.moves.load(Ordering::Acquire);
+            D::work(self);
             // Taken before the look, which is the last one if it is late.
             match done(clock::now()) {
                 Ok(result) => return result,
@@ -162,6 +173,13 @@ impl<D: Driven> Driver<D> {
         self.wakeup.notify();
     }
 
+    /// The same without the lock, which this thread may have: whoever drives it looks, and has the others look when it stops.
+    pub fn nudge(&self) {
+        // Pairs with the Acquire in `wait`.
+        self.moves.fetch_add(1, Ordering::Release);
+        self.wakeup.notify();
+    }
+
     /// Has those look again that sleep while another thread drives it: a system call, even for nobody.
     fn wake_sleepers(&self, state: &State<D>) {
         if state.sleepers > 0 {
@@ -175,6 +193,7 @@ impl<D: Driven> Driver<D> {
         let seen = self.moves.load(Ordering::Acquire);
         let alone = self.left_alone();
         if alone {
+            D::work(self);
             self.drive_until(seen, u64::MAX, 1);
         }
         alone
@@ -186,7 +205,7 @@ impl<D: Driven> Driver<D> {
         state.waiters == 0 && !state.has_failed()
     }
 
-    /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps.
+    /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps, if the links are few.
     fn drive_until(&self, seen: u64, until: u64, polls: u64) {
         let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
         let mut state = self.lock();
@@ -200,6 +219,7 @@ impl<D: Driven> Driver<D> {
             return;
         }
         state.is_driven = true;
+        let polls = (polls * FEW / (state.links() as u64).max(FEW)).max(polls.min(2));
         drop(state);
         let _driving = Driving(self);
         let mut idle = 0;

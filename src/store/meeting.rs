@@ -42,6 +42,16 @@ impl<'a> Meeting<'a> {
         })
     }
 
+    /// What all who are known by these keys have told; nothing if some have not yet.
+    ///
+    /// Errors: a store that cannot be used.
+    pub fn heard(&self, keys: &[&str]) -> error::Result<Option<Vec<Vec<u8>>>> {
+        if !self.store.check(keys).map_err(|error| self.in_store(error))? {
+            return Ok(None);
+        }
+        self.store.multi_get(keys, self.left()).map(Some).map_err(|error| self.in_store(error))
+    }
+
     /// Waits until all others have come here, of whom each is known by a key and in words. One that has gone since it told its addresses is named.
     ///
     /// Errors: they have not in time; a store that cannot be used.

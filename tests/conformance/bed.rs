@@ -12,7 +12,7 @@ use railhead::base::config::Config;
 use railhead::base::stats::{RailCounter, RailStats};
 use railhead::fabric::{
     Access, Completion, CompletionQueue, Device, Domain, MemoryRegion, Opcode, Payload, QpCaps, QpId, QpState, RecvWr, SendWr, Sge,
-    UserMemory, WcOpcode, WcStatus,
+    SharedPages, UserMemory, WcOpcode, WcStatus,
 };
 
 /// Longest that anything here may take; a bound on hangs, not a measurement.
@@ -23,6 +23,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub enum Wire {
     /// Shared memory of one host.
     Shm,
+    /// The same, to memory that the peer writes to by itself.
+    Placed,
     /// TCP.
     Tcp,
     /// A NIC, or what the kernel says is one.
@@ -98,6 +100,7 @@ impl Bed {
     /// Two connected sides of a device.
     pub fn pair_on(&self, device: &Device, caps: QpCaps) -> Pair {
         let mut pair = Pair { a: Side::new("a", device, caps, false), b: Side::new("b", device, caps, false) };
+        (pair.a.shares, pair.b.shares) = (self.wire == Wire::Placed, self.wire == Wire::Placed);
         pair.connect();
         pair
     }
@@ -112,6 +115,8 @@ pub struct Side {
     /// Completions polled and not yet looked at.
     pub got: VecDeque<Completion>,
     pub domain: Domain,
+    /// Its memory may be mapped by the peer.
+    shares: bool,
 }
 
 impl Side {
@@ -121,12 +126,12 @@ impl Side {
         let mut cq = domain.create_cq(notify).expect("create_cq");
         let stats = RailStats::detached();
         let qp = cq.create_qp(&caps, stats.clone()).expect("create_qp");
-        Side { name, cq, qp, stats, got: VecDeque::new(), domain }
+        Side { name, cq, qp, stats, got: VecDeque::new(), domain, shares: false }
     }
 
     /// Registered memory of this end.
     pub fn memory(&self, len: usize, access: Access) -> Mem {
-        Mem::new(&self.domain, len, access)
+        if self.shares { Mem::shared(&self.domain, len, access) } else { Mem::new(&self.domain, len, access) }
     }
 
     /// Memory that the peer may do everything to.
@@ -311,6 +316,8 @@ pub struct Mem {
     at: usize,
     len: usize,
     region: Option<MemoryRegion>,
+    /// What it is part of, if the peer may map it.
+    shared: Option<SharedPages>,
 }
 
 // SAFETY: plain memory, accessed through raw copies only.
@@ -330,6 +337,15 @@ impl Mem {
         mem
     }
 
+    /// The same of [`SharedPages`], without inaccessible pages.
+    pub fn shared(domain: &Domain, len: usize, access: Access) -> Mem {
+        let shared = SharedPages::new(len.max(1)).expect("shared memory");
+        let (map, map_len) = (shared.pages().addr() as *mut u8, shared.pages().len());
+        let mut mem = Mem { map, map_len, at: (map_len - len) / 8 * 8, len, region: None, shared: Some(shared) };
+        mem.region = Some(domain.register(mem.memory(), access).expect("register"));
+        mem
+    }
+
     /// Maps `len` bytes without registering them. The last byte lies just before the guard page.
     pub fn unregistered(len: usize) -> Mem {
         let body = len.next_multiple_of(PAGE).max(PAGE);
@@ -342,7 +358,7 @@ impl Mem {
         let rc = unsafe { libc::mprotect(map.add(PAGE).cast(), body, libc::PROT_READ | libc::PROT_WRITE) };
         assert_eq!(rc, 0, "mprotect");
         // Slots need 8-aligned addresses, so only lengths that are multiples of 8 touch the guard page.
-        Mem { map, map_len, at: PAGE + (body - len) / 8 * 8, len, region: None }
+        Mem { map, map_len, at: PAGE + (body - len) / 8 * 8, len, region: None, shared: None }
     }
 
     pub fn len(&self) -> usize {
@@ -359,16 +375,18 @@ impl Mem {
         self.ptr(at) as u64
     }
 
-    pub fn region(&self) -> &MemoryRegion {
-        self.region.as_ref().expect("registered")
+    /// All of it, to be registered again.
+    pub fn memory(&self) -> UserMemory {
+        // SAFETY: it is mapped for as long as this exists, and no test uses such a region later.
+        unsafe { UserMemory::new(self.ptr(0), self.len) }
     }
 
     pub fn lkey(&self) -> u32 {
-        self.region().lkey()
+        self.region.as_ref().expect("registered").lkey()
     }
 
     pub fn rkey(&self) -> u32 {
-        self.region().rkey()
+        self.region.as_ref().expect("registered").rkey()
     }
 
     /// Deregisters; the memory stays.
@@ -414,8 +432,10 @@ impl Mem {
 impl Drop for Mem {
     fn drop(&mut self) {
         self.region = None;
-        // SAFETY: the mapping is ours and nothing refers to it any more.
-        unsafe { libc::munmap(self.map.cast(), self.map_len) };
+        if self.shared.is_none() {
+            // SAFETY: the mapping is ours and nothing refers to it any more.
+            unsafe { libc::munmap(self.map.cast(), self.map_len) };
+        }
     }
 }
 

@@ -93,7 +93,7 @@ pub fn stale_remote_key(bed: &Bed) {
     each(bed, "stale key", stale);
     each(bed, "stale key of a reused place", |p, v| {
         let rkey = {
-            let memory = v.region().memory();
+            let memory = v.memory();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
             let gone = p.b.domain.register(memory, access).expect("register");
             let rkey = gone.rkey();

@@ -65,6 +65,27 @@ macro_rules! conforms {
     };
 }
 
+/// The clauses in which it matters who moves the bytes of a WRITE.
+#[allow(unused_macros)]
+macro_rules! conforms_as_shared_memory {
+    ($($(#[$needs:meta])? $bed:ident: $value:expr;)*) => {
+        $(suite! { [$(#[$needs])?] $bed: $value;
+            placed { once_the_key_is_known, behind_what_the_peer_moves, keys_and_bounds_are_the_owners, more_than_is_mapped }
+            order { writes, mixed_against_an_oracle, overlapping_writes, both_directions_from_two_threads }
+            size { zero_length, inline_of_every_length, every_threshold, at_odd_addresses }
+            receive { rnr_waits_for_ever, write_with_imm_waits_for_receive, write_consumes_no_receive }
+            keys { bad_remote_key, stale_remote_key, bad_remote_bounds, bad_remote_access, bad_local_key, foreign_qp_keeps_working }
+            error { flush_reports_all_in_order, peer_destroyed }
+            connect { peer_stops_polling, pairs_in_many_threads }
+            notify { wakes_a_sleeper, no_lost_wakeup }
+            read { every_size, ordered_after_write }
+            publish { no_torn_slot, unaligned_or_long_writes_are_whole_at_completion }
+            churn { source_deregistration_in_flight, destruction_in_flight }
+            wire { the_last_write_to_a_place_stays }
+        })*
+    };
+}
+
 /// The clauses in which a device does what memory that performs everything at once does not. In the others it is our own counting and
 /// checking that is tried, for which the memory-only libibverbs is as good and a hundred times faster than a machine with devices.
 #[allow(unused_macros)]

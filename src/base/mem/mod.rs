@@ -4,10 +4,12 @@
 //! Rust allows no reference to memory that others change, so none is returned: single words are accessed by the atomic accessors, which check bounds
 //! and are safe; for bulk copies the fabric takes a raw pointer, checked for the whole range. What is read is a copy: check it, then use it.
 
+mod lines;
 mod pages;
 mod racing;
 mod shm;
 
+pub use lines::{Compute, LINE, Line, Vectors, with_widest};
 pub use pages::Pages;
 pub use racing::{copy, load};
 pub(crate) use shm::memfd;

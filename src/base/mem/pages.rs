@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 
-use super::{UserMemory, View, page_round};
+use super::{Shm, UserMemory, View, page_round};
 use crate::base::error::{Error, Result};
 
 /// Page-aligned, zeroed, anonymous memory, absent in a forked child (a copy there would be a different memory from the one that the NIC
@@ -12,10 +12,10 @@ use crate::base::error::{Error, Result};
 #[derive(Clone)]
 pub struct Pages {
     view: View,
-    _map: Arc<MmapRaw>,
+    _mapped: Arc<dyn Send + Sync>,
 }
 
-// SAFETY: `view` is of `_map`, which may be used on any thread.
+// SAFETY: `view` is of `_mapped`, which may be used on any thread.
 unsafe impl Send for Pages {}
 // SAFETY: as above; the accessors are atomics and copies that allow for others' writes.
 unsafe impl Sync for Pages {}
@@ -29,7 +29,12 @@ impl Pages {
         let map = MmapMut::map_anon(rounded).map_err(|e| Error::system(format!("mmap of {rounded} bytes"), e))?;
         let map = MmapRaw::from(map);
         map.advise(Advice::DontFork).map_err(|e| Error::system("madvise(MADV_DONTFORK)", e))?;
-        Ok(Pages { view: View { base: map.as_mut_ptr(), len: map.len() }, _map: Arc::new(map) })
+        Ok(Pages { view: View { base: map.as_mut_ptr(), len: map.len() }, _mapped: Arc::new(map) })
+    }
+
+    /// Those of a segment, which others may have mapped.
+    pub fn shared(shm: Arc<Shm>) -> Pages {
+        Pages { view: shm.view(), _mapped: shm }
     }
 
     /// Address of the first byte.

@@ -2,8 +2,8 @@
 //! drives the queue pair.
 //!
 //! A memfd is preferred: it is sealed, so that nobody can shrink it under us (a load past the end would be SIGBUS), and it has no name
-//! to leave behind. A file in /dev/shm is for peers that share /dev/shm but no socket namespace; its name is removed as soon as
-//! both have it open. The owner holds a lock on its file, so a later process can tell a left-over from a segment in use,
+//! to leave behind. It takes memory page by page, as it is touched, where the kernel has no reason to refuse one (that would be SIGBUS, too). A file in
+//! /dev/shm, which has a size, is for peers that share /dev/shm but no socket namespace; its name is removed as soon as both have it open. The owner holds a lock on its file, so a later process can tell a left-over from a segment in use,
 //! even where process ids mean nothing (another pid namespace).
 
 use std::ffi::{CStr, CString};
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
+use once_cell::race::OnceBool;
 
 use super::{View, page_round};
 use crate::base::error::{Error, Result};
@@ -35,7 +36,8 @@ pub struct Shm {
     map: MmapRaw,
     /// Before the file, whose lock says that it has an owner.
     name: Option<Name>,
-    file: File,
+    /// None where nobody is to be given it any more: what is mapped stays.
+    file: Option<File>,
 }
 
 /// The file's name in /dev/shm, while it is ours to remove.
@@ -47,19 +49,23 @@ struct Name {
 }
 
 impl Shm {
-    /// Makes a sealed, zeroed memfd of `len` bytes, rounded up to whole pages. `name` shows in /proc.
+    /// Makes a sealed, zeroed memfd of `len` bytes, rounded up to whole pages, all of which there are. `name` shows in /proc.
     ///
     /// Errors: no memory or descriptor.
     pub fn create(name: &str, len: usize) -> Result<Shm> {
-        let len = checked_len(len)?;
-        let name = CString::new(name).map_err(|_| Error::internal("NUL in a memfd's name"))?;
-        let file = memfd(&name)?;
-        allocate(&file, len)?;
-        // SAFETY: the descriptor is open; the command takes an integer.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
-            return Err(Error::last_os("sealing a memfd"));
-        }
-        Ok(Shm { map: map(&file, len)?, file, name: None })
+        let (map, file) = sealed(name, len, allocate)?;
+        Ok(Shm { map, file: Some(file), name: None })
+    }
+
+    /// The same, of pages that come when they are first touched. If one cannot be had by then, the system is out of memory as it is with private memory.
+    /// Also the descriptor, by which a peer maps it: this side does without.
+    ///
+    /// Errors: no descriptor.
+    pub fn create_sparse(name: &str, len: usize) -> Result<(Shm, File)> {
+        let (map, file) = sealed(name, len, extend)?;
+        // Where the system prefers huge pages, a touch would take 2 MiB. A kernel without them refuses.
+        let _ = map.advise(Advice::NoHugePage);
+        Ok((Shm { map, file: None, name: None }, file))
     }
 
     /// Maps a memfd that a peer sent.
@@ -77,7 +83,7 @@ impl Shm {
         if actual != len as u64 {
             return Err(Error::remote(format!("shared memory from the peer has {actual} bytes, expected {len}")));
         }
-        Ok(Shm { map: map(&file, len)?, file, name: None })
+        Ok(Shm { map: map(&file, len)?, file: None, name: None })
     }
 
     /// Makes a zeroed file of `len` bytes, rounded up to whole pages, in /dev/shm, under a new random name and readable by this user alone.
@@ -110,7 +116,7 @@ impl Shm {
             }
             // On failure the name goes with `name`.
             allocate(&file, len)?;
-            return Ok(Shm { map: map(&file, len)?, file, name: Some(name) });
+            return Ok(Shm { map: map(&file, len)?, file: Some(file), name: Some(name) });
         }
         Err(Error::internal("no name in /dev/shm survived its creation"))
     }
@@ -140,7 +146,7 @@ impl Shm {
         if !is_ours(&meta) || meta.len() != len as u64 {
             return Err(Error::remote(format!("{} is not this user's segment of {len} bytes", path.display())));
         }
-        Ok(Shm { map: map(&file, len)?, file, name: None })
+        Ok(Shm { map: map(&file, len)?, file: None, name: None })
     }
 
     /// Removes the file's name, if there is one: both ends have it open.
@@ -160,14 +166,14 @@ impl Shm {
         self.name.as_ref().map(|n| n.path.clone())
     }
 
-    /// The descriptor, to be sent to the peer.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// The descriptor, to be sent to peers, of what [`Shm::create`] or [`Shm::create_file`] has made.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.as_fd())
     }
 
     /// Keeps the descriptor open in forked children: the application gets its number.
     pub fn share_with_children(&self) {
-        self.file.share_with_children();
+        self.file.iter().for_each(File::share_with_children);
     }
 
     /// Bytes: whole pages.
@@ -258,6 +264,19 @@ fn create(name: &CStr, flags: libc::c_uint) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
+/// A sealed memfd of `len` bytes, in whole pages, which `fill` gives it, and its mapping.
+fn sealed(name: &str, len: usize, fill: fn(&File, usize) -> Result<()>) -> Result<(MmapRaw, File)> {
+    let len = checked_len(len)?;
+    let name = CString::new(name).map_err(|_| Error::internal("NUL in a memfd's name"))?;
+    let file = memfd(&name)?;
+    fill(&file, len)?;
+    // SAFETY: the descriptor is open; the command takes an integer.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
+        return Err(Error::last_os("sealing a memfd"));
+    }
+    Ok((map(&file, len)?, file))
+}
+
 fn checked_len(len: usize) -> Result<usize> {
     page_round(len).filter(|&n| n > 0 && n <= isize::MAX as usize).ok_or_else(|| Error::internal(format!("cannot share {len} bytes")))
 }
@@ -274,6 +293,21 @@ fn allocate(file: &File, len: usize) -> Result<()> {
             return Err(Error::system(format!("allocating {len} bytes of shared memory"), error));
         }
     }
+}
+
+/// Makes the file longer, without the pages. A memfd lies on no file system that could be full.
+fn extend(file: &File, len: usize) -> Result<()> {
+    if counts_every_page() {
+        return allocate(file, len);
+    }
+    file.set_len(len as u64).map_err(|e| Error::system(format!("making shared memory of {len} bytes"), e))
+}
+
+/// Whether the kernel refuses pages while there is memory, namely beyond a limit on all that processes may have (vm.overcommit_memory = 2), or that
+/// cannot be found out. It is set when a system is set up, so it is looked at once.
+fn counts_every_page() -> bool {
+    static COUNTS: OnceBool = OnceBool::new();
+    COUNTS.get_or_init(|| !std::fs::read("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| matches!(mode.first(), Some(b'0' | b'1'))))
 }
 
 fn map(file: &File, len: usize) -> Result<MmapRaw> {
@@ -319,8 +353,8 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    fn dup(shm: &Shm) -> OwnedFd {
-        OwnedFd::new(shm.fd().try_clone_to_owned().unwrap())
+    fn dup(file: &File) -> OwnedFd {
+        OwnedFd::new(file.try_clone().unwrap())
     }
 
     fn files(directory: &Path) -> Vec<String> {
@@ -331,21 +365,45 @@ mod tests {
     fn two_mappings_of_a_memfd_are_one_memory_that_nobody_can_resize() {
         let a = Shm::create("test", PAGE + 1).unwrap();
         assert_eq!((a.len(), a.name()), (2 * PAGE, None));
-        let b = Shm::attach(dup(&a), 2 * PAGE).unwrap();
+        let b = Shm::attach(dup(a.file.as_ref().unwrap()), 2 * PAGE).unwrap();
         assert_ne!(a.addr(), b.addr());
         assert_eq!(b.load_u64(2 * PAGE - 8, Relaxed), 0);
         a.store_u64(2 * PAGE - 8, 7, Relaxed);
         assert_eq!(b.load_u64(2 * PAGE - 8, Relaxed), 7);
         for len in [0, PAGE as u64, 3 * PAGE as u64] {
-            assert!(a.file.set_len(len).is_err(), "resized to {len}");
+            assert!(a.file.as_ref().unwrap().set_len(len).is_err(), "resized to {len}");
         }
+    }
+
+    /// Bytes of memory behind a file.
+    fn taken(file: &File) -> u64 {
+        file.metadata().unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn pages_that_were_never_touched_take_no_memory() {
+        let (a, file) = Shm::create_sparse("test", 100 * PAGE).unwrap();
+        let b = Shm::attach(dup(&file), 100 * PAGE).unwrap();
+        if !counts_every_page() {
+            assert_eq!(taken(&file), 0);
+        }
+        a.store_u64(50 * PAGE, 7, Relaxed);
+        assert_eq!((b.load_u64(50 * PAGE, Relaxed), b.load_u64(99 * PAGE, Relaxed)), (7, 0));
+        if !counts_every_page() {
+            assert!(taken(&file) <= 2 * PAGE as u64, "{} bytes", taken(&file));
+        }
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err(), "resized");
+        // There at once: what cannot be had is an error, not a signal later.
+        let whole = Shm::create("test", 100 * PAGE).unwrap();
+        assert_eq!(taken(whole.file.as_ref().unwrap()), 100 * PAGE as u64);
     }
 
     #[test]
     fn attach_refuses_what_could_change_its_size_or_has_another() {
         let good = Shm::create("test", PAGE).unwrap();
-        assert!(Shm::attach(dup(&good), 2 * PAGE).is_err());
-        assert!(Shm::attach(dup(&good), 0).is_err());
+        let good = good.file.as_ref().unwrap();
+        assert!(Shm::attach(dup(good), 2 * PAGE).is_err());
+        assert!(Shm::attach(dup(good), 0).is_err());
         // SAFETY: a terminated name.
         let bare = unsafe { libc::memfd_create(c"bare".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         // SAFETY: the call just returned it.

@@ -25,7 +25,7 @@ use super::tcp::TcpWire;
 use super::work_queues::Fault;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::Error;
-use crate::base::fd::{OwnedFd, Socket};
+use crate::base::fd::{File, OwnedFd, Socket};
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::mem::Shm;
 use crate::base::stage::{self, Stage};
@@ -80,6 +80,8 @@ pub struct Connecting {
     unix_failed: bool,
     /// Acceptor: whether the dialer still exists.
     probe: DialerProbe,
+    /// The last step may have opened streams.
+    has_opened: bool,
 }
 
 enum Step {
@@ -148,7 +150,7 @@ impl Connecting {
         }
         let dials = args.local.token < args.remote.token;
         let step = if dials { Step::Dial } else { Step::AcceptControl };
-        Ok(Connecting { args, step, failing_since: 0, retry_at: 0, unix_failed: false, probe: DialerProbe::default() })
+        Ok(Connecting { args, step, failing_since: 0, retry_at: 0, unix_failed: false, probe: DialerProbe::default(), has_opened: false })
     }
 
     /// Calls `watch` with each stream that a sleeper must watch, and for which events.
@@ -175,8 +177,14 @@ impl Connecting {
         matches!(self.step, Step::AcceptControl | Step::AcceptData(..))
     }
 
+    /// Whether the last step may have opened streams, which nobody watches yet.
+    pub fn has_opened(&self) -> bool {
+        self.has_opened
+    }
+
     /// Goes as far as it can without waiting. The wire, once it is there.
     pub fn step(&mut self) -> Result<Option<Connected>, Fault> {
+        self.has_opened = matches!(self.step, Step::DialData(..));
         loop {
             let step = std::mem::replace(&mut self.step, Step::Done);
             let before = std::mem::discriminant(&step);
@@ -196,6 +204,7 @@ impl Connecting {
             if std::mem::discriminant(&self.step) == before {
                 return Ok(None);
             }
+            self.has_opened = true;
         }
     }
 
@@ -280,12 +289,12 @@ impl Connecting {
 
     /// Sends the Hello with the best offer that this stream allows.
     fn send_hello(&mut self, socket: OwnedFd, unix: bool) -> Result<Option<Connected>, Fault> {
-        let mut segment = None;
+        let (mut segment, mut memory) = (None, None);
         let mut offer = Offer::Tcp;
         if unix || (self.shm_allowed() && self.args.local.kernel == self.args.remote.kernel) {
             match self.make_segment(unix) {
-                Ok((made, how)) => {
-                    segment = Some(made);
+                Ok((made, how, fd)) => {
+                    (segment, memory) = (Some(made), fd);
                     offer = how;
                 }
                 Err(Error::System { word, .. }) if is_emfile(&word) => return Err(self.cannot_dial()),
@@ -300,7 +309,7 @@ impl Connecting {
         if segment.is_none() && !self.tcp_allowed() {
             return Err(unreachable("shared memory with the peer is not possible, and RAILHEAD_SOFT_WIRE=shm allows nothing else"));
         }
-        let memory = segment.as_ref().filter(|_| unix).map(Segment::fd);
+        let memory = memory.as_ref().map(AsRawFd::as_raw_fd);
         let hello = match dial::send_hello(&socket, &self.args.local, &self.args.remote, offer, memory) {
             Ok(hello) => hello,
             Err(e) => return self.redial(e).map(|()| None),
@@ -310,17 +319,23 @@ impl Connecting {
         Ok(None)
     }
 
-    fn make_segment(&self, unix: bool) -> base::error::Result<(Segment, Offer)> {
+    /// A segment, how it is offered, and the descriptor to be passed if it has no name.
+    fn make_segment(&self, unix: bool) -> base::error::Result<(Segment, Offer, Option<File>)> {
         let bounce = (u64::from(self.args.config.shm_bounce_kib) * 1024).next_power_of_two();
         let len = Segment::len_for(bounce)?;
-        let shm = if unix { Shm::create("railhead-wire", len)? } else { Shm::create_file(len)? };
+        let (shm, fd) = if unix {
+            let (shm, fd) = Shm::create_sparse("railhead-wire", len)?;
+            (shm, Some(fd))
+        } else {
+            (Shm::create_file(len)?, None)
+        };
         let offer = match shm.name() {
             Some(name) => Offer::Named(len as u64, name.to_string()),
             None => Offer::Passed(len as u64),
         };
         let segment = Segment::create(shm, bounce)?;
         segment.introduce(self.args.notify);
-        Ok((segment, offer))
+        Ok((segment, offer, fd))
     }
 
     fn await_reply(&mut self, mut awaited: Box<AwaitedReply>) -> Result<Option<Connected>, Fault> {
@@ -554,7 +569,9 @@ fn is_emfile(e: &io::Error) -> bool {
 #[cold]
 pub fn no_descriptor(what: &str, local: &Address) -> Fault {
     let need = 1 + u32::from(local.streams);
-    let why = format!("no descriptor left {what}; a queue pair takes 2 on shared memory, {need} over TCP (RAILHEAD_TCP_STREAMS)");
+    let why = format!(
+        "no descriptor left {what}; a queue pair takes 1 on shared memory, and 1 more while it connects, {need} over TCP (RAILHEAD_TCP_STREAMS)"
+    );
     Fault::oldest(WcStatus::LocQpOpErr, why)
 }
 

@@ -2,6 +2,7 @@
 //! drives the queue pair.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::endpoint::{Address, HELLO_SIZE, Hello, Offer};
 use super::shm::{recv_with_fd, send_with_fd};
@@ -29,8 +30,17 @@ fn nonce() -> Result<[u8; 16]> {
 /// How long an acceptor waits before it first probes its dialer, and between two probes.
 const FIRST_PROBE_NS: u64 = 250_000_000;
 const PROBE_NS: u64 = 100_000_000;
+/// Between two probes of a process, whatever queue pair they are for: hundreds that wait for busy peers do not keep them busy.
+const PACE_NS: u64 = 20_000_000;
 /// For how long the probes of a dialer must fail until it is given up.
 const GONE_NS: u64 = 2_000_000_000;
+
+/// Whether a probe may be made now; if so, it is the last for a while.
+fn may_probe(now: u64) -> bool {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let next = NEXT.load(Ordering::Relaxed);
+    now >= next && NEXT.compare_exchange(next, now + PACE_NS, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
 
 /// Checks whether the queue pair that is to dial this one still exists: its hub keeps a probing stream open as long as it does.
 #[derive(Default)]
@@ -55,7 +65,7 @@ impl DialerProbe {
         if self.next == 0 {
             self.next = now + FIRST_PROBE_NS;
         }
-        if now < self.next {
+        if now < self.next || !may_probe(now) {
             return Ok(());
         }
         self.next = now + PROBE_NS;

@@ -1,7 +1,8 @@
 //! Where the incoming streams of a device arrive: its listeners, the half-open streams, and the pending streams of each queue pair.
 //!
-//! A hub listens while its device has queue pairs. It has no thread: every queue pair that is connecting serves it, on the thread that drives
-//! that queue pair, and puts streams that are for another queue pair into that one's pending streams.
+//! A hub listens while its device has queue pairs. It has no thread: queue pairs that are connecting serve it, on the threads that drive
+//! them, and put streams that are for another queue pair into that one's pending streams. Where many connect, each leaves it to the one that was there
+//! before it: see [`Turn`].
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -9,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
@@ -115,8 +116,16 @@ pub struct Hub {
     instance: [u8; 16],
     /// An eventfd that wakes the device's sleepers: readable when a pending stream may be for one of them.
     event: OwnedFd,
+    /// Whether it may be readable.
+    notified: AtomicBool,
+    /// Counts how often the hub was served.
+    served: AtomicU64,
     state: Mutex<State>,
 }
+
+/// How often the hub was served when a queue pair last had its turn to. If another one has served it since, this one need not: of many that are polled one
+/// after the other, one does it for all.
+pub struct Turn(u64);
 
 /// What [`Hub::add_qp`] gives a new queue pair.
 pub struct AddedQp {
@@ -149,7 +158,8 @@ impl Hub {
         }
         // SAFETY: a fresh descriptor that nobody else owns.
         let event = unsafe { OwnedFd::from_raw_fd(event) };
-        Ok(Hub { config, addr, instance, event, state: Mutex::new(State { next_qpn: 1, ..State::default() }) })
+        let (notified, served) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Hub { config, addr, instance, event, notified, served, state: Mutex::new(State { next_qpn: 1, ..State::default() }) })
     }
 
     /// What the listener's abstract unix socket is named after.
@@ -207,6 +217,22 @@ impl Hub {
             .and_then(|unix| unix.set_nonblocking(true).map(|()| Owned::new(unix)))
             .ok();
         Ok(Listeners { tcp, unix, port })
+    }
+
+    /// For a queue pair that was added: the listeners that it needs are open, and whoever serves the hub from now on has them watched.
+    pub fn turn(&self) -> Turn {
+        Turn(self.served.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is the turn of this queue pair to serve the hub. If it then has done so, and had what came watched, it says so by [`Hub::had_turn`].
+    pub fn is_turn_of(&self, turn: &mut Turn) -> bool {
+        let served = self.served.load(Ordering::Relaxed);
+        std::mem::replace(&mut turn.0, served) == served
+    }
+
+    /// That was this queue pair's turn. Not if it could not be served: each queue pair has to find that out for itself.
+    pub fn had_turn(&self, turn: &mut Turn) {
+        turn.0 = self.served.fetch_add(1, Ordering::Relaxed) + 1;
     }
 
     /// Accepts streams and reads Hellos, without waiting. Returns at once while another thread does.
@@ -314,13 +340,19 @@ impl Hub {
         let one = 1u64.to_ne_bytes();
         // SAFETY: eight live bytes. A write fails only if the eventfd's count is full, and then it is readable anyway.
         unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // After the write: whoever clears it reads the eventfd after this is false, so it never stays readable with this false.
+        self.notified.store(true, Ordering::SeqCst);
     }
 
     /// Clears the notification if no queue pair has a pending stream to take.
     pub fn clear_notification(&self) {
+        if !self.notified.load(Ordering::SeqCst) {
+            return;
+        }
         let state = lock(&self.state);
         // Pairs with the Release in `deliver`, which cannot run meanwhile, as it needs the lock of the state.
         if state.pending.values().all(|pending| !pending.ready.load(Ordering::Acquire)) {
+            self.notified.store(false, Ordering::SeqCst);
             let mut count = [0u8; 8];
             // SAFETY: room for the eight bytes that an eventfd yields.
             unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };

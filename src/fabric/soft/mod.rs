@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
 
-use crate::base::config::Config;
+use crate::base::config::{Config, SoftWire};
 use crate::base::error::{Error, Result};
 use crate::base::fd::OwnedFd;
 use crate::base::log::{self, log_warn};
@@ -35,20 +35,12 @@ use crate::base::stats::RailStats;
 use crate::base::{mac, mem, rand};
 use crate::fabric::QpId;
 use crate::fabric::types::*;
-use hub::Hub;
+use hub::{Hub, Turn};
 pub use qp::QueuePair;
 pub use region::MemoryRegion;
 
 /// Bytes that a request may carry inline: a clear-to-send, exactly.
 pub const MAX_INLINE: usize = 64;
-/// What the software fabric can do.
-pub const CAPABILITIES: Capabilities = Capabilities {
-    keeps_early_requests: true,
-    counts_plain_writes: true,
-    splits_data: true,
-    max_with_imm: u32::MAX,
-    shares_regions: false,
-};
 /// Microseconds, for NCCL's topology: what NCCL says of its socket transport (2.27, src/transport/net_socket.cc) would hide that most of
 /// our peers are near.
 const LATENCY_US: f32 = 1.0;
@@ -118,6 +110,20 @@ impl Device {
         &self.shared.info
     }
 
+    /// What the software fabric can do.
+    pub fn capabilities(&self) -> Capabilities {
+        let config = &self.shared.config;
+        Capabilities {
+            keeps_early_requests: true,
+            counts_plain_writes: true,
+            splits_data: true,
+            max_with_imm: u32::MAX,
+            shares_regions: false,
+            // The socket beside a segment, or the control stream; over TCP the data streams, too.
+            descriptors_per_qp: 1 + if config.soft_wire == SoftWire::Tcp { config.tcp_streams } else { 0 },
+        }
+    }
+
     /// Opens the device's domain.
     pub fn open(&self) -> Result<Domain> {
         Ok(Domain { shared: self.shared.clone() })
@@ -161,6 +167,21 @@ impl Shared {
             // SAFETY: a fresh descriptor that nobody else owns.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         })
+    }
+
+    /// Serves the hub, if it is a queue pair's turn to, and has sleepers woken by more that reaches it. The inner error is [`Hub::serve`]'s.
+    ///
+    /// Errors: it cannot be watched.
+    fn serve_hub(&self, turn: &mut Turn) -> Result<std::io::Result<()>> {
+        if !self.hub.is_turn_of(turn) {
+            return Ok(Ok(()));
+        }
+        let served = self.hub.serve();
+        self.watch_hub()?;
+        if served.is_ok() {
+            self.hub.had_turn(turn);
+        }
+        Ok(served)
     }
 
     /// Wakes sleepers for a stream that reaches the hub, and for a Hello on one that is half-open.
@@ -306,8 +327,9 @@ impl CompletionQueue {
         self.armed = true;
         // Epoll reports a listener as long as a stream waits in it, so it is accepted first. If there is no descriptor left for the stream,
         // the queue pair that waits for it fails at the next poll.
-        let _ = self.shared.hub.serve();
-        self.shared.watch_hub()?;
+        if let Some(qp) = self.qps.iter_mut().flatten().next() {
+            let _ = qp.serve_hub()?;
+        }
         self.shared.hub.clear_notification();
         self.qps.iter_mut().flatten().try_for_each(|qp| qp.arm())
     }

@@ -176,6 +176,11 @@ impl Pin {
         self.len
     }
 
+    /// Whether the range is of [`memory::SharedPages`].
+    pub fn peers_write(&self) -> bool {
+        self.entry.allocation.load(Ordering::Relaxed) & memory::PEERS_WRITE != 0
+    }
+
     /// The library's own allocation that holds the range, and where in it the range begins.
     pub fn allocation(&self) -> Option<(u32, u64)> {
         let id = self.entry.allocation.load(Ordering::Relaxed);

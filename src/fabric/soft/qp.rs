@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::connect::{self, ConnectArgs, Connected, Connecting};
 use super::endpoint::{Address, MAX_STREAMS, Token};
-use super::hub::PendingStreams;
+use super::hub::{PendingStreams, Turn};
 use super::shm::{self, ShmWire};
 use super::tcp::TcpWire;
 use super::work_queues::{Fault, WorkQueues};
@@ -47,6 +47,8 @@ pub struct QueuePair {
     traffic_class: Option<u8>,
     /// Polls to skip before [`Connecting`] is stepped again.
     skip_polls: u32,
+    /// When to serve the hub.
+    turn: Turn,
     /// Grants that the peer may still be writing under after the wire was closed. Dropping them waits for the peer.
     open_grants: Option<shm::Grants>,
 }
@@ -76,6 +78,7 @@ impl QueuePair {
             send_slots: (caps.send_depth as usize).next_power_of_two(),
             traffic_class: caps.traffic_class,
             skip_polls: 0,
+            turn: shared.hub.turn(),
             open_grants: None,
             shared,
         })
@@ -236,13 +239,14 @@ impl QueuePair {
             return Ok(false);
         }
         self.skip_polls = 8;
-        match self.shared.hub.serve() {
+        match self.shared.serve_hub(&mut self.turn).map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))? {
             // Only the acceptor needs a stream from the hub: the dialer has its own.
             Err(_) if connecting.waits_for_streams() => return Err(connect::no_descriptor("for a stream of the peer's", &self.local)),
             Err(_) | Ok(()) => {}
         }
-        self.shared.watch_hub().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
-        if let Some(connected) = connecting.step()? {
+        let connected = connecting.step()?;
+        let has_opened = connected.is_some() || connecting.has_opened();
+        if let Some(connected) = connected {
             self.pending.close();
             self.wire = match connected {
                 Connected::Shm(wire) => {
@@ -257,8 +261,8 @@ impl QueuePair {
         if self.notify {
             self.shared.hub.clear_notification();
         }
-        if armed {
-            // The caller will sleep, and this step may have opened streams that nothing watches yet.
+        if armed && has_opened {
+            // The caller will sleep, and nothing watches those streams yet.
             self.arm().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
         }
         match &mut self.wire {
@@ -268,15 +272,17 @@ impl QueuePair {
         }
     }
 
+    /// As [`Shared::serve_hub`], in this queue pair's turn.
+    pub(super) fn serve_hub(&mut self) -> Result<std::io::Result<()>> {
+        self.shared.serve_hub(&mut self.turn)
+    }
+
     /// Asks for a notification.
     pub fn arm(&mut self) -> Result<()> {
         let input = libc::EPOLLIN as u32;
         match &mut self.wire {
             Wire::Connecting(connecting) => connecting.watch(|fd, events| self.shared.watch(fd, events)),
-            Wire::Shm(wire) => {
-                wire.arm();
-                self.shared.watch(wire.fd(), input)
-            }
+            Wire::Shm(wire) => wire.arm(|fd| self.shared.watch(fd, input)),
             Wire::Tcp(wire) => {
                 wire.wake();
                 let output = |wants| if wants { libc::EPOLLOUT as u32 } else { 0 };

@@ -61,6 +61,10 @@ pub fn connect_tcp(from: &Address, to: &Address, buffer_kib: u32) -> io::Result<
     set_buffers(&socket, buffer_kib);
     if local.is_ipv4() == remote.is_ipv4() && local.ip().is_loopback() == remote.ip().is_loopback() {
         local.set_port(0);
+        // The port is chosen when the peer's is known: a connection needs one that no other to that has, instead of one of the 28 000 that the host has.
+        let (on, len): (libc::c_int, _) = (1, size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: an integer that outlives the call. Where the kernel refuses, the port is chosen below.
+        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, (&raw const on).cast(), len) };
         socket.bind(&SockAddr::from(local))?;
     }
     if let (std::net::SocketAddr::V6(remote), std::net::SocketAddr::V6(local)) = (&mut remote, local)

@@ -203,7 +203,7 @@ impl Ring {
     /// The mapping's descriptor, for another process; none for memory that is not shared.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.home {
-            Home::Shared(shm) => Some(shm.fd()),
+            Home::Shared(shm) => shm.fd(),
             Home::Private(_) | Home::Caller => None,
         }
     }

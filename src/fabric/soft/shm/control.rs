@@ -6,23 +6,40 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 
 use crate::base::error::Error;
 use crate::base::fd::OwnedFd;
+use crate::base::mem::Shm;
 
-/// Bytes of a record: kind u32, id u32, len u64.
-const RECORD: usize = 16;
+/// Bytes of a record: kind u32, id u32, len u64, addr u64.
+const RECORD: usize = 24;
 
 /// A record that the peer sent.
 pub enum Record {
     /// There is something new in the segment.
     Doorbell,
     /// An allocation of the peer's, to be mapped.
-    Memory {
-        /// The peer's id of it.
-        id: u32,
-        /// Bytes.
-        len: u64,
-        /// What to map.
-        fd: OwnedFd,
-    },
+    Memory(Passed),
+    /// The same, of which this side may write what has its key.
+    Target(Passed),
+}
+
+/// Memory that the peer has passed.
+pub struct Passed {
+    /// The peer's id of it, or its key.
+    pub id: u32,
+    /// Bytes.
+    pub len: u64,
+    /// Where the peer has it; 0 for memory that is only read.
+    pub addr: u64,
+    /// What to map.
+    pub fd: OwnedFd,
+}
+
+impl Passed {
+    /// Maps it.
+    ///
+    /// Errors: it is not what the peer says.
+    pub fn map(self) -> Result<Shm, Error> {
+        Shm::attach(self.fd, usize::try_from(self.len).unwrap_or(usize::MAX))
+    }
 }
 
 /// What a read of the socket yields.
@@ -37,6 +54,7 @@ pub enum ControlEvent {
 
 const DOORBELL: u32 = 1;
 const MEMORY: u32 = 2;
+const TARGET: u32 = 3;
 
 /// Our end of the socket.
 pub struct ControlSocket {
@@ -65,12 +83,22 @@ impl ControlSocket {
 
     /// Wakes the peer. If the socket's buffer is full, it holds doorbells that the peer has not read.
     pub fn doorbell(&self) {
-        let _ = send(&self.fd, &record(DOORBELL, 0, 0), None);
+        let _ = send(&self.fd, &record(DOORBELL, 0, 0, 0), None);
     }
 
     /// Passes memory to the peer, which is to map it; false if the socket has no room now.
-    pub fn pass_memory(&self, id: u32, len: u64, memory: RawFd) -> Result<bool, Error> {
-        match send(&self.fd, &record(MEMORY, id, len), Some(memory)) {
+    pub fn pass_memory(&self, id: u32, memory: &Shm) -> Result<bool, Error> {
+        self.pass(record(MEMORY, id, memory.len() as u64, 0), memory)
+    }
+
+    /// The same for memory that the peer may write to, as what has this key.
+    pub fn pass_target(&self, key: u32, memory: &Shm) -> Result<bool, Error> {
+        self.pass(record(TARGET, key, memory.len() as u64, memory.addr() as u64), memory)
+    }
+
+    fn pass(&self, record: [u8; RECORD], memory: &Shm) -> Result<bool, Error> {
+        let fd = memory.fd().ok_or_else(|| Error::internal("memory without a descriptor was to be passed to the peer"))?;
+        match send(&self.fd, &record, Some(fd.as_raw_fd())) {
             Ok(RECORD) => Ok(true),
             Ok(n) => Err(Error::remote(format!("control socket took {n} of {RECORD} bytes"))),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
@@ -95,10 +123,14 @@ impl ControlSocket {
             }
             self.have = 0;
             let word = |at: usize| u32::from_le_bytes([self.partial[at], self.partial[at + 1], self.partial[at + 2], self.partial[at + 3]]);
-            let len = u64::from(word(8)) | u64::from(word(12)) << 32;
+            let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+            let passed = |fd| Passed { id: word(4), len: long(8), addr: long(16), fd };
             return match (word(0), self.memory.take()) {
                 (DOORBELL, _) => ControlEvent::Record(Record::Doorbell),
-                (MEMORY, Some(fd)) => ControlEvent::Record(Record::Memory { id: word(4), len, fd }),
+                (MEMORY, Some(fd)) => ControlEvent::Record(Record::Memory(passed(fd))),
+                (TARGET, Some(fd)) => ControlEvent::Record(Record::Target(passed(fd))),
+                // It can be done without.
+                (TARGET, None) => continue,
                 (MEMORY, None) => ControlEvent::End("a memory descriptor was lost: is the descriptor limit reached?".into()),
                 (kind, _) => ControlEvent::End(format!("the peer sent a record of unknown kind {kind}")),
             };
@@ -106,11 +138,12 @@ impl ControlSocket {
     }
 }
 
-fn record(kind: u32, id: u32, len: u64) -> [u8; RECORD] {
+fn record(kind: u32, id: u32, len: u64, addr: u64) -> [u8; RECORD] {
     let mut bytes = [0; RECORD];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());
     bytes[4..8].copy_from_slice(&id.to_le_bytes());
-    bytes[8..].copy_from_slice(&len.to_le_bytes());
+    bytes[8..16].copy_from_slice(&len.to_le_bytes());
+    bytes[16..].copy_from_slice(&addr.to_le_bytes());
     bytes
 }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::base::error::{Error, Result};
 
 /// First word of every segment: "RHSHM" and the layout's version.
-pub const MAGIC: u64 = 0x0003_4d48_5348_5200;
+pub const MAGIC: u64 = 0x0004_4d48_5348_5200;
 
 /// Descriptors per direction.
 pub const DESCS: u64 = 1024;
@@ -139,7 +139,7 @@ pub const PAYLOAD_WORDS: usize = 5;
 pub const DESC_INLINE: usize = 64;
 
 /// The last word of a descriptor:
-/// `number + 1:24 | acked:16 | words:8 | inline bytes:8 | flags:4 | source:2 | op:2`, from the top down.
+/// `number + 1:24 | acked:16 | words:8 | inline bytes:8 | flags:3 | source:3 | op:2`, from the top down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Head {
     /// [`op`]: what to do.
@@ -161,8 +161,8 @@ impl Head {
     #[inline(always)]
     pub fn bits(self) -> u64 {
         u64::from(self.op & 3)
-            | u64::from(self.source & 3) << 2
-            | u64::from(self.flags & 15) << 4
+            | u64::from(self.source & 7) << 2
+            | u64::from(self.flags & 7) << 5
             | u64::from(self.inline) << 8
             | u64::from(self.words) << 16
             | u64::from(self.acked) << 24
@@ -179,8 +179,8 @@ impl Head {
     pub fn decode(word: u64, number: u64) -> Option<Head> {
         Head::is(word, number).then_some(Head {
             op: word as u8 & 3,
-            source: (word >> 2) as u8 & 3,
-            flags: (word >> 4) as u8 & 15,
+            source: (word >> 2) as u8 & 7,
+            flags: (word >> 5) as u8 & 7,
             inline: (word >> 8) as u8,
             words: (word >> 16) as u8,
             acked: (word >> 24) as u16,
@@ -276,6 +276,8 @@ pub mod source {
     pub const PRIVATE: u8 = 2;
     /// In memory that the requester's library allocated and the responder maps.
     pub const MAPPED: u8 = 3;
+    /// In place: the requester has copied them into memory of the responder's that it maps.
+    pub const PLACED: u8 = 4;
 }
 
 /// Flags of a descriptor.
@@ -301,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_head_tells_all_its_parts_and_only_of_its_own_descriptor() {
-        let head = Head { op: 3, source: 2, flags: 3, inline: 64, words: 0xa5, acked: 0xfedc };
+        let head = Head { op: 3, source: 5, flags: 6, inline: 64, words: 0xa5, acked: 0xfedc };
         for number in [0, 1, 1023, (1 << 24) - 2, (1 << 24) - 1, 1 << 24, u64::MAX >> 1] {
             let word = Head::word(head.bits(), number);
             assert_eq!(Head::decode(word, number), Some(head), "{number}");

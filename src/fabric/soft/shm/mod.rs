@@ -6,7 +6,7 @@
 //! * CMA (cross-memory attach): the responder reads the requester's private memory (`process_vm_readv`), and the requester writes parts of it
 //!   under a grant (`process_vm_writev`);
 //! * the bounce ring: the requester copies in, the responder copies out; where the kernel refuses CMA, or where two copies are faster;
-//! * mapped memory: the responder copies out of an allocation of the library that both sides map.
+//! * mapped memory: the responder copies out of an allocation of the library that both sides map, or the requester into [`memory::SharedPages`].
 //!
 //! User memory is written by its owner's process, or by the peer under a grant of the owner.
 
@@ -27,7 +27,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::memory;
 use super::work_queues::{Fault, WorkQueues};
+use crate::base;
 use crate::base::fd::OwnedFd;
 use crate::base::mem::Shm;
 use crate::base::process::Process;
@@ -39,7 +41,7 @@ use expose::Exposed;
 pub use expose::end_peer_reads;
 pub use grant::{Grants, end_peer_writes};
 use requester::Requester;
-use responder::Responder;
+use responder::{Offer, Responder};
 pub use segment::Segment;
 
 /// Polls without anything to do until the control socket is read: rare enough to cost nothing, and still within a millisecond.
@@ -76,6 +78,8 @@ pub struct ShmWire {
     idle: u32,
     /// Whether this side was armed: a doorbell may come.
     armed: bool,
+    /// The control socket is watched, for good.
+    watched: bool,
     /// Why the control socket ended, if it has.
     ended: Option<String>,
 }
@@ -92,6 +96,7 @@ impl ShmWire {
             segment,
             idle: 0,
             armed: false,
+            watched: false,
             ended: None,
         }
     }
@@ -117,6 +122,9 @@ impl ShmWire {
             moved |= self.tx.write_claimed_part(wq, &self.segment);
         }
         if moved {
+            if let Some(offer) = self.rx.offer.take() {
+                self.pass_target(offer);
+            }
             self.idle = 0;
             self.armed = false;
             self.wake_peer();
@@ -165,19 +173,40 @@ impl ShmWire {
             match self.control.receive() {
                 ControlEvent::Nothing => break,
                 ControlEvent::Record(Record::Doorbell) => {}
-                ControlEvent::Record(Record::Memory { id, len, fd }) => {
+                ControlEvent::Record(Record::Memory(passed)) => {
+                    let id = passed.id;
                     if self.maps.mapped.len() >= requester::MAPPED_MAX {
-                        return Err(Fault::oldest(WcStatus::GeneralErr, "the peer passed more memory than there is room for"));
+                        return Err(too_much());
                     }
-                    let len = usize::try_from(len).unwrap_or(usize::MAX);
-                    let shm = Shm::attach(fd, len)
-                        .map_err(|e| Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")))?;
+                    let shm =
+                        passed.map().map_err(|e| Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")))?;
                     self.maps.mapped.push((id, shm));
+                }
+                ControlEvent::Record(Record::Target(passed)) => {
+                    let (key, addr) = (passed.id, passed.addr);
+                    if self.tx.targets() >= requester::MAPPED_MAX {
+                        return Err(too_much());
+                    }
+                    // Without it, its bytes go like others.
+                    if let Ok(shm) = passed.map() {
+                        self.tx.add_target(key, addr, shm, wq);
+                    }
                 }
                 ControlEvent::End(why) => self.ended = Some(why),
             }
         }
         Ok(())
+    }
+
+    /// Lets the peer map memory of ours that it writes to. Where that cannot be, bytes go as before; if the peer has gone, others notice.
+    #[cold]
+    #[inline(never)]
+    fn pass_target(&mut self, offer: Offer) {
+        let passed = match memory::by_id(offer.allocation) {
+            Some(allocation) if self.control.passes_descriptors() => self.control.pass_target(offer.key, &allocation.shm).unwrap_or(true),
+            _ => true,
+        };
+        self.rx.offered(offer, passed);
     }
 
     /// Fails the queue pair if the peer is gone and everything that it published before was handled.
@@ -225,16 +254,16 @@ impl ShmWire {
         self.segment.pulls_allowed
     }
 
-    /// Asks the peer for a doorbell.
-    pub fn arm(&mut self) {
+    /// Asks the peer for a doorbell. `watch` is called with where it comes, once.
+    pub fn arm(&mut self, watch: impl FnOnce(RawFd) -> base::error::Result<()>) -> base::error::Result<()> {
         self.armed = true;
         self.segment.side(self.segment.me).sleeping.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-    }
-
-    /// For epoll.
-    pub fn fd(&self) -> RawFd {
-        self.control.raw()
+        if !self.watched {
+            watch(self.control.raw())?;
+            self.watched = true;
+        }
+        Ok(())
     }
 
     /// The peer's process.
@@ -253,6 +282,10 @@ impl ShmWire {
         }
         self.rx.close()
     }
+}
+
+fn too_much() -> Fault {
+    Fault::oldest(WcStatus::GeneralErr, "the peer passed more memory than there is room for")
 }
 
 /// The number of a status in a segment.

@@ -2,7 +2,6 @@
 //! of copies that the responder grants it, and copies bytes that the responder cannot read. Driven by the thread that drives the queue pair.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +14,7 @@ use super::grant::{self, Claim};
 use super::inline::pack;
 use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, Geometry, Head, PAYLOAD_WORDS, flag, op, source};
 use super::{Segment, stream};
-use crate::base::mem;
+use crate::base::mem::{self, Shm};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
@@ -41,6 +40,16 @@ struct InFlight {
     at: u32,
     /// Whether its bytes are in private memory, so that the responder may grant parts of the copy.
     private: bool,
+}
+
+/// Memory of the responder's that this side maps, and may write to.
+struct Target {
+    key: u32,
+    /// Where the responder has it.
+    addr: u64,
+    shm: Shm,
+    /// Of the requests below this number, the responder may move the bytes.
+    from: u64,
 }
 
 /// The requester's half.
@@ -70,6 +79,8 @@ pub struct Requester {
     exposed: Arc<Exposed>,
     /// Ids of the allocations that were passed to the peer.
     passed: Vec<u32>,
+    /// Memory of the peer's that this side writes to.
+    targets: Vec<Target>,
     /// The oldest descriptor of which a part may be claimed, and the one after the last.
     grant_at: u64,
     grant_end: u64,
@@ -100,6 +111,7 @@ impl Requester {
             fill_seen: 0,
             exposed,
             passed: Vec::with_capacity(MAPPED_MAX),
+            targets: Vec::new(),
             grant_at: 0,
             grant_end: 0,
             copy_path: PathChooser::towards(peer, slots),
@@ -147,6 +159,11 @@ impl Requester {
         let wqe = *wq.sq.get(request);
         if wqe.opcode == Opcode::Read {
             return Ok(self.publish_read(wq, &wqe, request, segment));
+        }
+        if !self.targets.is_empty()
+            && let Some(to) = self.target(&wqe, wq)
+        {
+            return self.publish_placed(wq, &wqe, request, segment, to, budget);
         }
         if wqe.inline || wqe.len <= BOUNCE_MAX {
             return self.publish_bounce(wq, &wqe, request, segment);
@@ -307,6 +324,73 @@ impl Requester {
         Ok(true)
     }
 
+    /// How many of them there are.
+    pub fn targets(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// From now on this side copies what it writes with this key.
+    #[cold]
+    pub fn add_target(&mut self, key: u32, addr: u64, shm: Shm, wq: &WorkQueues) {
+        // Of the request that is next, the responder may have some already.
+        self.targets.push(Target { key, addr, shm, from: wq.sq.sent + 1 });
+    }
+
+    /// Where to copy the rest of the next request to, if this side may write there by itself, and now.
+    fn target(&mut self, wqe: &Wqe, wq: &WorkQueues) -> Option<*mut u8> {
+        // What is short is published in order, by the responder.
+        if !matches!(wqe.opcode, Opcode::Write | Opcode::WriteWithImm) || wqe.inline || wqe.len as usize <= DESC_INLINE {
+            return None;
+        }
+        let target = self.targets.iter_mut().find(|target| target.key == wqe.rkey)?;
+        // An earlier WRITE of which the responder moves the bytes would replace what comes after it, and an earlier READ would find it.
+        let is_behind = (wq.sq.acked..wq.sq.sent).any(|request| {
+            let earlier = wq.sq.get(request);
+            earlier.rkey == wqe.rkey
+                && (request < target.from || earlier.opcode == Opcode::Read || earlier.inline || earlier.len as usize <= DESC_INLINE)
+        });
+        let offset = wqe.remote_addr.checked_add(u64::from(self.at)).and_then(|at| at.checked_sub(target.addr));
+        let len = (wqe.len - self.at) as usize;
+        let fits = |offset: &usize| offset.checked_add(len).is_some_and(|end| end <= target.shm.len());
+        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(fits).filter(|_| !is_behind);
+        if offset.is_none() {
+            target.from = wq.sq.sent + 1;
+        }
+        offset.map(|offset| target.shm.ptr(offset, len))
+    }
+
+    /// Copies the rest of a request to where it goes, or a part of that.
+    fn publish_placed(
+        &mut self,
+        wq: &mut WorkQueues,
+        wqe: &Wqe,
+        request: u64,
+        segment: &Segment,
+        to: *mut u8,
+        budget: &mut u64,
+    ) -> Result<bool, Fault> {
+        let left = wqe.len - self.at;
+        let len = left.min((*budget).min(u64::from(u32::MAX)) as u32);
+        if len == 0 {
+            return Ok(false);
+        }
+        *budget -= u64::from(len);
+        let pin = wq.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left as usize, Access::empty()).map_err(local_fault)?;
+        // SAFETY: the pin vouches for `left >= len` bytes, and so does `target` for where they go, in a sealed mapping.
+        unsafe { mem::copy(pin.as_ptr(), to, len as usize) };
+        drop(pin);
+        wq.stats.add(RailCounter::TxMapped, u64::from(len));
+        self.publish(segment, wqe, request, source::PLACED, 0, self.at, len, [0, u64::from(left), u64::from(len), 0, 0]);
+        self.at += len;
+        if self.at == wqe.len {
+            self.at = 0;
+            wq.sq.sent += 1;
+        } else {
+            stage::reach(Stage::SendHalf);
+        }
+        Ok(true)
+    }
+
     /// Whether the responder is to read the request's bytes where they are, rather than from the bounce ring. Passes an allocation on first use.
     fn responder_can_read(&mut self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
         let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
@@ -328,9 +412,7 @@ impl Requester {
             return Ok(false);
         }
         let Some(allocation) = memory::by_id(id) else { return Ok(false) };
-        let passed = control
-            .pass_memory(id, allocation.shm.len() as u64, allocation.shm.fd().as_raw_fd())
-            .map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?;
+        let passed = control.pass_memory(id, &allocation.shm).map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?;
         if passed {
             self.passed.push(id);
         }

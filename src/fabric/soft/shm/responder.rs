@@ -6,13 +6,14 @@ mod granted;
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 
+use super::super::memory::SharedPages;
 use super::super::mr::Pin;
 use super::super::publish::{publish, publish_words};
 use super::super::work_queues::{Fault, WorkQueues};
 use super::grant::Grants;
 use super::inline::unpack;
 use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, GRANTS, Geometry, Head, PAYLOAD_WORDS, flag, op, source};
-use super::requester::{Requester, round};
+use super::requester::{MAPPED_MAX, Requester, round};
 use super::{PeerMappings, Segment, stream};
 use crate::base::log::{self, log_info};
 use crate::base::mem;
@@ -45,6 +46,9 @@ pub struct Responder {
     filling: bool,
     /// Whether the descriptor at the head names memory that is not mapped yet.
     pub needs_mapping: bool,
+    /// Memory of ours that the peer is to map, and the keys of what it was offered.
+    pub offer: Option<Offer>,
+    offered: Vec<u32>,
     /// Grants to the requester, and the descriptors that they are for.
     grants: Grants,
     granted: [DescCopy; GRANTS],
@@ -56,6 +60,14 @@ pub struct Responder {
     read_error: Option<io::Result<usize>>,
     /// Where received bytes are counted.
     stats: RailStats,
+}
+
+/// Memory of ours that the peer may write to by itself.
+pub struct Offer {
+    /// What the peer knows it by.
+    pub key: u32,
+    /// Id of the allocation.
+    pub allocation: u32,
 }
 
 /// A descriptor, copied out of the segment, where the peer can no longer change it.
@@ -99,7 +111,8 @@ impl DescCopy {
 
     /// Bytes from here to the request's end. They are checked at once, so that a request that is refused moves nothing.
     fn rest(&self) -> usize {
-        let claimed = if self.source == source::BOUNCE { self.payload[1].min(u64::from(u32::MAX)) as usize } else { 0 };
+        let claimed =
+            if matches!(self.source, source::BOUNCE | source::PLACED) { self.payload[1].min(u64::from(u32::MAX)) as usize } else { 0 };
         claimed.max(self.len as usize)
     }
 }
@@ -133,6 +146,8 @@ impl Responder {
             write_at: 0,
             filling: false,
             needs_mapping: false,
+            offer: None,
+            offered: Vec::new(),
             grants: Grants::new(segment.shm.clone(), direction, segment.peer.clone()),
             granted: [DescCopy::default(); GRANTS],
             read: [0; GRANTS],
@@ -201,12 +216,35 @@ impl Responder {
     /// Executes the descriptor at the head as far as possible now.
     #[inline(never)]
     fn execute(&mut self, desc: DescCopy, wq: &mut WorkQueues, segment: &Segment, maps: &mut PeerMappings) -> Result<Outcome, Fault> {
+        if SharedPages::exist() && desc.op == op::WRITE && matches!(desc.source, source::BOUNCE | source::PRIVATE) {
+            self.find_offer(&desc, wq);
+        }
         match desc.op {
             op::WRITE if desc.source == source::PRIVATE && self.may_grant(&desc) => self.copy_granted(&desc, wq, segment),
             op::WRITE => self.write(&desc, wq, segment, maps),
             op::SEND => self.send(&desc, wq, segment, maps),
             op::READ => self.read(&desc, wq, segment),
             other => Err(self.nak(segment, WcStatus::RemInvReqErr, format!("the peer published a descriptor of unknown kind {other}"))),
+        }
+    }
+
+    /// Finds out whether the peer may write to the descriptor's memory by itself, and does not know it yet.
+    #[inline(never)]
+    fn find_offer(&mut self, desc: &DescCopy, wq: &WorkQueues) {
+        if desc.len == 0 || self.offered.len() == MAPPED_MAX || self.offered.contains(&desc.rkey) {
+            return;
+        }
+        if let Ok(pin) = wq.pin_remote(desc.rkey, desc.addr, desc.len as usize, Access::REMOTE_WRITE)
+            && pin.peers_write()
+        {
+            self.offer = pin.allocation().map(|(allocation, _)| Offer { key: desc.rkey, allocation });
+        }
+    }
+
+    /// An offer was made, or has to be made again, as the control socket had no room.
+    pub fn offered(&mut self, offer: Offer, passed: bool) {
+        if passed {
+            self.offered.push(offer.key);
         }
     }
 
@@ -417,6 +455,7 @@ impl Responder {
                 self.stats.add(RailCounter::RxMapped, n as u64);
                 return self.advance(n, left, segment);
             }
+            source::PLACED if to.peers_write() => self.stats.add(RailCounter::RxMapped, left as u64),
             _ => {
                 return Err(self.nak(
                     segment,

@@ -5,7 +5,6 @@
 //! [`responder`](super::responder) use it. All on the thread that drives the queue pair. Every load of what the peer stored checks the value.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -111,11 +110,6 @@ impl Segment {
     /// Bytes of a segment with that bounce ring.
     pub fn len_for(bounce: u64) -> Result<usize> {
         Ok(Geometry::new(bounce)?.len())
-    }
-
-    /// The segment's descriptor, for the peer.
-    pub fn fd(&self) -> RawFd {
-        self.shm.fd().as_raw_fd()
     }
 
     /// Removes the segment's name: both sides have it.

@@ -121,6 +121,14 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
     }
 }
 
+/// Both sides of a fresh segment.
+fn sides(bounce: u64) -> (Segment, Segment) {
+    let (shm, fd) = Shm::create_sparse("railhead-test", Segment::len_for(bounce).unwrap()).unwrap();
+    let dialer = Segment::create(shm, bounce).unwrap();
+    let acceptor = Segment::attach(Shm::attach(fd.convert(), dialer.shm.len()).unwrap()).unwrap();
+    (dialer, acceptor)
+}
+
 #[test]
 fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
     let mut bytes = vec![0x5au8; MEMORY + 2 * MARGIN];
@@ -132,9 +140,7 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
     for seed in 1..=1500u64 {
         let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let bounce = (64 * 1024) << rng.below(3);
-        let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(bounce).unwrap()).unwrap(), bounce).unwrap();
-        let fd = dialer.shm.fd().try_clone_to_owned().unwrap();
-        let mut acceptor = Segment::attach(Shm::attach(OwnedFd::new(fd), dialer.shm.len()).unwrap()).unwrap();
+        let (mut dialer, mut acceptor) = sides(bounce);
         dialer.introduce(true);
         acceptor.introduce(true);
         let cma = [CrossMemory::Always, CrossMemory::Never][rng.below(2) as usize];
@@ -162,7 +168,7 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
                 SendWr { wr_id: 2, opcode, payload: Payload::Sge(sge), remote_addr: addr, rkey: 1, imm: 3, signaled: rng.below(2) == 0 };
             let _ = wq.post_send(&[request]);
             if rng.below(8) == 0 {
-                wire.arm();
+                wire.arm(|_| Ok(())).unwrap();
             }
             let result = if rng.below(8) == 0 { wire.kick(&mut wq) } else { wire.progress(&mut wq).map(drop) };
             wq.poll_completions(&mut out);
@@ -182,9 +188,7 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
 /// A process that the peer forked has its cookie, and may get its pid.
 #[test]
 fn nothing_is_written_to_another_process_that_has_the_pid_of_the_peer() {
-    let mut dialer = Segment::create(Shm::create("railhead-test", Segment::len_for(64 * 1024).unwrap()).unwrap(), 64 * 1024).unwrap();
-    let acceptor =
-        Segment::attach(Shm::attach(OwnedFd::new(dialer.shm.fd().try_clone_to_owned().unwrap()), dialer.shm.len()).unwrap()).unwrap();
+    let (mut dialer, acceptor) = sides(64 * 1024);
     // Before the fork: a copy of this process has its cookie where this one has it.
     acceptor.introduce(false);
     // SAFETY: the child makes one system call, again and again.
