@@ -70,6 +70,10 @@ pub enum railhead_algorithm_t {
     RAILHEAD_RING = 1,
     /// By recursive doubling.
     RAILHEAD_DOUBLING = 2,
+    /// By recursive halving and doubling; around a ring, if the number of ranks is no power of two, or for more than 1 GiB.
+    RAILHEAD_HALVING = 3,
+    /// Straight between all ranks.
+    RAILHEAD_DIRECT = 4,
 }
 
 /// A caller's own reduction: `count` elements at `into` become those of both. It must be associative and commutative, as ranks' elements

@@ -2,24 +2,31 @@
 //! thread.
 //!
 //! In a store each rank stores, under its number, the addresses of its ends towards all others, in the order of their ranks and without itself, as Gloo
-//! does. It reads the others', and finds its own peers' ends in them. Nobody posts anything before all have connected: a NIC drops what comes earlier.
+//! does, but in fewer bytes. It reads the others', and finds its own peers' ends in them. Nobody posts anything before all have connected: a NIC drops what comes earlier.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
+use crate::base::fd;
 use crate::base::stats::WaitCause;
+use crate::base::wakeup::{Wakeup, Woken};
 use crate::link::address::{Address, MAX_ADDRESS};
+use crate::link::driver::Driven;
 use crate::store::{Deadline, FOREVER, Meeting, Store};
 
+use super::addresses;
 use super::coll::Options;
 use super::context::{Context, Mesh};
 use super::core::{Peer, named};
 use super::pair::Pair;
 
-/// Between two looks whether all queue pairs are connected.
-const PAUSE: Duration = Duration::from_micros(200);
+/// The first pause, if nothing comes, before another look whether queue pairs are connected, and the longest: a peer's listener may have been full.
+const PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes of addresses that are read at once.
+const READ_AT_ONCE: usize = 1 << 20;
 
 impl Context {
     /// The address of this rank's end towards another, which that has to be told. It makes the end if there is none.
@@ -101,33 +108,78 @@ impl Context {
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
         let (meeting, deadline) = (Meeting::new(store, "ranks", timeout), Deadline::after(timeout));
         let others = || (0..self.size()).filter(|peer| *peer != self.rank());
-        let addresses = others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?;
-        meeting.tell(&self.rank().to_string(), &addresses.concat())?;
-        for peer in others() {
-            let all = meeting.hear(&peer.to_string(), &format!("rank {peer}"))?;
-            let addresses = list(&all).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
-            // Its ends stand in the order of ranks, without its own.
-            let place = if self.rank() < peer { self.rank() } else { self.rank() - 1 };
-            let (size, own) = (addresses.len() + 1, self.size());
-            match addresses.get(place) {
-                Some(address) if size == own => self.connect_pair(peer, address)?,
-                _ => return Err(Error::usage(format!("rank {peer}: it is one of {size} ranks, this rank one of {own}"))),
-            }
-        }
+        self.check_descriptors(others().count())?;
+        let addresses = addresses::encode(&others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)?;
+        meeting.tell(&self.rank().to_string(), &addresses)?;
         let names: Vec<_> = others().map(|peer| (peer.to_string(), format!("rank {peer}"))).collect();
+        let most = (READ_AT_ONCE / addresses.len().max(1)).max(1);
+        // One is waited for, and then those behind it are here as a rule: ever more are read at once.
+        let (mut rest, mut at_once) = (names.as_slice(), 1);
+        while let Some((first, who)) = rest.first() {
+            let part = rest.get(..at_once).unwrap_or(rest);
+            let keys: Vec<&str> = part.iter().map(|(key, _)| key.as_str()).collect();
+            let told = if at_once == 1 { Some(vec![meeting.hear(first, who)?]) } else { meeting.heard(&keys)? };
+            at_once = if told.is_some() { (2 * at_once).min(most) } else { 1 };
+            let told = told.unwrap_or_default();
+            for (all, peer) in told.iter().zip(others().skip(names.len() - rest.len())) {
+                self.connect_to(peer, all)?;
+            }
+            rest = rest.get(told.len()..).unwrap_or_default();
+        }
         meeting.wait_for_all(&self.rank().to_string(), &names)?;
         self.wait_connected(deadline, timeout)
     }
 
-    fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
-        while !self.with(|core| core.poll_connected())? {
-            if deadline.passed() {
-                let (late, time) = (self.with(|core| core.first_unconnected()).unwrap_or_default(), timeout.as_secs_f64());
-                return Err(Error::timeout(format!("rank {late}: it has not connected in {time:.1} s")));
-            }
-            clock::sleep(PAUSE);
+    /// Errors: fewer descriptors are left to the process than so many pairs will take.
+    fn check_descriptors(&self, pairs: usize) -> Result<()> {
+        let need = pairs * self.device.descriptors_per_link();
+        match fd::left() {
+            Some(left) if left < need => Err(Error::system(
+                format!("{} ranks: the pairs of rank {} take {need} descriptors more, and {left} are left", self.size(), self.rank()),
+                std::io::Error::from_raw_os_error(libc::EMFILE),
+            )),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Connects to a rank that has told the addresses of all its ends.
+    fn connect_to(&self, peer: usize, addresses: &[u8]) -> Result<()> {
+        // Its ends stand in the order of ranks, without its own.
+        let place = if self.rank() < peer { self.rank() } else { self.rank() - 1 };
+        let found = addresses::find(addresses, place).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
+        match (found, self.size()) {
+            ((Some(address), others), own) if others + 1 == own => self.connect_pair(peer, &address),
+            ((_, others), own) => Err(Error::usage(format!("rank {peer}: it is one of {} ranks, this rank one of {own}", others + 1))),
+        }
+    }
+
+    /// Waits until all ranks that are here are connected, asleep while nothing comes from those that are not.
+    fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
+        let mut late = self.with(|core| core.here());
+        self.check_descriptors(late.len())?;
+        let (sleep, mut fds) = (Wakeup::new()?, Vec::new());
+        self.with(|core| core.arm_all(&late, &mut fds))?;
+        let (mut pause, mut woken) = (PAUSE, 0);
+        loop {
+            let before = late.len();
+            self.with(|core| core.poll_connecting(&mut late))?;
+            let Some(first) = late.first() else { return Ok(()) };
+            if deadline.passed() {
+                return Err(Error::timeout(format!("rank {first}: it has not connected in {:.1} s", timeout.as_secs_f64())));
+            }
+            if late.len() < before {
+                (pause, woken) = (PAUSE, 0);
+                continue;
+            }
+            match sleep.wait(&fds, Some(deadline.left().map_or(pause, |left| left.min(pause)))) {
+                Woken::TimedOut => (pause, woken) = ((2 * pause).min(LONGEST_PAUSE), 0),
+                _ => woken += 1,
+            }
+            if woken > 1 {
+                // For none of those, again: a rank that is connected has begun already.
+                self.with(Driven::poll);
+            }
+        }
     }
 
     /// Errors: not another rank.
@@ -172,16 +224,4 @@ impl Mesh {
         mesh.wait_connected(deadline, timeout)?;
         Ok(mesh)
     }
-}
-
-/// The addresses of a list.
-fn list(mut rest: &[u8]) -> std::result::Result<Vec<&[u8]>, String> {
-    let mut all = Vec::new();
-    while !rest.is_empty() {
-        let (_, len) = Address::decode(rest)?;
-        let (address, more) = rest.split_at_checked(len).ok_or("is cut short")?;
-        all.push(address);
-        rest = more;
-    }
-    Ok(all)
 }

@@ -28,9 +28,13 @@ use super::small::MAX_SMALL;
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
 const FAREWELL_NS: u64 = 100_000_000;
+/// The same for one that gives up because a rank is lost: others may read this rank's memory, and are to learn of the lost rank before it goes.
+const BAD_NEWS_NS: u64 = 1_000_000_000;
 
 /// Pieces of scratch memory that are kept.
 const POOL: usize = 8;
+/// Long ones have a multiple of so many bytes, short ones a power of two.
+const SCRATCH: usize = 1 << 20;
 
 /// One rank's end of a mesh, as its parts have it: whoever drives it, and its buffers.
 pub struct Context {
@@ -118,7 +122,9 @@ impl Context {
             let least = fits.min_by_key(|(_, scratch)| scratch.len()).map(|(at, _)| at);
             least.map(|at| pool.swap_remove(at))
         };
-        let scratch = found.map_or_else(|| self.device.scratch(len), Ok).inspect_err(|error| self.poison(error))?;
+        // Few lengths, so that most of it is used again.
+        let rounded = if len <= SCRATCH { len.next_power_of_two() } else { len.next_multiple_of(SCRATCH) };
+        let scratch = found.map_or_else(|| self.device.shared_scratch(rounded), Ok).inspect_err(|error| self.poison(error))?;
         Ok(Borrowed { mesh: self, scratch })
     }
 
@@ -156,7 +162,12 @@ impl Context {
             Err(deadline.min(stalled_at))
         });
         std::mem::forget(guard);
-        result.inspect_err(|error| self.poison(error))
+        result.inspect_err(|error| {
+            self.poison(error);
+            if self.driver.lock().has_lost() {
+                self.say_byes(BAD_NEWS_NS);
+            }
+        })
     }
 
     /// What a wait that took so long waits for.
@@ -209,14 +220,21 @@ impl Context {
             !std::mem::replace(&mut core.closed, true)
         });
         self.driver.leave();
-        // What ranks were sent in this one's last moments is theirs: a queue pair that is destroyed sends nothing more.
-        let until = clock::now() + FAREWELL_NS;
+        if first {
+            self.say_byes(FAREWELL_NS);
+        }
+    }
+
+    /// Waits, for so long at most, until the ranks have all that they were sent, and know that this one has come to an end: what was sent in its last
+    /// moments is theirs, and is read from this rank's memory or sent by its queue pairs.
+    fn say_byes(&self, time: u64) {
+        let until = clock::now() + time;
         let through = |core: &mut Core| {
             // Some had no room for it.
             core.say_byes();
             core.byes_are_through()
         };
-        while first && clock::now() < until && !self.with(through) {
+        while clock::now() < until && !self.with(through) {
             std::thread::yield_now();
         }
     }
@@ -299,8 +317,11 @@ impl Borrowed<'_> {
     /// Nobody writes to it any more: others may use it.
     pub fn give_back(self) {
         let mut pool = lock(&self.mesh.scratch);
-        if pool.len() < POOL {
-            pool.push(self.scratch);
+        pool.push(self.scratch);
+        if pool.len() > POOL
+            && let Some((shortest, _)) = pool.iter().enumerate().min_by_key(|(_, scratch)| scratch.len())
+        {
+            let _ = pool.swap_remove(shortest);
         }
     }
 }

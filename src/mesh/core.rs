@@ -358,6 +358,11 @@ impl Core {
         self.small.waits_for(rank) || self.any.iter().any(|recv| recv.ranks.contains(&rank))
     }
 
+    /// Whether a rank was lost before its part was done.
+    pub fn has_lost(&self) -> bool {
+        self.gone.is_some()
+    }
+
     /// Whether all that ranks were sent before they were told that this one goes is through.
     pub fn byes_are_through(&mut self) -> bool {
         self.peers.iter_mut().all(|peer| match peer {
@@ -366,32 +371,46 @@ impl Core {
         })
     }
 
-    /// Whether the queue pairs of all who are here are connected.
-    ///
-    /// Errors: one cannot be, or is lost.
-    pub fn poll_connected(&mut self) -> Result<bool> {
-        let mut all = true;
-        for (rank, peer) in self.peers.iter_mut().enumerate() {
-            match peer {
-                Peer::Here(pair) => all &= pair.poll_connected().map_err(|error| named(rank, error))?,
-                Peer::Lost(failure) => return Err(failure.error()),
-                Peer::Absent | Peer::Unconnected(_) => {}
-            }
-        }
-        Ok(all)
+    /// The ranks that are here, whether or not their queue pairs are connected.
+    pub fn here(&self) -> Vec<usize> {
+        let peers = self.peers.iter().enumerate();
+        peers.filter(|(_, peer)| matches!(peer, Peer::Here(_))).map(|(rank, _)| rank).collect()
     }
 
-    /// The first of them that is not.
-    pub fn first_unconnected(&mut self) -> Option<usize> {
-        let unconnected = |peer: &mut Peer| match peer {
-            Peer::Here(pair) => !matches!(pair.poll_connected(), Ok(true)),
-            _ => false,
-        };
-        self.peers.iter_mut().position(unconnected)
+    /// Has their queue pairs wake who sleeps on these descriptors while they connect.
+    ///
+    /// Errors: as for [`Pair::arm`].
+    pub fn arm_all(&mut self, ranks: &[usize], fds: &mut Vec<RawFd>) -> Result<()> {
+        for &rank in ranks {
+            self.pair(rank)?.arm(false, |fd| fds.push(fd)).map_err(|error| named(rank, error))?;
+        }
+        fds.sort_unstable();
+        fds.dedup();
+        Ok(())
+    }
+
+    /// Leaves those of these ranks whose queue pairs are not connected.
+    ///
+    /// Errors: one cannot be, or is lost.
+    pub fn poll_connecting(&mut self, ranks: &mut Vec<usize>) -> Result<()> {
+        let mut failed = Ok(());
+        ranks.retain(|&rank| {
+            failed.is_ok() && {
+                let connected = self.pair(rank).and_then(|pair| pair.poll_connected().map_err(|error| named(rank, error)));
+                let waits = !matches!(connected, Ok(true));
+                failed = connected.map(drop);
+                waits
+            }
+        });
+        failed
     }
 }
 
 impl Driven for Core {
+    fn links(&self) -> usize {
+        self.peers.len()
+    }
+
     fn poll(&mut self) -> bool {
         let (mut moved, mut lost) = (false, Vec::new());
         for rank in 0..self.peers.len() {

@@ -6,6 +6,7 @@
 //! Ranks trust each other: a peer can write into memory that it was told of until the operation is over.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod buffer;
 mod coll;
 mod connect;

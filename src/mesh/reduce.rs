@@ -1,9 +1,13 @@
 //! Element types and reductions. Pure; any thread.
 //!
-//! Peers may write to what is reduced, so blocks of it are copied out, reduced, and copied back: they stay in the first-level cache meanwhile.
+//! Peers may write to what is reduced, so it is loaded once, line by line, into registers; for a caller's function, block by block into memory that is
+//! nobody else's.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::base::mem::{Compute, LINE, Vectors, with_widest};
 use crate::fabric::RegionView;
 
 /// Type of the elements. The numbers are part of the C interface.
@@ -92,9 +96,6 @@ pub enum Reduction<'a> {
 /// Bytes of a block: two of them, and what else is in use, fit a first-level cache.
 const BLOCK: usize = 8192;
 
-/// The same where there is no more than this: a long block takes longer to clear than a few elements to reduce.
-const SHORT_BLOCK: usize = 64;
-
 /// Aligned for whatever a caller's function takes its elements for.
 #[repr(align(64))]
 struct Block<const N: usize>([u8; N]);
@@ -102,61 +103,104 @@ struct Block<const N: usize>([u8; N]);
 /// Bytes of an element of a caller's own at most: some fit a block.
 pub(super) const MAX_ELEMENT: usize = BLOCK;
 
-/// Which of two operands comes first. The order is the same on all ranks, so the bits of the result are, too, where an operation minds it: the lesser of
-/// 0.0 and -0.0, say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
-    MineFirst,
-    TheirsFirst,
+/// What is done with a function of two elements of `N` bytes.
+trait Pass {
+    fn over<const N: usize>(self, f: impl Fn([u8; N], [u8; N]) -> [u8; N]);
 }
 
-/// Replaces each element of `a`.
-#[inline(always)]
-fn each<const N: usize>(a: &mut [u8], b: &[u8], f: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
-    let (a, _) = a.as_chunks_mut::<N>();
-    let (b, _) = b.as_chunks::<N>();
-    for (a, b) in a.iter_mut().zip(b) {
-        *a = f(*a, *b);
+/// Replaces each element of the first block.
+struct Blocks<'a>(&'a mut [u8], &'a [u8]);
+
+impl Pass for Blocks<'_> {
+    #[inline(always)]
+    fn over<const N: usize>(self, f: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+        let (a, _) = self.0.as_chunks_mut::<N>();
+        let (b, _) = self.1.as_chunks::<N>();
+        for (a, b) in a.iter_mut().zip(b) {
+            *a = f(*a, *b);
+        }
+    }
+}
+
+/// Reduces the operands to the results, as many lines of each: they are in registers meanwhile.
+struct Lines<'a> {
+    operands: &'a [RegionView<'a>],
+    results: &'a [RegionView<'a>],
+    lines: usize,
+}
+
+impl Pass for Lines<'_> {
+    fn over<const N: usize>(self, f: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+        with_widest(ByLine(self, f));
+    }
+}
+
+/// A pass with a function.
+struct ByLine<'a, const N: usize, F>(Lines<'a>, F);
+
+impl<const N: usize, F: Fn([u8; N], [u8; N]) -> [u8; N]> Compute for ByLine<'_, N, F> {
+    #[inline(always)]
+    fn run(self, vectors: impl Vectors) {
+        let ByLine(Lines { operands, results, lines }, f) = self;
+        let Some((first, others)) = operands.split_first() else { return };
+        for i in 0..lines {
+            let Some(mut line) = first.line(i, vectors) else { return };
+            for other in others {
+                let Some(other) = other.line(i, vectors) else { return };
+                Blocks(&mut line, &other).over(&f);
+            }
+            for result in results {
+                result.set_line(i, line, vectors);
+            }
+        }
     }
 }
 
 /// Of integers, which wrap around.
 macro_rules! integers {
-    ($type:ty, $op:expr, $a:expr, $b:expr) => {{
+    ($type:ty, $op:expr, $pass:expr) => {{
         let (from, to) = (<$type>::from_ne_bytes, <$type>::to_ne_bytes);
         match $op {
-            Op::Sum => each($a, $b, |a, b| to(from(a).wrapping_add(from(b)))),
-            Op::Product => each($a, $b, |a, b| to(from(a).wrapping_mul(from(b)))),
-            Op::Min => each($a, $b, |a, b| to(from(a).min(from(b)))),
-            Op::Max => each($a, $b, |a, b| to(from(a).max(from(b)))),
+            Op::Sum => $pass.over(|a, b| to(from(a).wrapping_add(from(b)))),
+            Op::Product => $pass.over(|a, b| to(from(a).wrapping_mul(from(b)))),
+            Op::Min => $pass.over(|a, b| to(from(a).min(from(b)))),
+            Op::Max => $pass.over(|a, b| to(from(a).max(from(b)))),
         }
     }};
 }
 
 /// Of floats, in single precision where they are half as long. Of a number and none, the first that is none wins.
 macro_rules! floats {
-    ($type:ty, $op:expr, $a:expr, $b:expr, $wide:expr, $narrow:expr) => {{
+    ($type:ty, $op:expr, $pass:expr, $wide:expr, $narrow:expr) => {{
         let (from, to) = (<$type>::from_ne_bytes, <$type>::to_ne_bytes);
         let (wide, narrow) = ($wide, $narrow);
         match $op {
-            Op::Sum => each($a, $b, |a, b| to(narrow(wide(from(a)) + wide(from(b))))),
-            Op::Product => each($a, $b, |a, b| to(narrow(wide(from(a)) * wide(from(b))))),
+            Op::Sum => $pass.over(|a, b| to(narrow(wide(from(a)) + wide(from(b))))),
+            Op::Product => $pass.over(|a, b| to(narrow(wide(from(a)) * wide(from(b))))),
             Op::Min => {
-                each(
-                    $a,
-                    $b,
-                    |a, b| if wide(from(b)) < wide(from(a)) || (wide(from(b)).is_nan() && !wide(from(a)).is_nan()) { b } else { a },
-                )
+                $pass.over(|a, b| if wide(from(b)) < wide(from(a)) || (wide(from(b)).is_nan() && !wide(from(a)).is_nan()) { b } else { a })
             }
             Op::Max => {
-                each(
-                    $a,
-                    $b,
-                    |a, b| if wide(from(b)) > wide(from(a)) || (wide(from(b)).is_nan() && !wide(from(a)).is_nan()) { b } else { a },
-                )
+                $pass.over(|a, b| if wide(from(b)) > wide(from(a)) || (wide(from(b)).is_nan() && !wide(from(a)).is_nan()) { b } else { a })
             }
         }
     }};
+}
+
+/// One pass of one of our own operations.
+fn run(data_type: DataType, op: Op, pass: impl Pass) {
+    match data_type {
+        DataType::I8 => integers!(i8, op, pass),
+        DataType::U8 => integers!(u8, op, pass),
+        DataType::I32 => integers!(i32, op, pass),
+        DataType::U32 => integers!(u32, op, pass),
+        DataType::I64 => integers!(i64, op, pass),
+        DataType::U64 => integers!(u64, op, pass),
+        DataType::F32 => floats!(f32, op, pass, |x: f32| x, |x: f32| x),
+        DataType::F64 => floats!(f64, op, pass, |x: f64| x, |x: f64| x),
+        DataType::F16 => floats!(f16, op, pass, f16::to_f32, f16::from_f32),
+        DataType::Bf16 => floats!(bf16, op, pass, bf16::to_f32, bf16::from_f32),
+    }
 }
 
 impl Reduction<'_> {
@@ -168,49 +212,48 @@ impl Reduction<'_> {
         }
     }
 
-    /// `mine` becomes the reduction of itself and of as much of `theirs`.
-    pub(super) fn apply(&self, mine: RegionView<'_>, theirs: RegionView<'_>, order: Order) {
-        if mine.len() <= SHORT_BLOCK { self.blocks::<SHORT_BLOCK>(mine, theirs, order) } else { self.blocks::<BLOCK>(mine, theirs, order) }
+    /// The results, which may be operands, become the reduction of the operands, in this order. Where it is the same on all ranks, so are the bits: of
+    /// equal ones, 0.0 and -0.0, the first wins. All have as many bytes.
+    pub(super) fn reduce(&self, operands: &[RegionView<'_>], results: &[RegionView<'_>]) {
+        let len = operands.iter().chain(results).map(RegionView::len).min().unwrap_or(0);
+        let lines = match self {
+            Reduction::Of(data_type, op) => {
+                run(*data_type, *op, Lines { operands, results, lines: len / LINE });
+                len / LINE
+            }
+            Reduction::Custom(..) => 0,
+        };
+        match lines * LINE..len {
+            none if none.is_empty() => {}
+            // A long block takes longer to clear than a few elements to reduce.
+            few if few.len() <= LINE => self.blocks::<LINE>(operands, results, few),
+            rest => self.blocks::<BLOCK>(operands, results, rest),
+        }
     }
 
     /// Block by block, of `N` bytes: elements have no more.
-    fn blocks<const N: usize>(&self, mine: RegionView<'_>, theirs: RegionView<'_>, order: Order) {
-        let (mut a, mut b) = (Block([0; N]), Block([0; N]));
-        let step = N - N % self.element().max(1);
-        for offset in (0..mine.len()).step_by(step.max(1)) {
-            let len = step.min(mine.len() - offset);
-            let (Some(block), Some(other)) = (mine.part(offset, len), theirs.part(offset, len)) else { return };
-            let (Some(a), Some(b)) = (a.0.get_mut(..len), b.0.get_mut(..len)) else { return };
-            block.read(a);
-            other.read(b);
-            match order {
-                Order::MineFirst => {
-                    self.block(a, b);
-                    block.write(a);
-                }
-                Order::TheirsFirst => {
-                    self.block(b, a);
-                    block.write(b);
+    fn blocks<const N: usize>(&self, operands: &[RegionView<'_>], results: &[RegionView<'_>], range: Range<usize>) {
+        let (mut reduced, mut next) = (Block([0; N]), Block([0; N]));
+        let step = (N - N % self.element().max(1)).max(1);
+        for offset in (range.start..range.end).step_by(step) {
+            let len = step.min(range.end - offset);
+            let (Some(reduced), Some(next)) = (reduced.0.get_mut(..len), next.0.get_mut(..len)) else { return };
+            for (i, operand) in operands.iter().filter_map(|view| view.part(offset, len)).enumerate() {
+                if i == 0 {
+                    operand.read(reduced);
+                } else {
+                    operand.read(next);
+                    self.block(reduced, next);
                 }
             }
+            results.iter().filter_map(|view| view.part(offset, len)).for_each(|result| result.write(reduced));
         }
     }
 
     fn block(&self, a: &mut [u8], b: &[u8]) {
         match self {
             Reduction::Custom(_, function) => function(a, b),
-            Reduction::Of(data_type, op) => match data_type {
-                DataType::I8 => integers!(i8, *op, a, b),
-                DataType::U8 => integers!(u8, *op, a, b),
-                DataType::I32 => integers!(i32, *op, a, b),
-                DataType::U32 => integers!(u32, *op, a, b),
-                DataType::I64 => integers!(i64, *op, a, b),
-                DataType::U64 => integers!(u64, *op, a, b),
-                DataType::F32 => floats!(f32, *op, a, b, |x: f32| x, |x: f32| x),
-                DataType::F64 => floats!(f64, *op, a, b, |x: f64| x, |x: f64| x),
-                DataType::F16 => floats!(f16, *op, a, b, f16::to_f32, f16::from_f32),
-                DataType::Bf16 => floats!(bf16, *op, a, b, bf16::to_f32, bf16::from_f32),
-            },
+            Reduction::Of(data_type, op) => run(*data_type, *op, Blocks(a, b)),
         }
     }
 }

@@ -140,8 +140,8 @@ fn allreduce_among_any_number_of_ranks() {
 
 #[test]
 fn floats_have_the_same_bits_on_all_ranks() {
-    for len in [4096, 1 << 20] {
-        let results = ranks(SoftWire::Shm, 5, |mesh| {
+    for (len, size) in [(4096, 5), (1 << 20, 5), (1 << 20, 8)] {
+        let results = ranks(SoftWire::Shm, size, |mesh| {
             let mut state = mesh.rank() as u64 + 1;
             // Any bits: infinities, both zeros, numbers that are none.
             let bytes: Vec<u8> = (0..len)

@@ -24,7 +24,7 @@ TIMEOUT_MS = 60_000
 TYPES = [torch.int8, torch.uint8, torch.int32, None, torch.int64, None, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 OPS = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
 SUM, PRODUCT = 0, 1
-ALGORITHMS = ["auto", "ring", "doubling"]
+ALGORITHMS = ["auto", "ring", "doubling", "halving", "direct"]
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 OTHERS = ["reduce", "reduce_scatter", "broadcast", "allgather", "alltoall", "gather", "scatter"]
 

@@ -7,6 +7,7 @@ use railhead::mesh::{Algorithm, Mesh, Options};
 use serde::Serialize;
 
 use super::args::Bench;
+use super::cost::Cost;
 use super::work::{What, Work};
 
 /// A row of the table.
@@ -36,6 +37,9 @@ pub struct Row {
     pub gb_s: f64,
     /// The same, of what crosses each link.
     pub bus_gb_s: f64,
+    /// What the first rank's pairs have taken, in all rows the same.
+    #[serde(flatten)]
+    pub cost: Cost,
 }
 
 /// For an operation with this tag.
@@ -49,7 +53,7 @@ const MOST: f64 = 1e6;
 const AGREE: u32 = 1000;
 
 /// Measures one row.
-pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench) -> anyhow::Result<Row> {
+pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench, cost: Cost) -> anyhow::Result<Row> {
     let timeout = Duration::from_secs(bench.timeout);
     let mut work = (0..bench.threads)
         .map(|thread| Work::new(mesh, what, elements, bench.inputs, thread, timeout))
@@ -101,6 +105,7 @@ pub fn measure(mesh: &Mesh, what: What, elements: usize, bench: &Bench) -> anyho
         max_us: at(1.0) * 1e6,
         gb_s,
         bus_gb_s: gb_s * what.bus_factor(mesh.size()),
+        cost,
     })
 }
 

@@ -1,9 +1,11 @@
 //! `railhead mesh bench`: how fast ranks exchange and compute, with Gloo's options and nccl-tests' figures. This process is one rank; without a URL it
 //! starts the others and is rank 0.
 //!
-//! * [`args`]: what is asked for; [`work`]: what a rank does once; [`measure`]: how often it does it, and how long that takes.
+//! * [`args`]: what is asked for; [`work`]: what a rank does once; [`measure`]: how often it does it, and how long that takes; [`cost`]: what the pairs
+//!   have taken by then.
 
 mod args;
+mod cost;
 mod measure;
 mod work;
 
@@ -22,6 +24,7 @@ use railhead::store::{PrefixStore, Store};
 use crate::perf::plot::{Canvas, Chart};
 use crate::perf::report::{aligned, digits, size};
 use args::Bench;
+use cost::Cost;
 use measure::Row;
 
 /// Measures meshes: ranks that exchange messages and compute together.
@@ -52,6 +55,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
         print!("{}", table(&rows));
+        if let Some(row) = rows.first() {
+            println!("\n{}", row.cost);
+        }
     }
     if let Some(canvas) = canvas {
         canvas.draw(&charts(&rows))?;
@@ -106,10 +112,15 @@ fn rank(bench: &Bench, url: &str) -> anyhow::Result<(Vec<Row>, i64)> {
     let (rank, size) = (joined.rank, joined.world_size);
     let (Ok(mine), Ok(all)) = (usize::try_from(rank), usize::try_from(size)) else { bail!("{url}: rank {rank} of {size}") };
     let device = Device::open(Config::from_env_or(Debug::Warn), bench.device.as_deref().unwrap_or_default())?;
+    let cost = Cost::begin()?;
     let mesh = Mesh::new(device, mine, all)?;
     mesh.set_sync(bench.sync);
     let keys: Arc<dyn Store> = joined.store;
     mesh.connect(&PrefixStore::new("railhead-mesh-bench", keys), timeout)?;
+    let cost = cost.connected();
+    // Once all pairs that a barrier needs were used.
+    mesh.barrier(measure::options(0, timeout))?;
+    let cost = cost.of_each(all - 1)?;
     let jobs = bench.jobs();
     let bar = ProgressBar::new(jobs.len() as u64);
     if rank != 0 || !std::io::stderr().is_terminal() {
@@ -119,7 +130,7 @@ fn rank(bench: &Bench, url: &str) -> anyhow::Result<(Vec<Row>, i64)> {
     let mut rows = Vec::new();
     for (what, elements) in jobs {
         bar.set_message(format!("{what} of {}", size_of_elements(elements)));
-        rows.push(measure::measure(&mesh, what, elements, bench)?);
+        rows.push(measure::measure(&mesh, what, elements, bench, cost)?);
         bar.inc(1);
     }
     bar.finish_and_clear();

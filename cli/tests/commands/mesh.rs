@@ -4,6 +4,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::support::repeats;
+
 fn bench(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_railhead"));
     command.args(["mesh", "bench", "--iteration-time", "0.01"]).args(args);
@@ -54,6 +56,42 @@ fn threads_arrays_and_busy_waits() {
     assert!(rows.iter().all(|row| row["threads"] == 3 && row["what"] == "allreduce"), "{rows:?}");
 }
 
+/// As many as the program starts, in `make soak`. A rank says nothing when all goes well, not even when the others leave before it does.
+#[test]
+fn many_ranks_connect_and_part_and_each_pair_takes_little() {
+    let ranks = repeats(24, 256);
+    for wire in ["shm", "tcp"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_railhead"));
+        command.args(["mesh", "bench", "--json", "--what", "barrier,allreduce", "--elements", "2", "--iteration-time", "0.001"]);
+        command.args(["--ranks", &ranks.to_string(), "--timeout", "300"]);
+        command.env("RAILHEAD_SOCKET_IFNAME", "lo").env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", "0");
+        let output = command.output().expect("railhead");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{wire}: {said}");
+        let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = document.as_array().expect("rows");
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        let cost = |name: &str| rows[0][name].as_f64().unwrap_or_else(|| panic!("no {name}: {rows:?}"));
+        // A socket, and the peer's process; the rest is what any mesh has.
+        let rest = 6.0 / (ranks - 1) as f64;
+        assert!((2.0..2.0 + rest).contains(&cost("pair_descriptors")), "{wire}: {rows:?}");
+        assert!(cost("pair_private_kib") < 128.0 && cost("pair_shared_kib") < 64.0, "{wire}: {rows:?}");
+        assert!(cost("connect_s") > 0.0 && (wire == "tcp" || cost("pair_shared_kib") > 0.0), "{wire}: {rows:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_may_not_open_enough_says_how_much_before_it_begins() {
+    let script = "ulimit -n 28; exec \"$0\" mesh bench --ranks 24 --what barrier";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_railhead")]).env("RAILHEAD_SOCKET_IFNAME", "lo");
+    let output = command.output().expect("sh");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("24 ranks: the pairs of rank 0 take 23 descriptors more, and "), "{said}");
+    assert!(said.contains("RLIMIT_NOFILE is 28: raise it with `ulimit -n`"), "{said}");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+}
+
 #[test]
 fn a_table_and_a_picture() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -61,6 +99,7 @@ fn a_table_and_a_picture() {
     let output = bench(&["--elements", "2,1000", "--plot", picture.to_str().expect("text"), "--what", "allreduce,broadcast"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("bus GB/s") && text.contains("broadcast"), "{text}");
+    assert!(text.contains("connected in ") && text.contains("descriptors"), "{text}");
     let drawn = std::fs::read_to_string(picture).expect("a file");
     assert!(drawn.contains("<svg") && drawn.contains("Bus bandwidth"));
 }

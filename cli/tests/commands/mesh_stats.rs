@@ -13,7 +13,7 @@ use support::{Ctx, PATIENCE, Ranks, Role, World, until};
 pub const ROLES: &[(&str, Role)] = &[("mesh_stats", computes)];
 
 const LONG: usize = 100_000;
-const RING: usize = 1 << 20;
+const DIRECT: usize = 1 << 20;
 /// A collective's tag, a message's, and a slot.
 const TAGS: [u64; 3] = [77, 1 << 40, 5_000_000_000];
 
@@ -32,12 +32,12 @@ fn computes(ctx: &Ctx) {
     others.iter().zip(addresses).for_each(|(peer, address)| ctx.to(*peer).send(&address).expect("the other rank"));
     others.iter().for_each(|peer| mesh.connect_pair(*peer, &ctx.to(*peer).recv()).expect("connected"));
     ctx.barrier();
-    let mut bytes = vec![0u8; RING];
+    let mut bytes = vec![0u8; DIRECT];
     let first = bytes.as_mut_ptr();
     // SAFETY: the bytes outlive all that is done with them.
     let memory = |len: usize| unsafe { UserMemory::new(first, len) };
     let sum = Reduction::Of(DataType::U8, Op::Sum);
-    let (mine, peer) = (UnboundBuffer::new(&mesh, memory(RING)).expect("a buffer"), (ctx.rank + 1) % ctx.size);
+    let (mine, peer) = (UnboundBuffer::new(&mesh, memory(DIRECT)).expect("a buffer"), (ctx.rank + 1) % ctx.size);
     let slot = match ctx.rank {
         0 => Buffer::recv_from(&mesh, 1, TAGS[2], memory(8)),
         _ => Buffer::send_to(&mesh, 0, TAGS[2], memory(8)),
@@ -55,7 +55,7 @@ fn computes(ctx: &Ctx) {
             "any" if ctx.rank == 0 => mine.recv(&others, TAGS[1], 0, Some(LONG)).and_then(|()| mine.wait_recv(PATIENCE)).map(drop),
             "any" => mine.send(0, TAGS[1], 0, Some(LONG)).and_then(|()| mine.wait_send(PATIENCE)).map(drop),
             "allreduce" => mesh.allreduce(memory(8), sum, options(TAGS[0] as u32)),
-            "ring" => mesh.allreduce(memory(RING), sum, options(0)),
+            "direct" => mesh.allreduce(memory(DIRECT), sum, options(0)),
             "barrier" => mesh.barrier(options(0)),
             "end" => return,
             other => panic!("{other}"),
@@ -121,13 +121,14 @@ fn what_two_ranks_exchange_is_counted_on_both() {
     for env in [&[("RAILHEAD_SOFT_WIRE", "shm")][..], &[("RAILHEAD_SOFT_WIRE", "tcp")], &[("RAILHEAD_QPS_PER_RAIL", "2")]] {
         let mut ranks = spawn(2, env);
         connect(&mut ranks);
-        // How often, and what each is to a rank: requests, and bytes in both directions. A ring of two ranks goes around twice, each half in two parts.
+        // How often, and what each is to a rank: requests, and bytes in both directions. A long allreduce has
+        // four blocks: of each, a piece and a result go each way.
         let work = [
             ("long", 3, 1, LONG),
             ("small", 5, 1, 8),
             ("slot", 2, 1, 8),
             ("allreduce", 4, 2, 16),
-            ("ring", 2, 8, 2 * RING),
+            ("direct", 2, 16, 2 * DIRECT),
             ("barrier", 3, 2, 0),
         ];
         for (word, times, ..) in work {

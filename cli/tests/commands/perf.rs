@@ -231,7 +231,7 @@ fn every_target_is_measured_and_judged() {
         let share = named(setting, "slowest of them")["figure"]["max"].as_f64().unwrap();
         assert!(0.0 < share && share <= 1.0, "{share}");
         positive(&named(setting, "1000 comms set up")["figure"]);
-        assert!(named(setting, "private memory of an idle comm")["met"].is_boolean());
+        assert!(named(setting, "memory of an idle comm")["met"].is_boolean());
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::base::error::Result;
 use crate::mesh::context::Context;
 use crate::mesh::device::Registered;
-use crate::mesh::reduce::{Order, Reduction};
+use crate::mesh::reduce::Reduction;
 
 /// Of all ranks.
 pub async fn allreduce(mesh: &Context, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {
@@ -18,21 +18,20 @@ pub async fn allreduce(mesh: &Context, mine: &Registered, reduction: Reduction<'
         return mesh.recv(partner, tag, mine.place(0, len)?)?.await.map(|_| ());
     }
     let scratch = mesh.scratch(len)?;
-    let theirs = &*scratch;
+    let (ours, theirs) = (mine.view(0, len)?, scratch.view(0, len)?);
     if rank < extra {
-        mesh.recv(rank + core, tag, theirs.place(0, len)?)?.await?;
-        reduction.apply(mine.view(0, len)?, theirs.view(0, len)?, Order::MineFirst);
+        mesh.recv(rank + core, tag, scratch.place(0, len)?)?.await?;
+        reduction.reduce(&[ours, theirs], &[ours]);
     }
     let mut distance = 1;
     while distance < core {
         let partner = rank ^ distance;
-        let received = mesh.recv(partner, tag, theirs.place(0, len)?)?;
+        let received = mesh.recv(partner, tag, scratch.place(0, len)?)?;
         let sent = mesh.send(partner, tag, mine.part(0, len)?)?;
         received.await?;
         // What is sent must not change before the peer has it.
         sent.await?;
-        let order = if rank < partner { Order::MineFirst } else { Order::TheirsFirst };
-        reduction.apply(mine.view(0, len)?, theirs.view(0, len)?, order);
+        reduction.reduce(&if rank < partner { [ours, theirs] } else { [theirs, ours] }, &[ours]);
         distance *= 2;
     }
     if rank < extra {

@@ -5,8 +5,10 @@
 //! receive them in the order that the algorithm gives. So collectives that run at once need tags of their own; one after the other they do not.
 
 mod barrier;
+mod direct;
 mod doubling;
 mod exchange;
+mod halving;
 mod ring;
 mod tree;
 
@@ -15,6 +17,7 @@ use std::time::Duration;
 use crate::base::error::{Error, Result};
 use crate::base::mem::UserMemory;
 use crate::base::stats::MeshOp;
+use crate::link::limits::MAX_MESSAGE;
 
 use super::context::Context;
 use super::device::Registered;
@@ -35,11 +38,16 @@ pub enum Algorithm {
     Ring = 1,
     /// By recursive doubling: each rank sends all it has, in as many steps as the number of ranks has bits.
     Doubling = 2,
+    /// By recursive halving and doubling: as much as around a ring, in twice as many steps as the number of ranks has bits. Around a ring, if the ranks are
+    /// no power of two, or it is more than 1 GiB.
+    Halving = 3,
+    /// Straight between all ranks: as much as around a ring, in two steps.
+    Direct = 4,
 }
 
 impl Algorithm {
     /// All, by number.
-    pub const ALL: [Algorithm; 3] = [Algorithm::Auto, Algorithm::Ring, Algorithm::Doubling];
+    pub const ALL: [Algorithm; 5] = [Algorithm::Auto, Algorithm::Ring, Algorithm::Doubling, Algorithm::Halving, Algorithm::Direct];
 }
 
 /// What all collectives take.
@@ -70,6 +78,11 @@ fn tag(op: MeshOp, options: Options, longest: usize) -> u64 {
 
 /// Bytes below which an allreduce is done by doubling: in fewer steps, each with all of it.
 const DOUBLING_BELOW: usize = 32 << 10;
+/// Most ranks among which more is done directly: each then has a message under way to every other one.
+const DIRECT_RANKS: usize = 16;
+/// Bytes of a chunk below which, among more ranks, it is done by halving: in fewer steps, of which none is cut into segments that travel beside the
+/// reduction.
+const HALVING_BELOW: usize = 1 << 20;
 
 impl Context {
     /// Every rank's memory becomes the reduction of all ranks' memories, element by element, with the same bits on all. Each rank gives as many bytes.
@@ -83,16 +96,23 @@ impl Context {
             return Ok(());
         }
         let (mine, tag) = (self.register_whole(memory)?, tag(MeshOp::Allreduce, options, len));
-        let doubles = match options.algorithm {
-            Algorithm::Auto => len < DOUBLING_BELOW,
-            Algorithm::Ring => false,
-            Algorithm::Doubling => true,
+        let algorithm = match options.algorithm {
+            Algorithm::Auto if len < DOUBLING_BELOW => Algorithm::Doubling,
+            Algorithm::Auto if self.size() <= DIRECT_RANKS => Algorithm::Direct,
+            Algorithm::Auto if len / self.size() < HALVING_BELOW => Algorithm::Halving,
+            Algorithm::Auto => Algorithm::Ring,
+            asked => asked,
         };
-        if doubles {
-            return self.block_on(Waiter::Collective(tag), doubling::allreduce(self, &mine, reduction, tag), options.timeout);
+        let cut = || Cut::even(len, self.size(), reduction.element());
+        let waiter = Waiter::Collective(tag);
+        match algorithm {
+            Algorithm::Doubling => self.block_on(waiter, doubling::allreduce(self, &mine, reduction, tag), options.timeout),
+            Algorithm::Direct => self.block_on(waiter, direct::allreduce(self, &mine, reduction, tag), options.timeout),
+            Algorithm::Halving if self.size().is_power_of_two() && len <= MAX_MESSAGE => {
+                self.block_on(waiter, halving::allreduce(self, &mine, &cut(), reduction, tag), options.timeout)
+            }
+            _ => self.block_on(waiter, ring::allreduce(self, &mine, &cut(), reduction, tag), options.timeout),
         }
-        let cut = Cut::even(len, self.size(), reduction.element());
-        self.block_on(Waiter::Collective(tag), ring::allreduce(self, &mine, &cut, reduction, tag), options.timeout)
     }
 
     /// The root's `to` becomes the reduction of all ranks' `from`; the others' is not looked at. The two may be the same.

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::base::error::Result;
 use crate::mesh::context::{Context, Operation};
 use crate::mesh::device::{Destination, Registered};
-use crate::mesh::reduce::{Order, Reduction};
+use crate::mesh::reduce::Reduction;
 
 /// Longest segment.
 const SEGMENT: usize = 1 << 20;
@@ -106,7 +106,8 @@ pub async fn reduce_half(mesh: &Context, mine: &Registered, cut: &Cut, reduction
     let place = |n: usize| n % AHEAD * cut.segment;
     let receive = |n, (_, len)| scratch.place(place(n), len);
     let reduce = |n, (at, len)| {
-        reduction.apply(mine.view(at, len)?, scratch.view(place(n), len)?, Order::TheirsFirst);
+        let mine = mine.view(at, len)?;
+        reduction.reduce(&[scratch.view(place(n), len)?, mine], &[mine]);
         Ok(())
     };
     around(mesh, mine, cut, tag, first, receive, reduce).await?;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::base::error::Result;
 use crate::mesh::context::{Context, Operation};
 use crate::mesh::device::Registered;
-use crate::mesh::reduce::{Order, Reduction};
+use crate::mesh::reduce::Reduction;
 
 /// Longest segment.
 const SEGMENT: usize = 1 << 20;
@@ -88,7 +88,8 @@ pub async fn reduce(mesh: &Context, mine: &Registered, len: usize, reduction: Re
             if let Some(received) = recvs.pop_front() {
                 received.await?;
             }
-            reduction.apply(mine.view(at, len)?, inbox.view(done % AHEAD * longest, len)?, Order::MineFirst);
+            let mine = mine.view(at, len)?;
+            reduction.reduce(&[mine, inbox.view(done % AHEAD * longest, len)?], &[mine]);
             done += 1;
         }
         if let Some(parent) = place.parent {
