@@ -8,80 +8,46 @@
  *   --device NAME    a device of `railhead info`; the first one if it is not given
  *   --bytes N        of the first step's tensors; those of each later step have as many more (default 100000)
  *   --steps N        before the one that is aborted (default 3)
+ *   --direct         straight from the producer's memory into the consumers'
  */
-#include "../include/railhead.h"
+#include "tensor_example.h"
 
 #include <getopt.h>
-#include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKERS = 3, TIMEOUT_MS = 60000, KEY = 513 };
+enum { WORKERS = 3 };
 
-static const char *const workers[WORKERS] = {"/job:producer/task:0", "/job:consumer/task:0", "/job:consumer/task:1"};
-static int64_t rank, ranks;
-
-static _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static void die(const char *format, ...)
-{
-    va_list arguments;
-    (void)fprintf(stderr, "worker %" PRId64 ": ", rank);
-    va_start(arguments, format);
-    (void)vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    (void)fputc('\n', stderr);
-    exit(EXIT_FAILURE);
-}
-
-static void check(const char *what, railhead_status_t status)
-{
-    if (status != RAILHEAD_OK)
-        die("%s: %s (%d)", what, railhead_last_error(), (int)status);
-}
-
-static uint64_t number(const char *option, const char *text)
-{
-    char *end;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != '\0' || value == 0 || value > (1ull << 28))
-        die("--%s %s: expected a number from 1 to %llu", option, text, 1ull << 28);
-    return value;
-}
-
-/* The key of what one worker has for another. */
-static const char *key_of(char *key, int64_t from, int64_t to, const char *edge)
-{
-    char source[80], destination[80];
-    size_t len = KEY;
-    (void)snprintf(source, sizeof source, "%s/device:CPU:0", workers[from]);
-    (void)snprintf(destination, sizeof destination, "%s/device:CPU:0", workers[to]);
-    check("key_create", railhead_tensor_key_create(source, 1, destination, edge, 0, 0, key, &len));
-    return key;
-}
+const char *const workers[] = {"/job:producer/task:0", "/job:consumer/task:0", "/job:consumer/task:1"};
 
 static unsigned char byte_of(uint64_t step, int64_t consumer, size_t i)
 {
     return (unsigned char)(i * 7 + step * 31 + (size_t)consumer);
 }
 
+static void *allocate(size_t bytes)
+{
+    void *memory = calloc(1, bytes);
+    if (memory == NULL)
+        die("no memory for %zu bytes", bytes);
+    return memory;
+}
+
 static void produce(railhead_tensor_rendezvous_t *rendezvous, uint64_t step, size_t bytes)
 {
     char key[KEY];
     uint64_t sums[WORKERS] = {0};
-    unsigned char *data = malloc(bytes);
-    if (data == NULL)
-        die("no memory for %zu bytes", bytes);
     for (int64_t consumer = 1; consumer < WORKERS; consumer++) {
+        unsigned char *data = allocate(bytes);
         for (size_t i = 0; i < bytes; i++)
             sums[consumer] += data[i] = byte_of(step, consumer, i);
         railhead_tensor_t tensor = {.size = sizeof tensor, .dtype = 4, .rank = 1, .dims = {(int64_t)bytes}, .data = data, .bytes = bytes};
-        /* It is copied, so the memory may be filled again. */
+        /* It is not copied: the memory is the library's until it is released, which is done by run, here and below. */
+        tensor.release = free;
+        tensor.user = data;
         check("send", railhead_tensor_send(rendezvous, key_of(key, 0, consumer, "input"), &tensor));
     }
-    free(data);
     for (int64_t consumer = 1; consumer < WORKERS; consumer++) {
         railhead_tensor_t sum;
         check("recv", railhead_tensor_recv(rendezvous, key_of(key, consumer, 0, "sum"), TIMEOUT_MS, &sum));
@@ -130,11 +96,18 @@ static int consume(railhead_tensor_manager_t *manager, railhead_tensor_rendezvou
 {
     char key[KEY];
     struct input input = {.rendezvous = rendezvous, .step = step, .bytes = bytes};
-    check("recv_async", railhead_tensor_recv_async(rendezvous, key_of(key, 0, rank, "input"), on_input, &input));
+    void *own = NULL;
+    (void)key_of(key, 0, rank, "input");
+    /* One has the library give memory, the other has its own. */
+    if (rank == 1)
+        check("recv_async", railhead_tensor_recv_async(rendezvous, key, on_input, &input));
+    else
+        check("recv_into_async", railhead_tensor_recv_into_async(rendezvous, key, own = allocate(bytes), bytes, on_input, &input));
     size_t ran;
     check("run", railhead_tensor_manager_run(manager, TIMEOUT_MS, &ran));
     if (ran != 1 || input.called != 1)
         die("%zu callbacks have run in step %" PRIu64, ran, step);
+    free(own);
     return input.status != RAILHEAD_OK;
 }
 
@@ -142,29 +115,21 @@ int main(int argc, char **argv)
 {
     static const struct option options[] = {{"url", required_argument, NULL, 'u'},   {"device", required_argument, NULL, 'd'},
                                             {"bytes", required_argument, NULL, 'b'}, {"steps", required_argument, NULL, 's'},
-                                            {NULL, 0, NULL, 0}};
+                                            {"direct", no_argument, NULL, 'D'},      {NULL, 0, NULL, 0}};
     const char *url = NULL, *device = NULL;
     size_t bytes = 100000;
-    uint64_t steps = 3;
+    uint64_t steps = 3, mode = RAILHEAD_BUFFERED;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
         case 'u': url = optarg; break;
         case 'd': device = optarg; break;
         case 'b': bytes = (size_t)number("bytes", optarg); break;
         case 's': steps = number("steps", optarg); break;
+        case 'D': mode = RAILHEAD_DIRECT; break;
         default: return EXIT_FAILURE;
         }
     }
-    railhead_store_t *store, *keys;
-    check("rendezvous", railhead_rendezvous(url, -1, -1, TIMEOUT_MS, &store, &rank, &ranks));
-    if (ranks != WORKERS)
-        die("there are %" PRId64 " workers; expected %d", ranks, WORKERS);
-    check("prefix", railhead_store_prefix("tensor_pipeline", store, &keys));
-    railhead_tensor_manager_t *manager;
-    railhead_tensor_config_t config = {.size = sizeof config, .worker = workers[rank], .workers = workers, .count = WORKERS};
-    config.timeout_ms = TIMEOUT_MS;
-    check("create", railhead_tensor_manager_create(&config, device, &manager));
-    check("connect", railhead_tensor_manager_connect(manager, keys));
+    railhead_tensor_manager_t *manager = meet(url, device, mode, WORKERS);
     for (uint64_t step = 1; step <= steps + 1; step++) {
         size_t now = bytes * (size_t)step;
         railhead_tensor_rendezvous_t *rendezvous;
@@ -181,13 +146,10 @@ int main(int argc, char **argv)
          * The aborted one stays. */
         if (step <= steps)
             check("cleanup", railhead_tensor_cleanup(manager, rank == 0 ? step : step - 1));
+        if (rank == 0)
+            check("run", railhead_tensor_manager_run(manager, 0, NULL));
     }
-    /* Nobody goes while others may still ask. */
-    check("barrier", railhead_store_barrier(keys, "end", WORKERS, TIMEOUT_MS));
-    check("close", railhead_tensor_manager_close(manager));
-    check("barrier", railhead_store_barrier(keys, "closed", WORKERS, TIMEOUT_MS));
-    check("close", railhead_store_close(keys));
-    check("close", railhead_store_close(store));
+    leave(manager);
     if (rank == 0)
         printf("%" PRIu64 " steps, no byte wrong, and one that was aborted\n", steps);
     return EXIT_SUCCESS;

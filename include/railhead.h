@@ -111,7 +111,19 @@ typedef enum {
     RAILHEAD_RING = 1,
     // By recursive doubling.
     RAILHEAD_DOUBLING = 2,
+    // By recursive halving and doubling; around a ring, if the number of ranks is no power of two, or for more than 1 GiB.
+    RAILHEAD_HALVING = 3,
+    // Straight between all ranks.
+    RAILHEAD_DIRECT = 4,
 } railhead_algorithm_t;
+
+// How tensors go from worker to worker.
+typedef enum {
+    // Through a buffer of their name on either side: two copies.
+    RAILHEAD_BUFFERED = 0,
+    // Straight from the producer's memory into the consumer's, if that of the producer is registered, or comes with a `release`.
+    RAILHEAD_DIRECT = 1,
+} railhead_tensor_mode_t;
 
 // One end of a slot between two ranks: an opaque handle, ended by railhead_buffer_close. Threads: any, several at a time.
 typedef struct railhead_buffer_t railhead_buffer_t;
@@ -151,6 +163,9 @@ typedef struct railhead_store_t railhead_store_t;
 //
 // Threads: any, several at a time. In a forked child the parent's handles are refused.
 typedef struct railhead_tensor_manager_t railhead_tensor_manager_t;
+
+// Memory that is registered for tensors: an opaque handle. Made by railhead_tensor_register, ended by railhead_tensor_deregister. Threads: any.
+typedef struct railhead_tensor_memory_t railhead_tensor_memory_t;
 
 // What keeps the bytes of a tensor that was received: an opaque handle.
 typedef struct railhead_tensor_owner_t railhead_tensor_owner_t;
@@ -364,7 +379,13 @@ typedef struct {
     int64_t timeout_ms;
     // 0: a tensor stays until its step is cleaned up, and may be received again, as TensorFlow has it; 1: it is received once.
     uint64_t flags;
+    // A railhead_tensor_mode_t, the same on all workers.
+    uint64_t mode;
 } railhead_tensor_config_t;
+
+// Called once, with what stands beside it, when the bytes of a tensor are not needed any more. On a thread that calls railhead_tensor_manager_run or
+// _close; for a tensor that somebody still holds after that, railhead_tensor_free. May call any function of this header; must not throw.
+typedef void (*railhead_tensor_release_t)(void *user);
 
 // A tensor.
 typedef struct {
@@ -384,6 +405,10 @@ typedef struct {
     int32_t is_dead;
     // Of one that was received, for railhead_tensor_free; NULL otherwise.
     railhead_tensor_owner_t *owner;
+    // Of one that is sent: NULL, and `data` is copied; or `data` is the library's, and must not change, until this is called.
+    railhead_tensor_release_t release;
+    // What `release` is called with.
+    void *user;
 } railhead_tensor_t;
 
 // Called once with a tensor that was received, or with the reason why it does not come: `status` is RAILHEAD_OK and `why` is "", or `tensor` is
@@ -393,6 +418,13 @@ typedef void (*railhead_tensor_callback_t)(void *user,
                                            railhead_status_t status,
                                            const char *why,
                                            const railhead_tensor_t *tensor);
+
+// The same for several tensors, in the order of their keys; `tensors` is NULL and `count` is 0 if one does not come.
+typedef void (*railhead_tensor_all_callback_t)(void *user,
+                                               railhead_status_t status,
+                                               const char *why,
+                                               const railhead_tensor_t *tensors,
+                                               size_t count);
 
 // The parts of a key, all of which are inside of it.
 typedef struct {
@@ -1086,7 +1118,7 @@ void railhead_store_free(void *memory);
 
 // Makes a worker's end, not connected yet. `device`: as for railhead_mesh_create.
 //
-// RAILHEAD_USAGE: names that cannot be, a device that there is not, a size or flags of another version.
+// RAILHEAD_USAGE: names that cannot be, a device that there is not, a size, flags or a mode of another version.
 railhead_status_t railhead_tensor_manager_create(const railhead_tensor_config_t *config,
                                                  const char *device,
                                                  railhead_tensor_manager_t **manager);
@@ -1094,8 +1126,8 @@ railhead_status_t railhead_tensor_manager_create(const railhead_tensor_config_t 
 // Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
 // From then on a thread answers the others. After an error all workers may try again, with another prefix.
 //
-// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different
-// fabrics; RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
+// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names or modes, or are on
+// different fabrics; RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
 railhead_status_t railhead_tensor_manager_connect(railhead_tensor_manager_t *manager,
                                                   railhead_store_t *store);
 
@@ -1106,7 +1138,8 @@ railhead_status_t railhead_tensor_manager_run(railhead_tensor_manager_t *manager
                                               size_t *ran);
 
 // Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called
-// now. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+// now. Those that other threads are calling are over when this returns, unless it is called by one of them while another thread closes the manager,
+// too. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
 railhead_status_t railhead_tensor_manager_close(railhead_tensor_manager_t *manager);
 
 // Finds a step, or makes it. What is received of it waits for railhead_tensor_initialize.
@@ -1119,10 +1152,25 @@ railhead_status_t railhead_tensor_step(railhead_tensor_manager_t *manager,
 // RAILHEAD_USAGE: the step was cleaned up.
 railhead_status_t railhead_tensor_initialize(railhead_tensor_rendezvous_t *rendezvous);
 
-// Produces a tensor: its contents are copied. Never waits.
+// Registers memory, so that no tensor in it has to be, whoever sends it or receives into it: for memory that is used again and again. railhead_alloc
+// gives some that is faster yet on one host.
+//
+// RAILHEAD_USAGE: no bytes, or some that are registered already; RAILHEAD_SYSTEM: memory that cannot be registered.
+railhead_status_t railhead_tensor_register(railhead_tensor_manager_t *manager,
+                                           void *data,
+                                           size_t bytes,
+                                           railhead_tensor_memory_t **memory);
+
+// Ends that, before the memory is given away; before railhead_tensor_manager_close or after. Nobody reads or writes it afterwards.
+//
+// RAILHEAD_USAGE: there are tensors in it that were not released, or not received yet; it stays registered.
+railhead_status_t railhead_tensor_deregister(railhead_tensor_memory_t *memory);
+
+// Produces a tensor. Never waits. Its contents are copied, or, with a `release`, sent from where they are: straight out of memory that is registered, or
+// that is so for this tensor (up to 16 KiB are copied instead).
 //
 // RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status
-// with which the step was aborted.
+// with which the step was aborted. After an error `release` is not called: the contents are the caller's.
 railhead_status_t railhead_tensor_send(railhead_tensor_rendezvous_t *rendezvous,
                                        const char *key,
                                        const railhead_tensor_t *tensor);
@@ -1138,11 +1186,43 @@ railhead_status_t railhead_tensor_recv(railhead_tensor_rendezvous_t *rendezvous,
                                        int64_t timeout_ms,
                                        railhead_tensor_t *tensor);
 
-// Receives a tensor, for which `callback` is called with `user`, once. Whatever goes wrong is said to the callback, as railhead_tensor_recv would.
+// The same into `bytes` at `data`, which become the tensor's `data`; there is nothing to free, and `owner` is NULL. Nobody writes there any more when this
+// returns: if its time is over, it waits until the producer's worker, which may be writing, has answered. In Direct mode the tensor is written there
+// by the producer, and memory of more than 16 KiB that is not registered is so for this call.
+//
+// RAILHEAD_USAGE: the tensor has more bytes; and as for railhead_tensor_recv.
+railhead_status_t railhead_tensor_recv_into(railhead_tensor_rendezvous_t *rendezvous,
+                                            const char *key,
+                                            void *data,
+                                            size_t bytes,
+                                            int64_t timeout_ms,
+                                            railhead_tensor_t *tensor);
+
+// Receives a tensor, for which `callback` is called with `user`, once. What goes wrong is said to the callback, as railhead_tensor_recv would.
+//
+// RAILHEAD_USAGE: the manager is closed; the callback is not called then.
 railhead_status_t railhead_tensor_recv_async(railhead_tensor_rendezvous_t *rendezvous,
                                              const char *key,
                                              railhead_tensor_callback_t callback,
                                              void *user);
+
+// Receives several tensors, for which `callback` is called with `user`, once, when the last of them has come or has failed. If any has failed, or its
+// producer had nothing to send ("The tensor returned for KEY was not valid."), it gets the first error and no tensor. The keys are copied.
+//
+// RAILHEAD_USAGE: the manager is closed; the callback is not called then.
+railhead_status_t railhead_tensor_recv_all_async(railhead_tensor_rendezvous_t *rendezvous,
+                                                 const char *const *keys,
+                                                 size_t count,
+                                                 railhead_tensor_all_callback_t callback,
+                                                 void *user);
+
+// The same into `bytes` at `data`, as railhead_tensor_recv_into: the memory is the library's until `callback` is called, and the tensor's `data` then.
+railhead_status_t railhead_tensor_recv_into_async(railhead_tensor_rendezvous_t *rendezvous,
+                                                  const char *key,
+                                                  void *data,
+                                                  size_t bytes,
+                                                  railhead_tensor_callback_t callback,
+                                                  void *user);
 
 // Gives a tensor back that railhead_tensor_recv has filled in: its `data` is not to be read any more.
 railhead_status_t railhead_tensor_free(const railhead_tensor_t *tensor);
@@ -1158,8 +1238,8 @@ railhead_status_t railhead_tensor_abort(railhead_tensor_rendezvous_t *rendezvous
 // Ends a handle. The step goes on.
 railhead_status_t railhead_tensor_release(railhead_tensor_rendezvous_t *rendezvous);
 
-// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number
-// should not be used again, as other workers may be late.
+// Ends a step: what waits for it here or on other workers, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are
+// forgotten. Numbers of steps should rise, and not be used again: others may be late.
 railhead_status_t railhead_tensor_cleanup(railhead_tensor_manager_t *manager,
                                           uint64_t id);
 

@@ -17,11 +17,12 @@ mod library {
     pub mod mesh_idle;
     pub mod misuse;
     pub mod tensor;
+    pub mod tensor_faults;
 }
 
-use library::{mesh_faults, mesh_idle};
+use library::{mesh_faults, mesh_idle, tensor_faults};
 
 #[test]
 fn child_entry() {
-    support::enter(&[mesh_faults::ROLES, mesh_idle::ROLES].concat());
+    support::enter(&[mesh_faults::ROLES, mesh_idle::ROLES, tensor_faults::ROLES].concat());
 }

@@ -10,6 +10,8 @@ mod bed;
 mod fake_ibverbs;
 #[path = "verbs/mesh.rs"]
 mod mesh;
+#[path = "verbs/tensor.rs"]
+mod tensor;
 
 use fake_ibverbs::{Fake, NEWEST, Ran};
 

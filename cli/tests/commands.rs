@@ -15,12 +15,13 @@ mod commands {
     pub mod perf;
     pub mod stats;
     pub mod store;
+    pub mod tensor_stats;
     pub mod top;
 }
 
-use commands::{mesh_stats, stats, top};
+use commands::{mesh_stats, stats, tensor_stats, top};
 
 #[test]
 fn child_entry() {
-    support::enter(&[mesh_stats::ROLES, stats::ROLES, top::ROLES].concat());
+    support::enter(&[mesh_stats::ROLES, stats::ROLES, tensor_stats::ROLES, top::ROLES].concat());
 }

@@ -33,6 +33,7 @@ mod softroce {
     mod commands;
     mod mesh;
     pub mod plugin;
+    mod tensor;
 }
 
 use std::path::{Path, PathBuf};
@@ -49,11 +50,13 @@ const HARNESS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/softroce/vm
 static MACHINE: Machine = Machine::new(|| {
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("softroce");
     let mut make = Command::new("make");
-    make.args(["-s", "-C", &format!("{ROOT}/c_examples"), "pingpong", "store", "mesh", "proxy"]).arg(format!("BUILD={}", build.display()));
+    make.args(["-s", "-C", &format!("{ROOT}/c_examples"), "pingpong", "store", "mesh", "tensor", "proxy"])
+        .arg(format!("BUILD={}", build.display()));
     make.arg(format!("RAILHEAD_LIB={}", library().parent().expect("a folder").display()));
     let output = make.env_remove("MAKEFLAGS").output().expect("make");
     assert!(output.status.success(), "make: {}", String::from_utf8_lossy(&output.stderr));
-    let examples = "plugin_pingpong rendezvous_ping mesh_allreduce mesh_pair proxy_stream proxy_shared proxy_producer proxy_sendrecv";
+    let examples = "plugin_pingpong rendezvous_ping mesh_allreduce mesh_pair tensor_pipeline tensor_params proxy_stream proxy_shared \
+                    proxy_producer proxy_sendrecv";
     let mut files: Vec<(PathBuf, String)> = examples.split(' ').map(|name| (build.join(name), name.to_string())).collect();
     files.push((library(), "librailhead.so".into()));
     files.push((PathBuf::from(env!("CARGO_BIN_EXE_railhead")), "railhead".into()));

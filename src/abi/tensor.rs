@@ -16,8 +16,9 @@ use crate::abi::store::convert::{User, answer, bytes, text, texts, timeout};
 use crate::abi::store::{found, railhead_bytes_t, railhead_store_t};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::mem::UserMemory;
 use crate::link::device::Device;
-use crate::tensor::{Key, Manager, Rendezvous, Tensor};
+use crate::tensor::{Key, Manager, MemoryHandle, Mode, Rendezvous, Tensor};
 
 /// A worker's end of the channels to all others: an opaque handle. Made by railhead_tensor_manager_create, ended by railhead_tensor_manager_close.
 ///
@@ -32,6 +33,21 @@ pub struct railhead_tensor_rendezvous_t(());
 /// What keeps the bytes of a tensor that was received: an opaque handle.
 #[allow(non_camel_case_types)]
 pub struct railhead_tensor_owner_t(());
+
+/// Memory that is registered for tensors: an opaque handle. Made by railhead_tensor_register, ended by railhead_tensor_deregister. Threads: any.
+#[allow(non_camel_case_types)]
+pub struct railhead_tensor_memory_t(());
+
+/// How tensors go from worker to worker.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub enum railhead_tensor_mode_t {
+    /// Through a buffer of their name on either side: two copies.
+    RAILHEAD_BUFFERED = 0,
+    /// Straight from the producer's memory into the consumer's, if that of the producer is registered, or comes with a `release`.
+    RAILHEAD_DIRECT = 1,
+}
 
 /// What railhead_tensor_manager_create takes.
 #[allow(non_camel_case_types)]
@@ -50,9 +66,16 @@ pub struct railhead_tensor_config_t {
     pub timeout_ms: i64,
     /// 0: a tensor stays until its step is cleaned up, and may be received again, as TensorFlow has it; 1: it is received once.
     pub flags: u64,
+    /// A railhead_tensor_mode_t, the same on all workers.
+    pub mode: u64,
 }
 
-const _: () = assert!(size_of::<railhead_tensor_config_t>() == 48 && std::mem::offset_of!(railhead_tensor_config_t, flags) == 40);
+const _: () = assert!(size_of::<railhead_tensor_config_t>() == 56 && std::mem::offset_of!(railhead_tensor_config_t, mode) == 48);
+
+/// Called once, with what stands beside it, when the bytes of a tensor are not needed any more. On a thread that calls railhead_tensor_manager_run or
+/// _close; for a tensor that somebody still holds after that, railhead_tensor_free. May call any function of this header; must not throw.
+#[allow(non_camel_case_types)]
+pub type railhead_tensor_release_t = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
 /// A tensor.
 #[allow(non_camel_case_types)]
@@ -75,9 +98,13 @@ pub struct railhead_tensor_t {
     pub is_dead: i32,
     /// Of one that was received, for railhead_tensor_free; NULL otherwise.
     pub owner: *mut railhead_tensor_owner_t,
+    /// Of one that is sent: NULL, and `data` is copied; or `data` is the library's, and must not change, until this is called.
+    pub release: railhead_tensor_release_t,
+    /// What `release` is called with.
+    pub user: *mut c_void,
 }
 
-const _: () = assert!(size_of::<railhead_tensor_t>() == 176 && std::mem::offset_of!(railhead_tensor_t, owner) == 168);
+const _: () = assert!(size_of::<railhead_tensor_t>() == 192 && std::mem::offset_of!(railhead_tensor_t, release) == 176);
 
 /// The parts of a key, all of which are inside of it.
 #[allow(non_camel_case_types)]
@@ -105,6 +132,12 @@ pub struct railhead_tensor_key_t {
 pub type railhead_tensor_callback_t =
     Option<unsafe extern "C" fn(user: *mut c_void, status: railhead_status_t, why: *const c_char, tensor: *const railhead_tensor_t)>;
 
+/// The same for several tensors, in the order of their keys; `tensors` is NULL and `count` is 0 if one does not come.
+#[allow(non_camel_case_types)]
+pub type railhead_tensor_all_callback_t = Option<
+    unsafe extern "C" fn(user: *mut c_void, status: railhead_status_t, why: *const c_char, tensors: *const railhead_tensor_t, count: usize),
+>;
+
 /// Behind a handle.
 struct Object {
     manager: Manager,
@@ -114,13 +147,14 @@ struct Object {
 static MANAGERS: Objects<Object> = Objects::new(0xbb, "tensor manager");
 static STEPS: Objects<Rendezvous> = Objects::new(0xbc, "tensor rendezvous");
 static OWNERS: Objects<Tensor> = Objects::new(0xbd, "tensor owner");
+static MEMORIES: Objects<MemoryHandle> = Objects::new(0xc1, "tensor memory");
 
 /// As for meshes.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Makes a worker's end, not connected yet. `device`: as for railhead_mesh_create.
 ///
-/// RAILHEAD_USAGE: names that cannot be, a device that there is not, a size or flags of another version.
+/// RAILHEAD_USAGE: names that cannot be, a device that there is not, a size, flags or a mode of another version.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_create(
     config: *const railhead_tensor_config_t,
@@ -135,9 +169,14 @@ pub unsafe extern "C" fn railhead_tensor_manager_create(
         if config.flags > 1 {
             return Err(Error::usage(format!("flags: {:#x}; expected 0 or 1", config.flags)).into());
         }
+        let mode = match config.mode {
+            0 => Mode::Buffered,
+            1 => Mode::Direct,
+            other => return Err(Error::usage(format!("mode: {other}; expected 0 or 1")).into()),
+        };
         let (worker, workers) = (text(config.worker, "worker")?, texts(config.workers, config.count)?);
         let device = Device::open(Config::from_env(), if device.is_null() { "" } else { text(device, "device")? })?;
-        let manager = Manager::new(device, worker, &workers, config.flags == 0)?;
+        let manager = Manager::new(device, worker, &workers, config.flags == 0, mode)?;
         out.set(MANAGERS.insert(Object { manager, timeout: milliseconds(config.timeout_ms).unwrap_or(DEFAULT_TIMEOUT) }));
         Ok(())
     })
@@ -146,8 +185,8 @@ pub unsafe extern "C" fn railhead_tensor_manager_create(
 /// Connects to all other workers, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any).
 /// From then on a thread answers the others. After an error all workers may try again, with another prefix.
 ///
-/// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names, or are on different
-/// fabrics; RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
+/// RAILHEAD_TIMEOUT: a worker did not come in time; RAILHEAD_USAGE: it is connected already, workers were given other names or modes, or are on
+/// different fabrics; RAILHEAD_NETWORK: the store or a worker is lost, or of another release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_connect(
     manager: *mut railhead_tensor_manager_t,
@@ -179,7 +218,8 @@ pub unsafe extern "C" fn railhead_tensor_manager_run(
 }
 
 /// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called
-/// now. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+/// now. Those that other threads are calling are over when this returns, unless it is called by one of them while another thread closes the manager,
+/// too. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_close(manager: *mut railhead_tensor_manager_t) -> railhead_status_t {
     call(|| {
@@ -207,29 +247,79 @@ pub unsafe extern "C" fn railhead_tensor_initialize(rendezvous: *mut railhead_te
     call(|| Ok(STEPS.get(rendezvous)?.initialize()?))
 }
 
-/// Produces a tensor: its contents are copied. Never waits.
+/// Registers memory, so that no tensor in it has to be, whoever sends it or receives into it: for memory that is used again and again. railhead_alloc
+/// gives some that is faster yet on one host.
+///
+/// RAILHEAD_USAGE: no bytes, or some that are registered already; RAILHEAD_SYSTEM: memory that cannot be registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_register(
+    manager: *mut railhead_tensor_manager_t,
+    data: *mut c_void,
+    bytes: usize,
+    memory: *mut *mut railhead_tensor_memory_t,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for memory that stays until it is deregistered, and for a place for a handle.
+    call(|| unsafe {
+        let out = Out::new(memory, "memory")?;
+        let registered = MANAGERS.get(manager)?.manager.register(given(data, bytes)?)?;
+        out.set(MEMORIES.insert(registered));
+        Ok(())
+    })
+}
+
+/// Ends that, before the memory is given away; before railhead_tensor_manager_close or after. Nobody reads or writes it afterwards.
+///
+/// RAILHEAD_USAGE: there are tensors in it that were not released, or not received yet; it stays registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_deregister(memory: *mut railhead_tensor_memory_t) -> railhead_status_t {
+    call(|| {
+        MEMORIES.get(memory)?.deregister()?;
+        Ok(MEMORIES.remove(memory).map(drop)?)
+    })
+}
+
+/// Produces a tensor. Never waits. Its contents are copied, or, with a `release`, sent from where they are: straight out of memory that is registered, or
+/// that is so for this tensor (up to 16 KiB are copied instead).
 ///
 /// RAILHEAD_USAGE: no key, or one whose producer is another worker; "Duplicated send"; the step was cleaned up; the manager is closed. The status
-/// with which the step was aborted.
+/// with which the step was aborted. After an error `release` is not called: the contents are the caller's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_send(
     rendezvous: *mut railhead_tensor_rendezvous_t,
     key: *const c_char,
     tensor: *const railhead_tensor_t,
 ) -> railhead_status_t {
-    // SAFETY: the header asks the caller for a string, a tensor, and as many bytes as that says.
+    // SAFETY: the header asks the caller for a string, a tensor, as many bytes as that says, which stay until a release is called, and for a function
+    // that may be called then.
     call(|| unsafe {
         let step = STEPS.get(rendezvous)?;
         sized("tensor", read(tensor.cast(), "tensor")?, size_of::<railhead_tensor_t>())?;
-        let given = read(tensor, "tensor")?;
-        let tensor = if given.is_dead != 0 {
-            Tensor::dead()
-        } else {
-            let shape = given.dims.get(..given.rank as usize);
-            let shape = shape.ok_or_else(|| Error::usage(format!("tensor: {} dimensions; at most {}", given.rank, given.dims.len())))?;
-            Tensor::new(given.dtype, shape, bytes(given.data, given.bytes, "data")?.to_vec())?
-        };
-        Ok(step.send(text(key, "key")?, tensor)?)
+        let (given, key) = (read(tensor, "tensor")?, text(key, "key")?);
+        let shape = given.dims.get(..given.rank as usize);
+        let shape = shape.ok_or_else(|| Error::usage(format!("tensor: {} dimensions; at most {}", given.rank, given.dims.len())))?;
+        if given.is_dead == 0 && given.bytes > isize::MAX as usize {
+            return Err(Error::usage(format!("bytes: no memory for {}", given.bytes)).into());
+        }
+        let user = User(given.user);
+        let release = given.release.map(|release| {
+            move || {
+                let user = &user;
+                release(user.0);
+            }
+        });
+        match release {
+            Some(release) if given.is_dead != 0 => {
+                step.send(key, Tensor::dead())?;
+                step.release(Box::new(release));
+            }
+            None if given.is_dead != 0 => step.send(key, Tensor::dead())?,
+            None => step.send_copy(key, given.dtype, shape, bytes(given.data, given.bytes, "data")?)?,
+            Some(release) => {
+                let memory = self::given(given.data.cast_mut(), given.bytes)?;
+                step.send_from(key, given.dtype, shape, memory, Box::new(release))?;
+            }
+        }
+        Ok(())
     })
 }
 
@@ -256,7 +346,32 @@ pub unsafe extern "C" fn railhead_tensor_recv(
     })
 }
 
-/// Receives a tensor, for which `callback` is called with `user`, once. Whatever goes wrong is said to the callback, as railhead_tensor_recv would.
+/// The same into `bytes` at `data`, which become the tensor's `data`; there is nothing to free, and `owner` is NULL. Nobody writes there any more when this
+/// returns: if its time is over, it waits until the producer's worker, which may be writing, has answered. In Direct mode the tensor is written there
+/// by the producer, and memory of more than 16 KiB that is not registered is so for this call.
+///
+/// RAILHEAD_USAGE: the tensor has more bytes; and as for railhead_tensor_recv.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_recv_into(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    key: *const c_char,
+    data: *mut c_void,
+    bytes: usize,
+    timeout_ms: i64,
+    tensor: *mut railhead_tensor_t,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string, memory that is the library's during the call, and a place.
+    call(|| unsafe {
+        let (out, into) = (Out::new(tensor, "tensor")?, given(data, bytes)?);
+        let step = STEPS.get(rendezvous)?;
+        out.set(shown(&step.recv_into(text(key, "key")?, into, milliseconds(timeout_ms).unwrap_or(Duration::MAX))?));
+        Ok(())
+    })
+}
+
+/// Receives a tensor, for which `callback` is called with `user`, once. What goes wrong is said to the callback, as railhead_tensor_recv would.
+///
+/// RAILHEAD_USAGE: the manager is closed; the callback is not called then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_recv_async(
     rendezvous: *mut railhead_tensor_rendezvous_t,
@@ -266,20 +381,55 @@ pub unsafe extern "C" fn railhead_tensor_recv_async(
 ) -> railhead_status_t {
     // SAFETY: the header asks the caller for a string, and for a function that may be called later on, on a thread of the caller's.
     call(|| unsafe {
+        let callback = told(callback, user, false)?;
+        Ok(STEPS.get(rendezvous)?.recv_async(text(key, "key")?, callback)?)
+    })
+}
+
+/// Receives several tensors, for which `callback` is called with `user`, once, when the last of them has come or has failed. If any has failed, or its
+/// producer had nothing to send ("The tensor returned for KEY was not valid."), it gets the first error and no tensor. The keys are copied.
+///
+/// RAILHEAD_USAGE: the manager is closed; the callback is not called then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_recv_all_async(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    keys: *const *const c_char,
+    count: usize,
+    callback: railhead_tensor_all_callback_t,
+    user: *mut c_void,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for so many strings, and for a function that may be called later on, on a thread of the caller's.
+    call(|| unsafe {
         let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
         let user = User(user);
-        let tell = move |result: Result<Tensor>| {
+        let tell = move |result: Result<Vec<Tensor>>| {
             let user = &user;
             match result {
-                Ok(tensor) => callback(user.0, railhead_status_t::RAILHEAD_OK, c"".as_ptr(), &shown(&tensor)),
-                Err(error) => {
-                    let why = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
-                    callback(user.0, (&error).into(), why.as_ptr(), ptr::null());
+                Ok(tensors) => {
+                    let shown: Vec<railhead_tensor_t> = tensors.iter().map(shown).collect();
+                    callback(user.0, railhead_status_t::RAILHEAD_OK, c"".as_ptr(), shown.as_ptr(), shown.len());
                 }
+                Err(error) => callback(user.0, (&error).into(), words(&error).as_ptr(), ptr::null(), 0),
             }
         };
-        STEPS.get(rendezvous)?.recv_async(text(key, "key")?, Box::new(tell));
-        Ok(())
+        Ok(STEPS.get(rendezvous)?.recv_all_async(&texts(keys, count)?, tell)?)
+    })
+}
+
+/// The same into `bytes` at `data`, as railhead_tensor_recv_into: the memory is the library's until `callback` is called, and the tensor's `data` then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_tensor_recv_into_async(
+    rendezvous: *mut railhead_tensor_rendezvous_t,
+    key: *const c_char,
+    data: *mut c_void,
+    bytes: usize,
+    callback: railhead_tensor_callback_t,
+    user: *mut c_void,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a string, memory that is the library's until the callback is called, and a function as above.
+    call(|| unsafe {
+        let (callback, into) = (told(callback, user, true)?, given(data, bytes)?);
+        Ok(STEPS.get(rendezvous)?.recv_into_async(text(key, "key")?, into, callback)?)
     })
 }
 
@@ -320,8 +470,8 @@ pub unsafe extern "C" fn railhead_tensor_release(rendezvous: *mut railhead_tenso
     call(|| Ok(STEPS.remove(rendezvous).map(drop)?))
 }
 
-/// Ends a step: what waits for it here, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are forgotten. The number
-/// should not be used again, as other workers may be late.
+/// Ends a step: what waits for it here or on other workers, and what comes later, fails with RAILHEAD_USAGE and "Cleanup ID"; its tensors are
+/// forgotten. Numbers of steps should rise, and not be used again: others may be late.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_cleanup(manager: *mut railhead_tensor_manager_t, id: u64) -> railhead_status_t {
     call(|| {
@@ -395,6 +545,52 @@ pub unsafe extern "C" fn railhead_tensor_key_parse(key: *const c_char, parsed: *
     })
 }
 
+/// The argument `data`, with so many bytes.
+///
+/// # Safety
+/// As for [`UserMemory::new`].
+unsafe fn given(data: *mut c_void, bytes: usize) -> Result<UserMemory> {
+    if data.is_null() && bytes > 0 {
+        return Err(bad_pointer(0, "data", 1));
+    }
+    // SAFETY: the requirement is the caller's own.
+    Ok(unsafe { UserMemory::new(data.cast(), bytes) })
+}
+
+/// What calls a callback of C's, whose tensor is in memory of its own, or in the library's.
+///
+/// # Safety
+/// Unless NULL, it must be a function that may be called with `user` until it was, on another thread.
+unsafe fn told(
+    callback: railhead_tensor_callback_t,
+    user: *mut c_void,
+    owns: bool,
+) -> Result<impl FnOnce(Result<Tensor>) + Send + 'static> {
+    let callback = callback.ok_or_else(|| bad_pointer(0, "callback", 1))?;
+    let user = User(user);
+    Ok(move |result: Result<Tensor>| {
+        let user = &user;
+        match result {
+            Ok(tensor) => {
+                let shown = shown(&tensor);
+                // Memory of its own is not the library's any more.
+                let _kept = (!owns).then_some(tensor);
+                // SAFETY: the requirement is the caller's own.
+                unsafe { callback(user.0, railhead_status_t::RAILHEAD_OK, c"".as_ptr(), &shown) };
+            }
+            Err(error) => {
+                // SAFETY: as above.
+                unsafe { callback(user.0, (&error).into(), words(&error).as_ptr(), ptr::null()) };
+            }
+        }
+    })
+}
+
+/// An error as C reads it.
+fn words(error: &Error) -> CString {
+    CString::new(error.to_string().replace('\0', "?")).unwrap_or_default()
+}
+
 /// A tensor as C sees it, as long as it lives.
 fn shown(tensor: &Tensor) -> railhead_tensor_t {
     let meta = tensor.meta();
@@ -403,9 +599,11 @@ fn shown(tensor: &Tensor) -> railhead_tensor_t {
         dtype: meta.data_type,
         rank: meta.rank.into(),
         dims: meta.dims,
-        data: tensor.bytes().as_ptr().cast(),
-        bytes: tensor.bytes().len(),
+        data: tensor.as_ptr().cast(),
+        bytes: tensor.len(),
         is_dead: tensor.is_dead().into(),
         owner: ptr::null_mut(),
+        release: None,
+        user: ptr::null_mut(),
     }
 }

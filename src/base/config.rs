@@ -317,7 +317,7 @@ table! {
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
         "Processors that the threads which move data run on. Empty: where the thread that starts them may. Threads that only wait for events run anywhere.";
     dump_signal: DumpSignal, "RAILHEAD_DUMP_SIGNAL", DumpSignal::None, (),
-        "A signal at which each proxy and mesh, and each device's thread under RAILHEAD_PROGRESS=thread, logs its operations and what they wait for, as warnings. Read when a proxy or a mesh is made, too. A handler that the application has for the signal is called as well, each time; the system's own action for it, such as SIGQUIT's end of the process, no longer happens.";
+        "A signal at which each proxy, mesh and manager of tensors, and each device's thread under RAILHEAD_PROGRESS=thread, logs its operations and what they wait for, as warnings. Read when one of those is made, too. A handler that the application has for the signal is called as well, each time; the system's own action for it, such as SIGQUIT's end of the process, no longer happens.";
     debug: Debug, "RAILHEAD_DEBUG", Debug::None, (),
         "Which messages go to stderr, whatever NCCL_DEBUG says.";
     stats: bool, "RAILHEAD_STATS", true, (),

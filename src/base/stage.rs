@@ -1,4 +1,4 @@
-//! Named points at which a test stops, kills or ends the process. Called by `net` and `fabric`, on whatever thread gets there.
+//! Named points at which a test stops, kills or ends the process. Called by `net`, `tensor` and `fabric`, on whatever thread gets there.
 //!
 //! Without the feature `stages`, which only tests enable, [`reach`] is empty and reads no environment. With it,
 //! `RH_STAGE=name[:nth]=stop|kill|exit` makes the process write "name\n" to the descriptor RH_STAGE_FD (the proof that the stage was reached)
@@ -46,6 +46,17 @@ stages! {
     RecvDone = "recv_done", "Receiver: a message completed.";
     Flush = "flush", "Receiver: a flush was posted.";
     Closing = "closing", "A comm is about to close.";
+    TensorRequest = "tensor_request", "Tensors, this and below: such a message was posted.";
+    TensorBufferRequest = "tensor_buffer_request", "See `TensorRequest`.";
+    TensorBufferResponse = "tensor_buffer_response", "See `TensorRequest`.";
+    TensorBufferIdle = "tensor_buffer_idle", "See `TensorRequest`.";
+    TensorWrite = "tensor_write", "See `TensorRequest`.";
+    TensorMetaDataUpdate = "tensor_meta_data_update", "See `TensorRequest`.";
+    TensorReRequest = "tensor_re_request", "See `TensorRequest`.";
+    TensorErrorStatus = "tensor_error_status", "See `TensorRequest`.";
+    TensorWithdraw = "tensor_withdraw", "See `TensorRequest`.";
+    TensorWithdrawn = "tensor_withdrawn", "See `TensorRequest`.";
+    TensorAck = "tensor_ack", "See `TensorRequest`: the message that it is for was copied, and not looked at.";
 }
 
 #[cfg(not(feature = "stages"))]

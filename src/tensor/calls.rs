@@ -1,18 +1,22 @@
 //! Receives that are not over: what they are for, and how they ended. Under the lock of the manager; who has asked is told without it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 
-use super::adapter::Landed;
+use super::hands::Landed;
 use super::key::Key;
+use super::memory::Memory;
 use super::steps::StepRef;
 use super::value::Tensor;
 
-/// What is called with the tensor, once, on a thread of the user's.
-pub type Callback = Box<dyn FnOnce(Result<Tensor>) + Send>;
+/// What is called with the tensor, once, on a thread of the user's; whether it has called a callback of the user's. (Of several receives with one
+/// callback, the last does.)
+pub type Callback = Box<dyn FnOnce(Result<Tensor>) -> bool + Send>;
 
 /// Names a receive.
 pub type CallId = u64;
@@ -21,8 +25,8 @@ pub type CallId = u64;
 pub enum Answer {
     /// With a tensor.
     Here(Tensor),
-    /// With one that this worker's thread has to copy out, from the buffer of this other worker.
-    Landed(usize, Landed),
+    /// With one that whoever wants it has to copy out, from the buffer of this other worker; and whether others want it, too.
+    Landed { from: usize, landed: Arc<Landed>, is_shared: bool },
     /// Without.
     Failed(Error),
 }
@@ -35,9 +39,23 @@ pub struct Call {
     pub key: Key,
     /// The worker that was asked.
     pub worker: Option<usize>,
+    /// The user's memory, which the tensor is to be in.
+    pub into: Option<Arc<Memory>>,
+    /// That worker may write to it: the receive is not over before that is.
+    pub is_exposed: bool,
     since: u64,
     /// None: somebody waits for it.
     callback: Option<Callback>,
+}
+
+/// A callback, its answer, and the memory which the tensor is to be in.
+type Due = (Callback, Answer, Option<Arc<Memory>>);
+impl Call {
+    /// For how long it has waited, for what, and from whom.
+    pub fn words(&self, now: u64) -> String {
+        let (key, step, time) = (&self.key, self.step.id, Duration::from_nanos(now.saturating_sub(self.since)).as_secs_f64());
+        format!("{time:.1} s for {} of step {step}, produced by {}", key.text(), key.src_worker())
+    }
 }
 
 /// All of them.
@@ -45,10 +63,14 @@ pub struct Call {
 pub struct Calls {
     next: CallId,
     open: BTreeMap<CallId, Call>,
+    /// Over, but for their memory, which is exposed.
+    held: HashMap<CallId, (Call, Answer)>,
     /// Somebody waits for these.
     ended: HashMap<CallId, Answer>,
-    /// To be called.
-    due: VecDeque<(Callback, Answer)>,
+    /// To be called, with tensors in this memory.
+    due: VecDeque<Due>,
+    /// Threads on which one is called.
+    calling: Vec<ThreadId>,
     count: u64,
     /// The last one that was reported as it takes too long.
     reported: CallId,
@@ -56,16 +78,16 @@ pub struct Calls {
 
 impl Calls {
     /// Notes one.
-    pub fn open(&mut self, step: StepRef, key: Key, callback: Option<Callback>) -> CallId {
+    pub fn begin(&mut self, step: StepRef, key: Key, into: Option<Arc<Memory>>, callback: Option<Callback>) -> CallId {
         let id = self.number();
-        self.open.insert(id, Call { step, key, worker: None, since: clock::now(), callback });
+        self.open.insert(id, Call { step, key, worker: None, into, is_exposed: false, since: clock::now(), callback });
         id
     }
 
     /// Notes one that has ended before it began.
-    pub fn refuse(&mut self, callback: Option<Callback>, why: Error) -> CallId {
+    pub fn over(&mut self, callback: Option<Callback>, answer: Answer) -> CallId {
         let id = self.number();
-        self.ends(id, callback, Answer::Failed(why));
+        self.ends(id, callback, None, answer);
         id
     }
 
@@ -81,15 +103,27 @@ impl Calls {
 
     /// It is over. Nothing, if it was before.
     pub fn end(&mut self, id: CallId, answer: Answer) {
-        if let Some(call) = self.open.remove(&id) {
-            self.ends(id, call.callback, answer);
+        match self.open.remove(&id) {
+            Some(call) if call.is_exposed => drop(self.held.insert(id, (call, answer))),
+            Some(call) => self.ends(id, call.callback, call.into, answer),
+            None => {}
         }
     }
 
-    fn ends(&mut self, id: CallId, callback: Option<Callback>, answer: Answer) {
+    /// Nobody writes to the memory of a receive any more. If it is over, that is told now.
+    pub fn returned(&mut self, id: CallId) {
+        if let Some(call) = self.open.get_mut(&id) {
+            call.is_exposed = false;
+        }
+        if let Some((call, answer)) = self.held.remove(&id) {
+            self.ends(id, call.callback, call.into, answer);
+        }
+    }
+
+    fn ends(&mut self, id: CallId, callback: Option<Callback>, into: Option<Arc<Memory>>, answer: Answer) {
         self.count += 1;
         match callback {
-            Some(callback) => self.due.push_back((callback, answer)),
+            Some(callback) => self.due.push_back((callback, answer, into)),
             None => drop(self.ended.insert(id, answer)),
         }
     }
@@ -109,9 +143,30 @@ impl Calls {
         self.open.remove(&id)
     }
 
-    /// The next one to be called.
-    pub fn next_due(&mut self) -> Option<(Callback, Answer)> {
-        self.due.pop_front()
+    /// The next one to be called, on this thread, which says when it was.
+    pub fn next_due(&mut self) -> Option<Due> {
+        let next = self.due.pop_front()?;
+        self.calls();
+        Some(next)
+    }
+
+    /// This thread calls one, which is not of them.
+    pub fn calls(&mut self) {
+        self.calling.push(thread::current().id());
+    }
+
+    /// This thread has called one.
+    pub fn called(&mut self) {
+        let this = thread::current().id();
+        if let Some(index) = self.calling.iter().rposition(|thread| *thread == this) {
+            self.calling.swap_remove(index);
+        }
+    }
+
+    /// Whether another thread calls one.
+    pub fn is_calling_elsewhere(&self) -> bool {
+        let this = thread::current().id();
+        self.calling.iter().any(|thread| *thread != this)
     }
 
     /// How many are to be called.
@@ -119,14 +174,14 @@ impl Calls {
         self.due.len()
     }
 
-    /// Receives that have waited for `limit` nanoseconds and were not reported, in words; and when the next one will have.
-    pub fn stalled(&mut self, now: u64, limit: u64) -> (Option<String>, u64) {
+    /// Receives that have waited for `limit` nanoseconds and were not reported: the first in words, and the workers of all; and when the next one will
+    /// have.
+    pub fn stalled(&mut self, now: u64, limit: u64) -> (Option<(String, Vec<usize>)>, u64) {
         let open = |from: CallId| self.open.range(from + 1..);
         let late: Vec<_> = open(self.reported).take_while(|(_, call)| call.since.saturating_add(limit) <= now).collect();
         let words = late.first().map(|(_, call)| {
-            let (time, more) = (Duration::from_nanos(now.saturating_sub(call.since)).as_secs_f64(), late.len() - 1);
-            let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-            format!("{time:.1} s for {} of step {}, produced by {}{more}", call.key.text(), call.step.id, call.key.src_worker())
+            let more = if late.len() > 1 { format!(", and {} more", late.len() - 1) } else { String::new() };
+            (call.words(now) + &more, late.iter().filter_map(|(_, call)| call.worker).collect())
         });
         let reported = late.last().map_or(self.reported, |(id, _)| **id);
         let next = open(reported).next().map_or(u64::MAX, |(_, call)| call.since.saturating_add(limit));
@@ -134,10 +189,17 @@ impl Calls {
         (words, next)
     }
 
-    /// Ends all for which that holds, in order.
-    pub fn end_all(&mut self, which: impl Fn(&Call) -> bool, why: impl Fn() -> Error) {
-        let ids: Vec<CallId> = self.open.iter().filter(|(_, call)| which(call)).map(|(id, _)| *id).collect();
-        ids.into_iter().for_each(|id| self.end(id, Answer::Failed(why())));
+    /// All that are not over, the oldest first.
+    pub fn open(&self) -> impl Iterator<Item = (CallId, &Call)> {
+        self.open.iter().map(|(id, call)| (*id, call))
+    }
+
+    /// Ends all for which that holds, in order: which they were, whom they have asked, and for what.
+    pub fn end_all(&mut self, which: impl Fn(&Call) -> bool, why: impl Fn() -> Error) -> Vec<(CallId, Option<usize>, String)> {
+        let all = self.open().filter(|(_, call)| which(call));
+        let all: Vec<_> = all.map(|(id, call)| (id, call.worker, call.key.text().to_owned())).collect();
+        all.iter().for_each(|(id, ..)| self.end(*id, Answer::Failed(why())));
+        all
     }
 }
 
@@ -152,20 +214,20 @@ mod tests {
         let step = Steps::new(true).find(7);
         let key = |edge: &str| Key::new("/job:a/device:CPU:0", 1, "b", edge, 0, 0).unwrap();
         let before = clock::now();
-        let [a, _, c] = ["a", "b", "c"].map(|edge| calls.open(step, key(edge), None));
+        let [a, _, c] = ["a", "b", "c"].map(|edge| calls.begin(step, key(edge), None, None));
         assert!(matches!(calls.stalled(before, 1_000_000_000), (None, at) if at >= before + 1_000_000_000));
         calls.end(a, Answer::Failed(Error::usage("over")));
         let late = clock::now() + 5_000_000_000;
         let (words, next) = calls.stalled(late, 1_000_000_000);
-        let words = words.unwrap();
+        let (words, _) = words.unwrap();
         assert!(
             words.ends_with(";0000000000000001;b;b;0:0 of step 7, produced by /job:a, and 1 more") && words.starts_with("5."),
             "{words}"
         );
         assert_eq!((next, calls.stalled(late, 1_000_000_000).0), (u64::MAX, None));
-        calls.open(step, key("d"), None);
+        calls.begin(step, key("d"), None, None);
         let (words, _) = calls.stalled(clock::now() + 1_000_000_000, 1_000_000_000);
-        assert!(words.unwrap().contains(";d;"), "the first ones were told of");
+        assert!(words.unwrap().0.contains(";d;"), "the first ones were told of");
         assert!(calls.forget(c).is_some());
     }
 }

@@ -1,23 +1,23 @@
 //! The two ends of a channel, as a table of actions: what this worker does when the other has written to one of its buffers, and when a write of
 //! its own is done. Pure: what is to be done is told to [`Actions`]. Under the lock of the manager.
 //!
-//! Messages go one at a time: the next one is written once this side's device is done with the message buffer and the peer has said, by an ack,
-//! that it has read its own. A tensor goes through a buffer of its name, which both sides have; the producer enlarges his and asks the consumer to
-//! do so, and uses it again once the consumer has said that he has copied the tensor out.
+//! A tensor goes through a buffer of its name, which both sides have; the producer enlarges his and asks the consumer to do so, and uses it again
+//! once the consumer has said that he has copied the tensor out. Of buffers that are idle, the producer gives up those that have been so for longest, if
+//! there are too many, and has the consumer do the same.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
 
-use super::message::{self, HEADER, Kind, Meta, Packet, RemoteMr, TEXT_MAX};
+use super::buffers::{Buffers, Idle};
+use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
+use super::message::{self, HEADER, Kind, Meta, Packet, RemoteMr};
 
-/// Tensor buffers of a channel, in each direction: what a name costs is never given back.
-pub const MAX_BUFFERS: usize = 1 << 16;
-/// Requests of a worker that are not answered.
-pub const MAX_REQUESTS: usize = 1 << 16;
-/// Messages that wait at most: more than a peer that keeps to the protocol can ask for.
-const MAX_QUEUE: usize = 4 * MAX_REQUESTS;
+/// Tensor buffers of a channel, in each direction: more than requests and idle ones need.
+pub const MAX_BUFFERS: usize = 1 << 17;
+/// Buffers that are kept while they are idle, for the next tensors of their names, and their bytes.
+const IDLE: (usize, u64) = (4096, 1 << 30);
 /// Bytes of a buffer are a multiple of it.
 const PAGE: u64 = 4096;
 const _: () = assert!(MAX_BUFFERS <= crate::link::limits::IMM_LIMIT);
@@ -45,15 +45,13 @@ pub struct RemoteBuffer {
 }
 
 /// What an end does. `T` is a tensor's contents.
-pub trait Actions<T> {
+pub trait Actions<T>: Mail {
     /// Gives a buffer for tensors that go out, or come in, so many bytes, which are free to be written to; and says where they are.
     ///
     /// Errors: there is no memory for it.
     fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr>;
-    /// Writes the peer's ack buffer.
-    fn ack(&mut self);
-    /// Writes the peer's message buffer. The text is that of an error.
-    fn message(&mut self, packet: &Packet, text: &str);
+    /// Frees the memory of a buffer, whose number may be used again.
+    fn give_up(&mut self, outgoing: bool, index: usize);
     /// Copies a tensor behind its header into the buffer, and writes that.
     fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: T);
     /// Looks for a tensor, now or once it is produced; [`Channel::found`] or [`Channel::not_found`] tells of it.
@@ -62,6 +60,10 @@ pub trait Actions<T> {
     fn deliver(&mut self, index: usize, packet: &Packet);
     /// One will not come, and why.
     fn fail(&mut self, name: &str, step: u64, why: Error);
+    /// The peer does not want a tensor any more. If it is still looked for, [`Channel::forgotten`] tells that it is not.
+    fn forget(&mut self, name: &str, step: u64);
+    /// A request was taken back.
+    fn withdrawn(&mut self, name: &str, step: u64);
 }
 
 /// Whether a buffer may be written.
@@ -72,17 +74,6 @@ enum Status {
     None,
     Idle,
     Busy,
-}
-
-/// The message buffers and their acks.
-#[derive(Debug, Default)]
-struct Mailbox {
-    queue: VecDeque<(Packet, String)>,
-    local_busy: bool,
-    remote_busy: bool,
-    ack_busy: bool,
-    /// A message was read before the write of the ack of the one before was done.
-    ack_owed: bool,
 }
 
 /// A buffer for tensors of one name that go out.
@@ -97,6 +88,20 @@ struct Outgoing<T> {
     to: Option<RemoteBuffer>,
     /// Steps whose tensor was found.
     ready: VecDeque<(u64, Meta, T)>,
+    /// What names it among those that are idle.
+    idle: Option<u64>,
+}
+
+impl<T> Outgoing<T> {
+    fn new(name: &str) -> Outgoing<T> {
+        let (local, remote) = (Status::None, Status::None);
+        Outgoing { name: name.to_owned(), size: 0, local, remote, asked: None, to: None, ready: VecDeque::new(), idle: None }
+    }
+
+    /// Whether it may be written to, enlarged or given up.
+    fn is_free(&self) -> bool {
+        self.asked.is_none() && self.local != Status::Busy && self.remote != Status::Busy
+    }
 }
 
 /// One for those that come in.
@@ -112,12 +117,14 @@ struct Incoming {
 #[derive(Debug)]
 pub struct Channel<T> {
     mailbox: Mailbox,
-    outgoing: Vec<Outgoing<T>>,
-    incoming: Vec<Incoming>,
-    outgoing_of: HashMap<String, usize>,
-    incoming_of: HashMap<String, usize>,
-    /// Asked for and not answered.
-    wanted: HashSet<(String, u64)>,
+    outgoing: Buffers<Outgoing<T>>,
+    /// Of those.
+    idle: Idle,
+    incoming: Buffers<Incoming>,
+    /// Of those, how many have a tensor in them.
+    full: usize,
+    /// Asked for and not answered; and whether that is being taken back.
+    wanted: HashMap<(String, u64), bool>,
     /// Of the peer's wishes, those that are looked for.
     sought: HashSet<(String, u64)>,
     /// How many there are, with those whose tensors wait for their buffers.
@@ -128,11 +135,11 @@ impl<T> Default for Channel<T> {
     fn default() -> Self {
         Channel {
             mailbox: Mailbox::default(),
-            outgoing: Vec::new(),
-            incoming: Vec::new(),
-            outgoing_of: HashMap::new(),
-            incoming_of: HashMap::new(),
-            wanted: HashSet::new(),
+            outgoing: Buffers::default(),
+            idle: Idle::new(IDLE.0, IDLE.1),
+            incoming: Buffers::default(),
+            full: 0,
+            wanted: HashMap::new(),
             sought: HashSet::new(),
             owed: 0,
         }
@@ -140,22 +147,40 @@ impl<T> Default for Channel<T> {
 }
 
 impl<T> Channel<T> {
-    /// Asks for a tensor, unless it was asked for and has not come.
+    /// Asks for a tensor, unless it was asked for and has not come: whether it was not.
     ///
     /// Errors: too many are asked for.
-    pub fn request(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) -> Result<()> {
-        if self.wanted.len() >= MAX_REQUESTS {
-            return Err(Error::usage(format!("{MAX_REQUESTS} tensors are asked for already, which is the limit")));
+    pub fn request(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) -> Result<bool> {
+        if self.wanted.contains_key(&(name.to_owned(), step)) {
+            return Ok(false);
         }
-        if self.wanted.insert((name.to_owned(), step)) {
-            self.say(Packet::new(Kind::TensorRequest, name, step), "", actions);
+        if self.wanted.len() + self.full >= MAX_REQUESTS {
+            return Err(Error::usage(format!(
+                "{MAX_REQUESTS} tensors are asked for already, or have come and were not taken, which is the limit"
+            )));
         }
-        Ok(())
+        self.wanted.insert((name.to_owned(), step), false);
+        self.mailbox.say(Packet::new(Kind::TensorRequest, name, step), actions);
+        Ok(true)
+    }
+
+    /// Takes a request back: unless the tensor is on its way, [`Actions::withdrawn`] tells that it will not come, and [`Channel::request`] asks for
+    /// nothing until then.
+    pub fn withdraw(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) {
+        if let Some(withdrawn @ false) = self.wanted.get_mut(&(name.to_owned(), step)) {
+            *withdrawn = true;
+            self.mailbox.say(Packet::new(Kind::TensorWithdraw, name, step), actions);
+        }
     }
 
     /// Whether the peer has to do something.
     pub fn waits(&self) -> bool {
-        !self.wanted.is_empty() || self.mailbox.remote_busy
+        !self.wanted.is_empty() || self.mailbox.waits()
+    }
+
+    /// Whether all is sent that the peer has asked for and that is here.
+    pub fn is_through(&self) -> bool {
+        self.mailbox.is_through() && self.owed == self.sought.len()
     }
 
     /// A tensor that was looked for is here.
@@ -163,9 +188,12 @@ impl<T> Channel<T> {
         if !self.sought.remove(&(name.to_owned(), step)) {
             return;
         }
-        let Some(index) = self.outgoing_of.get(name).copied() else { return };
+        let index = self.outgoing.index_of(name).unwrap_or_else(|| self.outgoing.insert(name, Outgoing::new(name)));
         let Some(outgoing) = self.outgoing.get_mut(index) else { return };
         outgoing.ready.push_back((step, meta, tensor));
+        if let Some(idle) = outgoing.idle.take() {
+            self.idle.remove(idle);
+        }
         self.send_next(index, actions);
     }
 
@@ -176,46 +204,24 @@ impl<T> Channel<T> {
         }
     }
 
+    /// A tensor is not looked for any more, as the peer does not want it.
+    pub fn forgotten(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) {
+        if self.sought.remove(&(name.to_owned(), step)) {
+            self.owed -= 1;
+            self.mailbox.say(Packet::new(Kind::TensorWithdrawn, name, step), actions);
+        }
+    }
+
     fn refuse(&mut self, name: &str, step: u64, why: &Error, actions: &mut impl Actions<T>) {
         self.owed -= 1;
-        let mut packet = Packet::new(Kind::ErrorStatus, name, step);
-        let text = why.to_string();
-        let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        let text = text.get(..end).unwrap_or_default();
-        packet.meta.bytes = text.len() as u64;
-        packet.meta.data_type = message::code(why);
-        self.say(packet, text, actions);
-    }
-
-    fn say(&mut self, packet: Packet, text: &str, actions: &mut impl Actions<T>) {
-        self.mailbox.queue.push_back((packet, text.to_owned()));
-        self.send_next_message(actions);
-    }
-
-    fn send_next_message(&mut self, actions: &mut impl Actions<T>) {
-        let Mailbox { queue, local_busy, remote_busy, .. } = &mut self.mailbox;
-        if *local_busy || *remote_busy {
-            return;
-        }
-        if let Some((packet, text)) = queue.pop_front() {
-            (*local_busy, *remote_busy) = (true, true);
-            actions.message(&packet, &text);
-        }
+        self.mailbox.refuse(name, step, why, actions);
     }
 
     /// A write of this side's is done: its buffer may be filled again.
     pub fn written(&mut self, from: Tx, actions: &mut impl Actions<T>) {
         match from {
-            Tx::Ack => {
-                self.mailbox.ack_busy = false;
-                if std::mem::take(&mut self.mailbox.ack_owed) {
-                    self.ack(actions);
-                }
-            }
-            Tx::Message => {
-                self.mailbox.local_busy = false;
-                self.send_next_message(actions);
-            }
+            Tx::Ack => self.mailbox.ack_written(actions),
+            Tx::Message => self.mailbox.message_written(actions),
             Tx::Tensor(index) => {
                 if let Some(outgoing) = self.outgoing.get_mut(index) {
                     outgoing.local = Status::Idle;
@@ -225,34 +231,16 @@ impl<T> Channel<T> {
         }
     }
 
-    fn ack(&mut self, actions: &mut impl Actions<T>) {
-        if std::mem::replace(&mut self.mailbox.ack_busy, true) {
-            self.mailbox.ack_owed = true;
-        } else {
-            actions.ack();
-        }
-    }
-
     /// The peer has read the message that was written last.
     ///
     /// Errors of this and the others: the peer broke the protocol.
     pub fn acked(&mut self, actions: &mut impl Actions<T>) -> Result<()> {
-        if !std::mem::take(&mut self.mailbox.remote_busy) {
-            return Err(wrong("an ack of nothing"));
-        }
-        self.send_next_message(actions);
-        Ok(())
+        self.mailbox.acked(actions)
     }
 
     /// A message is here, and was copied out of the buffer.
     pub fn message(&mut self, packet: &Packet, text: &str, actions: &mut impl Actions<T>) -> Result<()> {
-        if self.mailbox.ack_owed {
-            return Err(wrong("a message before the ack of the last"));
-        }
-        if self.mailbox.queue.len() > MAX_QUEUE {
-            return Err(wrong("more than it reads answers to"));
-        }
-        self.ack(actions);
+        self.mailbox.received(actions)?;
         let Packet { name, step, .. } = packet;
         match packet.kind {
             Kind::TensorRequest => self.wish(name, *step, actions)?,
@@ -276,14 +264,24 @@ impl<T> Channel<T> {
             }
             Kind::BufferRequest => self.enlarge(packet, actions)?,
             Kind::ErrorStatus => {
-                if !self.wanted.remove(&(name.clone(), *step)) {
+                if self.wanted.remove(&(name.clone(), *step)).is_none() {
                     return Err(wrong(&format!("an error for {name} of step {step}, which was not asked for")));
                 }
                 actions.fail(name, *step, message::error(packet.meta.data_type, text));
             }
-            Kind::Ack | Kind::TensorWrite | Kind::MetaDataUpdate | Kind::TensorReRequest => {
-                return Err(wrong(&format!("a message of kind {}", packet.kind as u8)));
+            Kind::TensorWithdraw => {
+                // If it is not looked for, the answer is on its way.
+                if self.sought.contains(&(name.clone(), *step)) {
+                    actions.forget(name, *step);
+                }
             }
+            Kind::TensorWithdrawn => {
+                if self.wanted.remove(&(name.clone(), *step)) != Some(true) {
+                    return Err(wrong(&format!("that {name} of step {step} is taken back, which it is not")));
+                }
+                actions.withdrawn(name, *step);
+            }
+            kind => return Err(wrong(&format!("a message of kind {}", kind as u8))),
         }
         Ok(())
     }
@@ -296,13 +294,9 @@ impl<T> Channel<T> {
         if !self.sought.insert((name.to_owned(), step)) {
             return Err(wrong(&format!("a second request for {name} of step {step}")));
         }
-        if !self.outgoing_of.contains_key(name) {
-            if self.outgoing.len() >= MAX_BUFFERS {
-                return Err(wrong(&format!("requests for more than {MAX_BUFFERS} names")));
-            }
-            self.outgoing_of.insert(name.to_owned(), self.outgoing.len());
-            let (name, local, remote) = (name.to_owned(), Status::None, Status::None);
-            self.outgoing.push(Outgoing { name, size: 0, local, remote, asked: None, to: None, ready: VecDeque::new() });
+        // As many as a peer has that copies tensors out.
+        if self.outgoing.len() >= MAX_BUFFERS {
+            return Err(wrong(&format!("requests for more than {MAX_BUFFERS} names, of which it takes no tensors")));
         }
         self.owed += 1;
         actions.find(name, step);
@@ -310,21 +304,26 @@ impl<T> Channel<T> {
     }
 
     fn outgoing_named(&mut self, packet: &Packet) -> Result<(usize, &mut Outgoing<T>)> {
-        let index = self.outgoing_of.get(&packet.name).copied();
+        let index = self.outgoing.index_of(&packet.name);
         let found = index.and_then(|index| Some((index, self.outgoing.get_mut(index)?)));
         found.ok_or_else(|| wrong(&format!("a message of kind {} for {}, which it has not asked for", packet.kind as u8, packet.name)))
     }
 
-    /// The peer wants this side's buffer of a name to have more bytes.
+    /// The peer wants this side's buffer of a name to have more bytes, or to be given up.
     fn enlarge(&mut self, packet: &Packet, actions: &mut impl Actions<T>) -> Result<()> {
         let Packet { name, step, buffer_size, .. } = packet;
+        let index = self.incoming.index_of(name).unwrap_or(self.incoming.next_index());
+        let known = self.incoming.get_mut(index).map(|incoming| (incoming.size, incoming.full));
+        if *buffer_size == 0 && matches!(known, Some((_, None))) {
+            self.incoming.remove(name);
+            actions.give_up(false, index);
+            return Ok(());
+        }
         // Whoever has not asked for the tensor has no use for a buffer.
-        if !self.wanted.contains(&(name.clone(), *step)) {
+        if !self.wanted.contains_key(&(name.clone(), *step)) {
             return Err(wrong(&format!("a wish for a buffer for {name} of step {step}, which was not asked for")));
         }
-        let known = self.incoming_of.get(name).copied();
-        let index = known.unwrap_or(self.incoming.len());
-        let (size, full) = self.incoming.get(index).map_or((0, None), |incoming| (incoming.size, incoming.full));
+        let (size, full) = known.unwrap_or_default();
         if index >= MAX_BUFFERS || full.is_some() {
             return Err(wrong(&format!("a wish for a buffer for {name}, which is number {index}, and full: {}", full.is_some())));
         }
@@ -336,13 +335,10 @@ impl<T> Channel<T> {
         let memory = actions.grow(false, index, *buffer_size)?;
         match self.incoming.get_mut(index) {
             Some(incoming) => incoming.size = *buffer_size,
-            None => {
-                self.incoming_of.insert(name.clone(), index);
-                self.incoming.push(Incoming { name: name.clone(), size: *buffer_size, full: None });
-            }
+            None => _ = self.incoming.insert(name, Incoming { name: name.clone(), size: *buffer_size, full: None }),
         }
         let answer = Packet::new(Kind::BufferResponse, name, *step);
-        self.say(Packet { buffer_size: *buffer_size, memory, index: index as u64, ..answer }, "", actions);
+        self.mailbox.say(Packet { buffer_size: *buffer_size, memory, index: index as u64, ..answer }, actions);
         Ok(())
     }
 
@@ -360,9 +356,10 @@ impl<T> Channel<T> {
         if meta.bytes > incoming.size.saturating_sub(HEADER as u64) {
             return Err(wrong(&format!("{} bytes of {name} into a buffer of {}", meta.bytes, incoming.size)));
         }
-        if !self.wanted.remove(&(name.clone(), *step)) {
+        if self.wanted.remove(&(name.clone(), *step)).is_none() {
             return Err(wrong(&format!("{name} of step {step}, which was not asked for")));
         }
+        self.full += 1;
         actions.deliver(index, packet);
         Ok(())
     }
@@ -371,16 +368,15 @@ impl<T> Channel<T> {
     pub fn consumed(&mut self, index: usize, actions: &mut impl Actions<T>) {
         let Some(incoming) = self.incoming.get_mut(index) else { return };
         let Some(step) = incoming.full.take() else { return };
+        self.full -= 1;
         let packet = Packet::new(Kind::BufferIdle, &incoming.name, step);
-        self.say(packet, "", actions);
+        self.mailbox.say(packet, actions);
     }
 
     /// Sends the next tensor of this buffer, if that may be; asks for a larger one first if it takes that.
     fn send_next(&mut self, index: usize, actions: &mut impl Actions<T>) {
         while let Some(outgoing) = self.outgoing.get_mut(index)
-            && outgoing.asked.is_none()
-            && outgoing.local != Status::Busy
-            && outgoing.remote != Status::Busy
+            && outgoing.is_free()
             && let Some((step, meta, _)) = outgoing.ready.front()
         {
             let (step, needs) = (*step, (HEADER as u64).saturating_add(meta.bytes));
@@ -397,7 +393,7 @@ impl<T> Channel<T> {
                 Ok((size, memory)) => {
                     (outgoing.size, outgoing.asked) = (size, Some(size));
                     let packet = Packet::new(Kind::BufferRequest, &name, step);
-                    self.say(Packet { buffer_size: size, memory, ..packet }, "", actions);
+                    self.mailbox.say(Packet { buffer_size: size, memory, ..packet }, actions);
                 }
                 Err(why) => {
                     outgoing.ready.pop_front();
@@ -405,6 +401,36 @@ impl<T> Channel<T> {
                 }
             }
         }
+        self.rest(index, actions);
+    }
+
+    /// This buffer may be idle now: gives up those that are too many.
+    fn rest(&mut self, index: usize, actions: &mut impl Actions<T>) {
+        let Some(outgoing) = self.outgoing.get_mut(index) else { return };
+        if !outgoing.ready.is_empty() || !outgoing.is_free() || outgoing.idle.is_some() {
+            return;
+        }
+        if outgoing.size == 0 {
+            let name = std::mem::take(&mut outgoing.name);
+            return self.outgoing.remove(&name);
+        }
+        outgoing.idle = Some(self.idle.insert(index, outgoing.size));
+        while let Some(index) = self.idle.pop_excess() {
+            let Some(outgoing) = self.outgoing.get_mut(index) else { return };
+            let name = std::mem::take(&mut outgoing.name);
+            self.outgoing.remove(&name);
+            actions.give_up(true, index);
+            // No bytes: the peer gives up its own, which nobody writes to.
+            self.mailbox.say(Packet::new(Kind::BufferRequest, &name, 0), actions);
+        }
+    }
+}
+
+#[cfg(test)]
+impl<T> Channel<T> {
+    /// Of this side's and of the peer's that are not answered.
+    pub fn requests(&self) -> [usize; 2] {
+        [self.wanted.len(), self.owed]
     }
 }
 
@@ -416,12 +442,6 @@ fn grown<T>(index: usize, needs: u64, actions: &mut impl Actions<T>) -> Result<(
     }
     let size = needs.next_multiple_of(PAGE);
     actions.grow(true, index, size).map(|memory| (size, memory))
-}
-
-/// An error of the peer's.
-#[cold]
-fn wrong(what: &str) -> Error {
-    Error::remote(format!("it sent {what}"))
 }
 
 #[cfg(test)]

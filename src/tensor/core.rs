@@ -1,20 +1,36 @@
 //! What the lock of a manager guards: the other workers, the steps, and the receives that are not over.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
-use crate::link::driver::Driven;
+use crate::link::driver::{Driven, Driver};
 
-use super::adapter::{Adapter, Landed, Told};
-use super::calls::{Answer, CallId, Callback, Calls};
+use super::adapter::Adapter;
+use super::calls::{Answer, Call, CallId, Callback, Calls};
+use super::hands::{Fill, Landed, Told};
 use super::key::Key;
+use super::memory::Memory;
 use super::steps::{StepRef, Steps, Waiter};
 use super::value::Tensor;
 
 /// A tensor of at most so many bytes is copied out as soon as it is here, so that its buffer is free without waiting for the thread that wants it.
 const COPIED_AT_ONCE: u64 = 16 << 10;
+
+/// How far a worker's own end is: the states of TensorFlow's server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It is not connected: TensorFlow's `DISCONNECTED`, before.
+    New,
+    /// A thread connects it.
+    Starting,
+    /// It is connected to all others: `CONNECTED`.
+    Started,
+    /// It was closed: `DISCONNECTED`, after. It is not started again.
+    Stopped,
+}
 
 /// How far another worker is.
 pub enum Peer {
@@ -32,8 +48,32 @@ pub struct Worker {
     pub name: String,
     /// How far it is.
     pub peer: Peer,
-    /// Who waits for what was asked of it, by key and step.
-    wanted: HashMap<(String, u64), Vec<CallId>>,
+    /// What was asked of it, by key and step.
+    wanted: HashMap<What, Wanted>,
+    /// The oldest receive that waits for it, when last looked at.
+    pub oldest: Option<CallId>,
+}
+
+/// A key, in a step.
+type What = (String, u64);
+
+/// What was asked of another worker and is not over.
+#[derive(Default)]
+struct Wanted {
+    /// Who waits for it.
+    calls: Vec<CallId>,
+    /// The one to whose memory the worker may write.
+    exposed: Option<CallId>,
+    /// It is here, and is copied out for whoever will ask for it.
+    kept: bool,
+}
+
+/// A copy, for which no lock is needed.
+enum Work {
+    /// Into the buffer towards a worker.
+    Fill(usize, Box<Fill>),
+    /// Out of the buffer that is written by a worker, for whoever will ask for it.
+    Keep(usize, What, Arc<Landed>),
 }
 
 /// All of it.
@@ -43,28 +83,67 @@ pub struct Core {
     pub workers: Vec<Worker>,
     index_of: HashMap<String, usize>,
     steps: Steps,
+    tolerate_dup_recv: bool,
     /// Receives.
     pub calls: Calls,
-    closed: bool,
+    /// Tensors that nobody waits for.
+    late: VecDeque<(usize, What, Arc<Landed>)>,
+    state: State,
 }
 
 impl Core {
     /// The worker of this name's, of these others, none of them connected.
     pub fn new(name: &str, others: &[&str], tolerate_dup_recv: bool) -> Core {
-        let worker = |name: &&str| Worker { name: (*name).to_owned(), peer: Peer::Absent, wanted: HashMap::new() };
+        let worker = |name: &&str| Worker { name: (*name).to_owned(), peer: Peer::Absent, wanted: HashMap::new(), oldest: None };
         Core {
             name: name.to_owned(),
             workers: others.iter().map(worker).collect(),
             index_of: others.iter().enumerate().map(|(index, name)| ((*name).to_owned(), index)).collect(),
             steps: Steps::new(tolerate_dup_recv),
+            tolerate_dup_recv,
             calls: Calls::default(),
-            closed: false,
+            late: VecDeque::new(),
+            state: State::New,
         }
     }
 
     /// Errors: it is closed.
     pub fn check(&self) -> Result<()> {
-        if self.closed { Err(Error::usage(format!("worker {} has closed its manager", self.name))) } else { Ok(()) }
+        match self.state {
+            State::Stopped => Err(Error::usage(format!("worker {} has closed its manager", self.name))),
+            State::New | State::Starting | State::Started => Ok(()),
+        }
+    }
+
+    /// How far it is.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// This thread connects it.
+    ///
+    /// Errors: it is not new.
+    pub fn start(&mut self) -> Result<()> {
+        self.check()?;
+        match self.state {
+            State::New => self.state = State::Starting,
+            state => return Err(Error::usage(format!("worker {} is {state:?}; expected New", self.name))),
+        }
+        Ok(())
+    }
+
+    /// It has done so, or may be started again.
+    ///
+    /// Errors: why it has not; it was closed.
+    pub fn started(&mut self, connected: Result<()>) -> Result<()> {
+        let done = self.check().and(connected);
+        if done.is_err() {
+            self.disconnect();
+        }
+        if self.state == State::Starting {
+            self.state = if done.is_ok() { State::Started } else { State::New };
+        }
+        done
     }
 
     /// A step; it is made if there is none.
@@ -100,9 +179,25 @@ impl Core {
         Ok(())
     }
 
-    /// A tensor is wanted. Whatever is wrong is the receive's answer.
-    pub fn recv(&mut self, step: StepRef, key: &str, callback: Option<Callback>) -> CallId {
-        let key = match self.check().and_then(|()| Key::parse(key)) {
+    /// Several are wanted. No callback is called if it is closed.
+    pub fn recv_all(&mut self, step: StepRef, all: Vec<(&str, Callback)>) -> Result<()> {
+        self.check()?;
+        all.into_iter().try_for_each(|(key, callback)| self.recv(step, key, None, Some(callback)).map(drop))
+    }
+
+    /// None is: the callback is called, with whatever.
+    pub fn recv_none(&mut self, callback: Callback) -> Result<()> {
+        self.check()?;
+        self.calls.over(Some(callback), Answer::Here(Tensor::dead()));
+        Ok(())
+    }
+
+    /// A tensor is wanted, in this memory if there is any. Whatever else is wrong is the receive's answer.
+    ///
+    /// Errors: it is closed; the callback is not called then.
+    pub fn recv(&mut self, step: StepRef, key: &str, into: Option<Arc<Memory>>, callback: Option<Callback>) -> Result<CallId> {
+        self.check()?;
+        let key = match Key::parse(key) {
             Ok(key) if key.dst_worker() != self.name => {
                 Err(Error::usage(format!("Invalid rendezvous key (dst): {} @ {}", key.text(), self.name)))
             }
@@ -110,16 +205,16 @@ impl Core {
         };
         let key = match key {
             Ok(key) => key,
-            Err(error) => return self.calls.refuse(callback, error),
+            Err(error) => return Ok(self.calls.over(callback, Answer::Failed(error))),
         };
         let text = key.text().to_owned();
-        let id = self.calls.open(step, key, callback);
+        let id = self.calls.begin(step, key, into, callback);
         match self.steps.get(step).and_then(|found| found.defer(&text, Waiter::Call(id))) {
             Ok(true) => {}
             Ok(false) => self.begin(id),
             Err(error) => self.calls.end(id, Answer::Failed(error)),
         }
-        id
+        Ok(id)
     }
 
     /// Has a receive look here, or ask the worker that has the tensor.
@@ -147,13 +242,33 @@ impl Core {
             return Err(Error::usage(format!("there is no worker {from:?}; there are {} and {}", self.name, names.join(", "))));
         };
         call.worker = Some(index);
+        // It may have come after an earlier receive's time.
+        if let Some(tensor) = self.steps.get(step)?.table.take(&key) {
+            self.end(index, id, Ok(tensor));
+            return Ok(());
+        }
         let Some(worker) = self.workers.get_mut(index) else { return Ok(()) };
-        match &mut worker.peer {
-            Peer::Here(adapter) => adapter.request(&key, step.id).map_err(|error| error.within(&format!("worker {from}")))?,
+        let what = (key, step.id);
+        let wanted = worker.wanted.get_mut(&what);
+        if wanted.as_ref().is_some_and(|wanted| !wanted.calls.is_empty() && !self.tolerate_dup_recv) {
+            return Err(Error::usage(format!("Duplicated recv: {}", what.0)));
+        }
+        call.is_exposed = match &mut worker.peer {
+            _ if wanted.as_ref().is_some_and(|wanted| wanted.kept) => false,
+            Peer::Here(adapter) => {
+                adapter.request(&what.0, step.id, call.into.clone()).map_err(|error| error.within(&format!("worker {from}")))?
+            }
             Peer::Lost(failure) => return Err(failure.error()),
             Peer::Absent => return Err(Error::usage(format!("worker {from} is not connected"))),
+        };
+        let exposed = call.is_exposed.then_some(id);
+        match wanted {
+            Some(wanted) => {
+                wanted.calls.push(id);
+                wanted.exposed = wanted.exposed.or(exposed);
+            }
+            None => _ = worker.wanted.insert(what, Wanted { calls: vec![id], exposed, kept: false }),
         }
-        worker.wanted.entry((key, step.id)).or_default().push(id);
         Ok(())
     }
 
@@ -211,18 +326,29 @@ impl Core {
         }
     }
 
-    /// Nobody waits for a receive any more: its key, if it is not over.
-    pub fn give_up(&mut self, id: CallId) -> Option<Key> {
+    /// The time of a receive is over: what it ends with. `None`: a worker may write to its memory; it ends once that is over.
+    pub fn give_up(&mut self, id: CallId) -> Option<Answer> {
+        let call = self.calls.get(id)?;
+        let (what, worker) = ((call.key.text().to_owned(), call.step.id), call.worker);
+        if call.is_exposed {
+            if let Some(adapter) = worker.and_then(|worker| self.adapter(worker)) {
+                adapter.withdraw(&what.0, what.1);
+            }
+            return None;
+        }
         let call = self.calls.forget(id)?;
-        if let Ok(step) = self.steps.get(call.step) {
-            step.forget(Waiter::Call(id));
+        if self.steps.get(call.step).is_ok() {
+            self.steps.withdraw(what.1, &what.0, Waiter::Call(id));
         }
         // The tensor may be on its way; whoever asks again waits for that.
-        let wanted = call.worker.and_then(|worker| self.workers.get_mut(worker));
-        if let Some(ids) = wanted.and_then(|worker| worker.wanted.get_mut(&(call.key.text().to_owned(), call.step.id))) {
-            ids.retain(|other| *other != id);
+        if let Some(worker) = worker.and_then(|worker| self.workers.get_mut(worker)) {
+            worker.forget(&what.0, what.1, id);
         }
-        Some(call.key)
+        Some(Answer::Failed(self.timed_out(&what)))
+    }
+
+    fn timed_out(&self, (key, step): &What) -> Error {
+        Error::timeout(format!("Timed out waiting for notification: {key} of step {step} @ {}", self.name))
     }
 
     /// Ends all receives of a step that are not over, and all that comes later.
@@ -253,7 +379,11 @@ impl Core {
             }
         }
         let why = Failure::from_error(why);
-        self.calls.end_all(|call| call.step.id == id, || why.error());
+        for (call, worker, key) in self.calls.end_all(|call| call.step.id == id, || why.error()) {
+            if let Some(worker) = worker.and_then(|worker| self.workers.get_mut(worker)) {
+                worker.forget(&key, id, call);
+            }
+        }
     }
 
     /// A tensor was copied out of its buffer.
@@ -268,57 +398,195 @@ impl Core {
         match told {
             Told::Find { name, step } => self.find(from, &name, step),
             Told::Landed { name, step, tensor } => self.landed(from, (name, step), tensor),
+            Told::Here { name, step, tensor } => self.here(from, &(name, step), tensor),
             Told::Failed { name, step, why } => {
                 let why = why.within(&format!("worker {}", self.workers.get(from).map_or("", |worker| &worker.name)));
                 let why = Failure::from_error(&why);
-                for id in self.wanted(from, &(name, step)) {
+                let wanted = self.take_wanted(from, &(name, step));
+                self.returned(wanted.exposed);
+                for id in wanted.calls {
                     self.calls.end(id, Answer::Failed(why.error()));
                 }
             }
+            Told::Forget { name, step } => {
+                // Else it was found, or refused.
+                if self.steps.withdraw(step, &name, Waiter::Worker(from))
+                    && let Some(adapter) = self.adapter(from)
+                {
+                    adapter.forgotten(&name, step);
+                }
+            }
+            Told::Back { name, step, tensor } => {
+                if let Some(table) = self.steps.table(step) {
+                    table.put_back(&name, tensor);
+                }
+            }
+            Told::NoMemory { name, step, why } => self.no_memory(from, &(name, step), &why),
+            Told::Withdrawn { name, step } => self.withdrawn(from, &(name, step)),
         }
     }
 
-    /// Receives that wait for this, and are not over.
-    fn wanted(&mut self, from: usize, what: &(String, u64)) -> Vec<CallId> {
-        let Core { workers, calls, .. } = self;
-        let mut ids = workers.get_mut(from).and_then(|worker| worker.wanted.remove(what)).unwrap_or_default();
-        ids.retain(|id| calls.get(*id).is_some());
-        ids
+    /// Receives that wait for this, which is over, and are not.
+    fn take_wanted(&mut self, from: usize, what: &What) -> Wanted {
+        self.workers.get_mut(from).and_then(|worker| worker.wanted.remove(what)).unwrap_or_default()
     }
 
-    fn landed(&mut self, from: usize, what: (String, u64), tensor: Landed) {
-        let ids = self.wanted(from, &what);
-        if let [id] = *ids
-            && tensor.len() > COPIED_AT_ONCE
+    /// Nobody writes to the memory of this receive any more.
+    fn returned(&mut self, exposed: Option<CallId>) {
+        if let Some(id) = exposed {
+            self.calls.returned(id);
+        }
+    }
+
+    fn landed(&mut self, from: usize, what: What, tensor: Arc<Landed>) {
+        let wanted = self.workers.get_mut(from).and_then(|worker| worker.wanted.get_mut(&what));
+        // One that can be had once is kept for who asks again, as long as the step is there.
+        if !self.tolerate_dup_recv
+            && let Some(wanted) = wanted.filter(|wanted| wanted.calls.is_empty())
+            && self.steps.table(what.1).is_some_and(|table| table.check().is_ok())
         {
-            return self.calls.end(id, Answer::Landed(from, tensor));
+            wanted.kept = true;
+            return self.late.push_back((from, what, tensor));
         }
+        let ids = self.take_wanted(from, &what).calls;
+        if ids.is_empty() {
+            return self.consumed(from, tensor.index);
+        }
+        self.copied(from, tensor.len());
+        if tensor.len() <= COPIED_AT_ONCE {
+            let (copy, index) = (tensor.copy().0, tensor.index);
+            self.end_with(from, ids, copy);
+            return self.consumed(from, index);
+        }
+        let is_shared = ids.len() > 1;
+        for id in ids {
+            if is_shared && self.has_memory(id) {
+                self.copied(from, tensor.len());
+            }
+            self.calls.end(id, Answer::Landed { from, landed: tensor.clone(), is_shared });
+        }
+    }
+
+    /// A tensor that nobody waited for was copied out.
+    fn keep(&mut self, from: usize, what: &What, landed: &Landed, copy: Result<Tensor>) {
+        self.copied(from, landed.len());
+        self.consumed(from, landed.index);
+        let ids = self.take_wanted(from, what).calls;
         if !ids.is_empty() {
-            let copy = tensor.copy();
-            for id in ids {
-                self.calls.end(
-                    id,
-                    copy.as_ref().map_or_else(|why| Answer::Failed(Failure::from_error(why).error()), |copy| Answer::Here(copy.clone())),
-                );
+            self.end_with(from, ids, copy);
+        } else if let Ok(copy) = copy {
+            self.keep_here(what, copy);
+        }
+    }
+
+    /// A tensor that may be had once is there for the next who asks.
+    fn keep_here(&mut self, (key, step): &What, tensor: Tensor) {
+        if let Some(table) = self.steps.table(*step) {
+            // Nobody waits there for what another worker produces; one that was aborted meanwhile takes none.
+            let _ = table.send(key, tensor);
+        }
+    }
+
+    /// A tensor is in the memory of the receive that has exposed it, or in the library's.
+    fn here(&mut self, from: usize, what: &What, tensor: Tensor) {
+        let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
+        if ids.is_empty() && exposed.is_none() && !self.tolerate_dup_recv {
+            return self.keep_here(what, tensor);
+        }
+        // Others get a copy of what is in one's own memory, made while it is certain to be there.
+        let shared = if exposed.is_some() && ids.iter().any(|id| Some(*id) != exposed) {
+            self.copied(from, tensor.meta().bytes);
+            Tensor::received(*tensor.meta(), tensor.bytes().into_owned())
+        } else {
+            tensor.clone()
+        };
+        self.returned(exposed);
+        for id in ids {
+            match exposed == Some(id) {
+                true => self.calls.end(id, Answer::Here(tensor.clone())),
+                false => self.end(from, id, Ok(shared.clone())),
             }
         }
-        self.consumed(from, tensor.index);
+    }
+
+    fn has_memory(&mut self, id: CallId) -> bool {
+        self.calls.get(id).is_some_and(|call| call.into.is_some())
+    }
+
+    /// Ends a receive with a tensor that is not in its own memory yet, if it has any.
+    fn end(&mut self, from: usize, id: CallId, tensor: Result<Tensor>) {
+        if let (Ok(tensor), true) = (&tensor, self.has_memory(id)) {
+            self.copied(from, tensor.meta().bytes);
+        }
+        self.calls.end(id, tensor.map_or_else(Answer::Failed, Answer::Here));
+    }
+
+    fn end_with(&mut self, from: usize, ids: Vec<CallId>, answer: Result<Tensor>) {
+        let answer = answer.map_err(|why| Failure::from_error(&why));
+        for id in ids {
+            self.end(from, id, answer.clone().map_err(|why| why.error()));
+        }
+    }
+
+    fn copied(&mut self, worker: usize, bytes: u64) {
+        if let Some(adapter) = self.adapter(worker) {
+            adapter.copied(bytes);
+        }
+    }
+
+    /// There is no memory for a tensor, or too little in that of the receive which has exposed it. Others ask again when the request is taken back.
+    fn no_memory(&mut self, from: usize, what: &What, why: &Error) {
+        let Some(wanted) = self.workers.get_mut(from).and_then(|worker| worker.wanted.get_mut(what)) else { return };
+        let over = match wanted.exposed.take() {
+            Some(id) => {
+                wanted.calls.retain(|other| *other != id);
+                self.calls.returned(id);
+                vec![id]
+            }
+            None => std::mem::take(&mut wanted.calls),
+        };
+        let why = Failure::from_error(why);
+        over.into_iter().for_each(|id| self.calls.end(id, Answer::Failed(why.error())));
+    }
+
+    /// A request was taken back: as the time of the receive with the memory is over, or nobody waits any more. Others ask again.
+    fn withdrawn(&mut self, from: usize, what: &What) {
+        let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
+        self.returned(exposed);
+        for id in ids {
+            match exposed == Some(id) {
+                true => self.calls.end(id, Answer::Failed(self.timed_out(what))),
+                false => self.begin(id),
+            }
+        }
+    }
+
+    fn next_work(&mut self) -> Option<Work> {
+        if let Some((from, what, tensor)) = self.late.pop_front() {
+            return Some(Work::Keep(from, what, tensor));
+        }
+        (0..self.workers.len()).find_map(|index| Some(Work::Fill(index, self.adapter(index)?.next_fill()?)))
     }
 
     /// A worker is lost: all that waits for it ends.
     fn lost(&mut self, index: usize, error: Error) {
         let Some(worker) = self.workers.get_mut(index) else { return };
         let failure = Failure::from_error(&error.within(&format!("worker {}", worker.name)));
+        // Nobody writes to any memory when that is done.
         worker.peer = Peer::Lost(failure.clone());
-        worker.wanted.clear();
-        self.calls.end_all(|call| call.worker == Some(index), || failure.error());
+        worker.wanted.values().filter_map(|wanted| wanted.exposed).for_each(|id| self.calls.returned(id));
+        // What is being copied out is here.
+        worker.wanted.retain(|_, wanted| wanted.kept);
+        let kept = |call: &Call| worker.wanted.contains_key(&(call.key.text().to_owned(), call.step.id));
+        self.calls.end_all(|call| call.worker == Some(index) && !kept(call), || failure.error());
         self.steps.forget(Waiter::Worker(index));
     }
 
     /// Whether the queue pairs of all who are here are connected.
     ///
-    /// Errors: one cannot be, or is lost.
+    /// Errors: one cannot be, or is lost; this one is closed.
     pub fn poll_connected(&mut self) -> Result<bool> {
+        self.check()?;
         let mut all = true;
         for Worker { name, peer, .. } in &mut self.workers {
             match peer {
@@ -332,10 +600,10 @@ impl Core {
 
     /// Ends it, and tells the others; false if that was done before.
     pub fn close(&mut self) -> bool {
-        if self.closed {
+        if self.state == State::Stopped {
             return false;
         }
-        self.closed = true;
+        self.state = State::Stopped;
         let closed = self.check().err().map(|error| Failure::from_error(&error));
         if let Some(closed) = closed {
             self.calls.end_all(|_| true, || closed.error());
@@ -350,6 +618,26 @@ impl Core {
         true
     }
 
+    /// Ends the connections.
+    pub fn disconnect(&mut self) {
+        let Core { workers, calls, .. } = self;
+        for worker in workers {
+            worker.peer = Peer::Absent;
+            worker.wanted.drain().filter_map(|(_, wanted)| wanted.exposed).for_each(|id| calls.returned(id));
+        }
+    }
+
+    /// Bytes of tensors that were copied on their way from and to the workers that are connected.
+    pub fn all_copied(&mut self) -> u64 {
+        (0..self.workers.len()).filter_map(|worker| self.adapter(worker).map(|adapter| adapter.all_copied())).sum()
+    }
+
+    /// Whether all is sent that the others have asked for and that is here. Moves it along.
+    pub fn is_through(&mut self) -> bool {
+        self.poll();
+        (0..self.workers.len()).all(|worker| self.adapter(worker).is_none_or(|adapter| adapter.is_through()))
+    }
+
     /// Whether all that the others were sent before they were told that this one goes is through.
     pub fn byes_are_through(&mut self) -> bool {
         self.workers.iter_mut().all(|worker| match &mut worker.peer {
@@ -360,6 +648,10 @@ impl Core {
 }
 
 impl Driven for Core {
+    fn links(&self) -> usize {
+        self.workers.len()
+    }
+
     fn poll(&mut self) -> bool {
         let mut moved = false;
         for index in 0..self.workers.len() {
@@ -381,6 +673,7 @@ impl Driven for Core {
     }
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>> {
+        self.note_waits();
         let mut look: Option<u64> = None;
         for worker in &mut self.workers {
             if let Peer::Here(adapter) = &mut worker.peer {
@@ -400,10 +693,57 @@ impl Driven for Core {
     }
 
     fn has_failed(&self) -> bool {
-        self.closed
+        self.state == State::Stopped
+    }
+
+    fn instead_of_arm(&mut self) {
+        self.note_waits();
     }
 
     fn ended(&self) -> u64 {
         self.calls.count()
+    }
+
+    fn work(driver: &Driver<Core>) {
+        loop {
+            let next = driver.lock().next_work();
+            match next {
+                None => return,
+                Some(Work::Fill(worker, mut fill)) => {
+                    fill.copy();
+                    driver.with(|core| {
+                        if let Some(adapter) = core.adapter(worker) {
+                            adapter.filled(*fill);
+                        }
+                    });
+                }
+                Some(Work::Keep(from, what, tensor)) => {
+                    let (copy, _) = tensor.copy();
+                    driver.with(|core| core.keep(from, &what, &tensor, copy));
+                }
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// A receive is over that waited for this. What nobody waits for is not wanted any more.
+    fn forget(&mut self, key: &str, step: u64, id: CallId) {
+        let Some(wanted) = self.wanted.get_mut(&(key.to_owned(), step)) else { return };
+        wanted.calls.retain(|other| *other != id);
+        if wanted.calls.is_empty()
+            && !wanted.kept
+            && let Peer::Here(adapter) = &mut self.peer
+        {
+            adapter.withdraw(key, step);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Core {
+    /// How many steps there are.
+    pub fn steps(&self) -> usize {
+        self.steps.ids().len()
     }
 }

@@ -2,46 +2,54 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
+use crate::base::mem::UserMemory;
+use crate::engine::{self, DumpGuard};
 use crate::link::device::Device;
-use crate::link::driver::Driver;
+use crate::link::driver::{Driven, Driver};
 use crate::store::{Deadline, Meeting, Store};
 
-use super::adapter::Waiting;
+#[cfg(test)]
+use super::adapter::Adapter;
+use super::adapter::{Mode, Waiting};
 use super::calls::Answer;
-use super::core::{Core, Peer};
+use super::core::{Core, Peer, State};
+use super::memory::{Memory, Pool};
 use super::message::NAME_MAX;
 use super::rendezvous::Rendezvous;
 use super::value::Tensor;
 
 /// Between two looks whether all queue pairs are connected.
 const PAUSE: Duration = Duration::from_micros(200);
-/// How long one that is closed waits for the last that the others were sent to be through.
-const FAREWELL_NS: u64 = 100_000_000;
+/// How long one that is closed waits for what the others are sent to be through, and for the last of it.
+const FAREWELL_NS: u64 = 1_000_000_000;
 
 /// What the manager's parts share.
 pub struct Shared {
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
     pub(super) name: String,
     others: Vec<String>,
     pub(super) driver: Arc<Driver<Core>>,
-    connecting: AtomicBool,
+    pub(super) mode: Mode,
+    pub(super) pool: Arc<Pool>,
 }
 
 /// A worker's end. It is closed when it is dropped, whatever rendezvous there are.
-pub struct Manager(Arc<Shared>);
+pub struct Manager {
+    shared: Arc<Shared>,
+    _dumped: Option<DumpGuard>,
+}
 
 impl Manager {
-    /// The end of the worker of this name, one of `workers`. It is not connected yet; what it produces for itself needs no connection. With
+    /// The end of the worker of this name, one of `workers`, all in the same mode. It is not connected yet; what it produces for itself needs no connection. With
     /// `tolerate_dup_recv`, as TensorFlow has it, a tensor stays for receives that come later, until its step is cleaned up.
     ///
     /// Errors: names that cannot be; no descriptor left.
-    pub fn new(device: Arc<Device>, name: &str, workers: &[&str], tolerate_dup_recv: bool) -> Result<Manager> {
+    pub fn new(device: Arc<Device>, name: &str, workers: &[&str], tolerate_dup_recv: bool, mode: Mode) -> Result<Manager> {
         let wrong = |name: &&&str| name.is_empty() || name.len() > NAME_MAX || name.contains(';') || name.contains("/device:");
         if let Some(wrong) = workers.iter().find(wrong) {
             return Err(Error::usage(format!(
@@ -55,74 +63,133 @@ impl Manager {
         let others: Vec<&str> = workers.iter().copied().filter(|other| *other != name).collect();
         let driver = Arc::new(Driver::new(Core::new(name, &others, tolerate_dup_recv))?);
         let others = others.into_iter().map(str::to_owned).collect();
-        Ok(Manager(Arc::new(Shared { device, name: name.to_owned(), others, driver, connecting: AtomicBool::new(false) })))
+        let (pool, notified) = (Pool::new(device.clone()), Arc::downgrade(&driver));
+        pool.on_release(move || {
+            if let Some(driver) = notified.upgrade() {
+                driver.nudge();
+            }
+        });
+        let shared = Arc::new(Shared { device, name: name.to_owned(), others, driver, mode, pool });
+        let dumped = shared.device.config.dump_signal.number().map(|signal| engine::dump_on_signal(signal, shared.clone()));
+        let dumped =
+            dumped.and_then(|dumped| dumped.inspect_err(|error| log_warn!(log::NET, "tensors: no dump on a signal: {error}")).ok());
+        Ok(Manager { shared, _dumped: dumped })
     }
 
     /// Connects to all other workers. Every worker calls it, with a store in which they meet and whose keys nobody else uses: a prefix of one.
     /// After an error all workers may try again, with another prefix.
     ///
-    /// Errors: workers that did not come in time, or that were given other names; workers of another release, or on another fabric.
+    /// Errors: workers that did not come in time, or that were given other names; workers of another release, or on another fabric; a manager that is
+    /// not new.
     pub fn connect(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
-        if self.0.connecting.swap(true, Ordering::Relaxed) {
-            return Err(Error::usage("the manager is connected already, or another thread connects it"));
-        }
-        let connected = self.0.connect_through(store, timeout);
-        match &connected {
-            // From now on the others get their answers, whether or not anybody waits here.
-            Ok(()) => self.0.driver.attend("rh-tensor"),
-            Err(_) => {
-                self.0.driver.with(|core| core.workers.iter_mut().for_each(|worker| worker.peer = Peer::Absent));
-                self.0.connecting.store(false, Ordering::Relaxed);
-            }
-        }
-        connected
+        let shared = &self.shared;
+        shared.driver.with(Core::start)?;
+        let connected = shared.connect_through(store, timeout);
+        shared.driver.with(|core| core.started(connected))?;
+        // From now on the others get their answers, whether or not anybody waits here.
+        shared.driver.attend("rh-tensor");
+        Ok(())
+    }
+
+    /// How far it is.
+    pub fn state(&self) -> State {
+        self.shared.driver.lock().state()
     }
 
     /// The rendezvous of a step. What is received there waits until it is initialised.
     pub fn step(&self, id: u64) -> Rendezvous {
-        let step = self.0.driver.with(|core| core.step(id));
-        Rendezvous::new(self.0.clone(), step)
+        let step = self.shared.driver.with(|core| core.step(id));
+        Rendezvous::new(self.shared.clone(), step)
     }
 
-    /// Ends a step: what is not received of it is forgotten, and what waits for it fails with "Cleanup ID". The number should not be used again, as
-    /// other workers may be late.
+    /// Ends a step: what is not received of it is forgotten, and what waits for it, here or on other workers, fails with "Cleanup ID". So does what
+    /// others ask for of it later, unless this worker uses the number again.
     pub fn cleanup(&self, id: u64) {
-        self.0.driver.with(|core| core.cleanup(id));
+        self.shared.driver.with(|core| core.cleanup(id));
     }
 
     /// Ends all steps.
     pub fn cleanup_all(&self) {
-        self.0.driver.with(Core::cleanup_all);
+        self.shared.driver.with(Core::cleanup_all);
     }
 
-    /// Runs the callbacks of receives that are over, on this thread; if there are none, it waits for the first, for so long at most. How many it
-    /// has run. A callback may call whatever it likes.
+    /// Registers memory for all tensors in it, until [`MemoryHandle::deregister`].
+    ///
+    /// Errors: none; it overlaps memory that is registered; it cannot be registered.
+    pub fn register(&self, memory: UserMemory) -> Result<MemoryHandle> {
+        self.shared.pool.register(memory)?;
+        Ok(MemoryHandle { pool: self.shared.pool.clone(), addr: memory.addr() })
+    }
+
+    /// Runs the callbacks of receives that are over, and of tensors that are not needed any more, on this thread; if there are none, it waits for the
+    /// first, for so long at most. How many it has run. A callback may call whatever it likes.
     pub fn run(&self, timeout: Duration) -> usize {
-        let due = self.0.wait(timeout, |core| Some(core.calls.due()).filter(|due| *due > 0 || core.check().is_err()));
-        self.0.run_due(due.unwrap_or(0))
+        let until = clock::now().saturating_add(nanos(timeout));
+        let due = |core: &Core| core.calls.due() + self.shared.pool.released();
+        loop {
+            let left = Duration::from_nanos(until.saturating_sub(clock::now()));
+            let due = self.shared.wait(left, |core| Some(due(core)).filter(|due| *due > 0 || core.check().is_err()));
+            let due = due.unwrap_or(0);
+            let ran = self.shared.run_due(due);
+            // Else they were parts of several.
+            if ran > 0 || due == 0 {
+                return ran;
+            }
+        }
+    }
+
+    /// Bytes of tensors that were copied on their way from and to the workers that are connected.
+    pub fn copied(&self) -> u64 {
+        self.shared.driver.with(|core| core.all_copied())
     }
 
     /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
     pub fn set_sync(&self, busy: bool) {
-        self.0.driver.set_busy(busy);
+        self.shared.driver.set_busy(busy);
     }
 
-    /// Ends it: all that waits fails, and so does what comes later; callbacks that were not run are run now. Workers that wait for this one learn
-    /// that it has gone.
+    /// Ends it: all that waits fails, and so does what comes later; callbacks that were not run are run now, and those that other threads run are over
+    /// when it returns, unless they call this. Workers that wait for this one learn that it has gone.
     pub fn close(&self) {
-        let shared = &self.0;
+        let shared = &self.shared;
+        // What others have asked for and is here is theirs: a queue pair that is destroyed sends nothing more.
+        let until = clock::now() + FAREWELL_NS;
+        while clock::now() < until && !shared.with(Core::is_through) {
+            std::thread::yield_now();
+        }
         let first = shared.driver.with(Core::close);
         shared.driver.leave();
-        // What workers were sent in this one's last moments is theirs: a queue pair that is destroyed sends nothing more.
         let until = clock::now() + FAREWELL_NS;
         while first && clock::now() < until && !shared.driver.with(Core::byes_are_through) {
             std::thread::yield_now();
         }
         if first {
             // Rendezvous may stay for long.
-            shared.driver.with(|core| core.workers.iter_mut().for_each(|worker| worker.peer = Peer::Absent));
+            shared.driver.with(Core::disconnect);
         }
-        while shared.run_due(1) > 0 {}
+        while shared.driver.lock().calls.due() + shared.pool.released() > 0 {
+            shared.run_due(1);
+        }
+        shared.pool.close().into_iter().for_each(|release| release());
+        // One that is called meanwhile may close the manager, too.
+        while first && shared.driver.lock().calls.is_calling_elsewhere() {
+            clock::sleep(PAUSE);
+        }
+    }
+}
+
+/// Memory that is registered for tensors. It stays registered if this is dropped.
+pub struct MemoryHandle {
+    pool: Arc<Pool>,
+    addr: usize,
+}
+
+impl MemoryHandle {
+    /// Ends that: nobody reads or writes the memory afterwards. A second call does nothing.
+    ///
+    /// Errors: tensors are in it that are sent or received.
+    pub fn deregister(&self) -> Result<()> {
+        self.pool.deregister(self.addr)
     }
 }
 
@@ -135,7 +202,7 @@ impl Drop for Manager {
 impl Shared {
     /// Waits until `look` finds something, for so long at most. It reports receives that take too long.
     pub(super) fn wait<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
-        let deadline = clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
+        let deadline = clock::now().saturating_add(nanos(timeout));
         let limit = self.device.config.stall_warn_s.nanos();
         self.driver.wait(|now| {
             let mut core = self.driver.lock();
@@ -143,7 +210,7 @@ impl Shared {
             if found.is_some() || now >= deadline {
                 return Ok(found);
             }
-            let (stalled, next) = if limit > 0 { core.calls.stalled(now, limit) } else { (None, u64::MAX) };
+            let (stalled, next) = if limit > 0 { core.stalled(now, limit) } else { (None, u64::MAX) };
             drop(core);
             if let Some(stalled) = stalled {
                 log_warn!(log::NET, "stalled: worker {} waited for {stalled}", self.name);
@@ -152,26 +219,60 @@ impl Shared {
         })
     }
 
-    /// The tensor of a receive that is over. It is copied out without the lock.
-    pub(super) fn settle(&self, answer: Answer) -> Result<Tensor> {
+    /// Does something after which tensors may be sent, and copies those that are to be copied, without the lock.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
+        let result = self.driver.with(f);
+        Core::work(&self.driver);
+        result
+    }
+
+    /// The tensor of a receive that is over, in its memory if it has any. It is copied without the lock.
+    pub(super) fn settle(&self, answer: Answer, into: Option<&Arc<Memory>>) -> Result<Tensor> {
         match answer {
-            Answer::Here(tensor) => Ok(tensor),
+            Answer::Here(tensor) => match into {
+                Some(into) => tensor.moved(into),
+                None => Ok(tensor),
+            },
             Answer::Failed(error) => Err(error),
-            Answer::Landed(worker, landed) => {
-                let tensor = landed.copy();
-                self.driver.with(|core| core.consumed(worker, landed.index));
-                tensor
+            Answer::Landed { from, landed, is_shared } => {
+                let (tensor, first) = match into {
+                    Some(into) if !is_shared => (landed.copy_into(into), true),
+                    _ => landed.copy(),
+                };
+                if first {
+                    self.driver.with(|core| core.consumed(from, landed.index));
+                }
+                match into {
+                    Some(into) => tensor?.moved(into),
+                    None => tensor,
+                }
             }
         }
     }
 
-    /// Runs at most so many callbacks.
+    /// Ends so many receives at most that have callbacks: how many of the user's were run.
     fn run_due(&self, most: usize) -> usize {
-        for done in 0..most {
-            let Some((callback, answer)) = self.driver.lock().calls.next_due() else { return done };
-            callback(self.settle(answer));
+        let mut ran = 0;
+        for _ in 0..most {
+            let release = {
+                let mut core = self.driver.lock();
+                self.pool.next_release().inspect(|_| core.calls.calls())
+            };
+            if let Some(release) = release {
+                let _called = Called(self);
+                release();
+                ran += 1;
+                continue;
+            }
+            let Some((callback, answer, into)) = self.driver.lock().calls.next_due() else { break };
+            // However it ends.
+            let _called = Called(self);
+            let tensor = self.settle(answer, into.as_ref());
+            // It is the user's again, but for the tensor.
+            drop(into);
+            ran += usize::from(callback(tensor));
         }
-        most
+        ran
     }
 
     /// Each worker tells all others, under its name, the addresses of its ends towards them: `{u16 size, name, u32 size, address}` for each.
@@ -180,7 +281,7 @@ impl Shared {
         let key = |name: &str| format!("worker/{name}");
         let (mut ends, mut addresses) = (Vec::new(), Vec::new());
         for name in &self.others {
-            let mut end = Waiting::new(&self.device)?;
+            let mut end = Waiting::new(&self.device, self.mode)?;
             let address = end.address()?;
             addresses.extend((name.len() as u16).to_le_bytes());
             addresses.extend(name.as_bytes());
@@ -194,7 +295,8 @@ impl Shared {
             let all = meeting.hear(&key(name), &who)?;
             let told = address_of(&self.name, &all).ok_or_else(|| Error::usage(format!("it was not told of worker {}", self.name)));
             let what = format!("channel of {} to {name},", self.name);
-            let adapter = told.and_then(|address| end.connect(address, &what, &self.device)).map_err(|error| error.within(&who))?;
+            let connected = told.and_then(|address| end.connect(name, address, &what, &self.device, &self.pool));
+            let adapter = connected.map_err(|error| error.within(&who))?;
             self.driver.with(|core| {
                 if let Some(worker) = core.workers.get_mut(index) {
                     worker.peer = Peer::Here(Box::new(adapter));
@@ -211,6 +313,19 @@ impl Shared {
             clock::sleep(PAUSE);
         }
         Ok(())
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// A callback that is being called.
+struct Called<'a>(&'a Shared);
+
+impl Drop for Called<'_> {
+    fn drop(&mut self) {
+        self.0.driver.lock().calls.called();
     }
 }
 
@@ -232,17 +347,40 @@ fn address_of<'a>(name: &str, mut rest: &'a [u8]) -> Option<&'a [u8]> {
 impl Manager {
     /// Until this thread waits, or has waited.
     pub fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
-        self.0.driver.until_waited_for(waits);
+        self.shared.driver.until_waited_for(waits);
+    }
+
+    /// Keeps what this worker is told from it until the function is over.
+    pub fn with_driver_locked<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _core = self.shared.driver.lock();
+        f()
+    }
+
+    /// Whether it is closed, or another thread closes it.
+    pub fn is_closed(&self) -> bool {
+        self.shared.driver.lock().has_failed()
+    }
+
+    /// How many steps there are.
+    pub fn steps(&self) -> usize {
+        self.shared.driver.lock().steps()
+    }
+
+    /// Does something to the channel with a worker.
+    pub fn with_adapter<T>(&self, name: &str, f: impl FnOnce(&mut Adapter) -> T) -> Option<T> {
+        self.shared.driver.with(|core| {
+            let worker = core.workers.iter_mut().find(|worker| worker.name == name)?;
+            if let Peer::Here(adapter) = &mut worker.peer { Some(f(adapter)) } else { None }
+        })
+    }
+
+    /// Has what is written to a worker go elsewhere.
+    pub fn tamper(&self, name: &str, tamper: super::hands::Tamper) {
+        self.with_adapter(name, |adapter| adapter.tamper(tamper));
     }
 
     /// Writes this into a worker's message buffer, where no packet begins like that.
     pub fn send_garbage(&self, name: &str, bytes: &[u8]) {
-        self.0.driver.with(|core| {
-            for worker in core.workers.iter_mut().filter(|worker| worker.name == name) {
-                if let Peer::Here(adapter) = &mut worker.peer {
-                    adapter.send_garbage(bytes);
-                }
-            }
-        });
+        self.with_adapter(name, |adapter| adapter.send_garbage(bytes));
     }
 }

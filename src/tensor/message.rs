@@ -21,7 +21,7 @@ pub const MESSAGE: usize = HEADER + TEXT_MAX;
 
 const _: () = assert!(721 + 47 == HEADER && MAX_RAILS == 8);
 
-/// What a packet says. The first six have TensorFlow's numbers.
+/// What a packet says. The first six have TensorFlow's numbers, and the next three its later names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -29,7 +29,7 @@ pub enum Kind {
     Ack = 0,
     /// So is the tensor's.
     BufferIdle = 1,
-    /// The tensor's buffer is too small: the sender's has so many bytes now.
+    /// The tensor's buffer is too small: the sender's has so many bytes now. 0: it has given its own up.
     BufferRequest = 2,
     /// So has the receiver's.
     BufferResponse = 3,
@@ -43,10 +43,14 @@ pub enum Kind {
     TensorReRequest = 7,
     /// There is no such tensor: why.
     ErrorStatus = 8,
+    /// A tensor is not wanted any more. It comes nevertheless, or an error does, or the next.
+    TensorWithdraw = 9,
+    /// It will not come.
+    TensorWithdrawn = 10,
 }
 
 impl Kind {
-    const ALL: [Kind; 9] = [
+    const ALL: [Kind; 11] = [
         Kind::Ack,
         Kind::BufferIdle,
         Kind::BufferRequest,
@@ -56,6 +60,8 @@ impl Kind {
         Kind::MetaDataUpdate,
         Kind::TensorReRequest,
         Kind::ErrorStatus,
+        Kind::TensorWithdraw,
+        Kind::TensorWithdrawn,
     ];
 }
 
@@ -284,7 +290,7 @@ mod tests {
             change(&mut bytes);
             Packet::decode(&bytes).unwrap_err()
         };
-        assert_eq!(wrong(|bytes| bytes[0] = 9), "a packet of kind 9");
+        assert_eq!(wrong(|bytes| bytes[0] = 11), "a packet of kind 11");
         assert_eq!(wrong(|bytes| bytes[1..3].copy_from_slice(&513u16.to_le_bytes())), "a name of 513 bytes; at most 512");
         assert_eq!(wrong(|bytes| bytes[3] = 0xff), "a name that is no text");
         assert_eq!(wrong(|bytes| bytes[543] = 2), "is_dead 2; expected 0 or 1");
@@ -304,6 +310,18 @@ mod tests {
         fn other_bytes_are_refused_or_mean_themselves(at in 0..HEADER, byte: u8, other in 0..HEADER, more: u8) {
             let mut bytes = packet().encode();
             (bytes[at], bytes[other]) = (byte, more);
+            if let Ok(packet) = Packet::decode(&bytes) {
+                prop_assert_eq!(packet.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_mean_themselves(random in proptest::collection::vec(any::<u8>(), HEADER), zero in 0..HEADER) {
+            let mut bytes: [u8; HEADER] = random.try_into().unwrap();
+            // What comes last has to be zero, and the kind and the name's length small.
+            bytes[zero..].fill(0);
+            bytes[0] %= 16;
+            bytes[2] %= 4;
             if let Ok(packet) = Packet::decode(&bytes) {
                 prop_assert_eq!(packet.encode(), bytes);
             }

@@ -2,27 +2,37 @@
 //! [`link`](crate::link) and any store.
 //!
 //! A [`Manager`] has an [`adapter`] to each other worker, whose [`channel`] says what is to be done with messages and buffers; a [`Rendezvous`] is
-//! one step, in whose [`table`] a tensor waits for its receiver or a receiver for its tensor. A consumer asks the producer's worker; the tensor
-//! goes through a buffer of its name, which both have, and is copied out by the thread that wants it.
+//! one step, in whose [`table`] a tensor waits for its receiver or a receiver for its tensor. A consumer asks the producer's worker. In Buffered mode
+//! the tensor goes through a buffer of its name, which both have, and is copied out by the thread that wants it; in Direct mode ([`direct`]) it goes
+//! from the producer's [`memory`] into the consumer's.
 //!
 //! Workers trust each other: a peer can write into the buffers that it was told of.
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod buffers;
 mod calls;
 mod channel;
+mod cleaned;
 mod core;
+mod direct;
+mod hands;
 mod key;
+mod mailbox;
 mod manager;
+mod memory;
 mod message;
 mod rendezvous;
+mod report;
 mod steps;
 mod table;
 mod value;
 
-pub use calls::Callback;
+pub use adapter::Mode;
+pub use core::State;
 pub use key::Key;
-pub use manager::Manager;
+pub use manager::{Manager, MemoryHandle};
+pub use memory::Release;
 pub use message::Meta;
 pub use rendezvous::Rendezvous;
 pub use value::Tensor;

@@ -4,12 +4,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::base::error::{Error, Result};
+use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 
+use super::adapter::Mode;
 use super::calls::{Answer, Callback};
+use super::key::Key;
 use super::manager::Shared;
+use super::memory::{Memory, Release};
 use super::steps::StepRef;
-use super::value::Tensor;
+use super::value::{Tensor, meta};
 
 /// A step of a manager's. Clones are the same step. It fails once the step was cleaned up, or the manager closed.
 #[derive(Clone)]
@@ -28,76 +32,134 @@ impl Rendezvous {
     ///
     /// Errors: the step was cleaned up.
     pub fn initialize(&self) -> Result<()> {
-        self.shared.driver.with(|core| core.initialize(self.step))
+        self.shared.with(|core| core.initialize(self.step))
     }
 
     /// Produces a tensor. It never waits: the tensor goes to who waits for it, or stays until somebody asks.
     ///
     /// Errors: a key that is none, or whose producer is another worker; "Duplicated send"; the step was aborted or cleaned up; the manager is closed.
     pub fn send(&self, key: &str, tensor: Tensor) -> Result<()> {
-        self.shared.driver.with(|core| core.send(self.step, key, tensor))
+        self.shared.with(|core| core.send(self.step, key, tensor))
+    }
+
+    /// The same with a copy of these bytes.
+    ///
+    /// Errors: more than 16 dimensions, or one below zero; no memory; as above.
+    pub fn send_copy(&self, key: &str, data_type: u32, shape: &[i64], bytes: &[u8]) -> Result<()> {
+        if !self.is_exposed(key) || bytes.is_empty() {
+            let mut copy = Vec::new();
+            copy.try_reserve_exact(bytes.len()).map_err(|_| Error::usage(format!("bytes: no memory for {}", bytes.len())))?;
+            copy.extend_from_slice(bytes);
+            return self.send(key, Tensor::new(data_type, shape, copy)?);
+        }
+        let meta = meta(data_type, shape, bytes.len())?;
+        self.send(key, Tensor::placed(meta, Arc::new(self.shared.pool.copy(bytes)?)))
+    }
+
+    /// The same without a copy: the memory must stay as it is until `release` is called, once, in [`Manager::run`](super::Manager::run) or when the
+    /// manager is closed; after that, by whoever drops the last of the tensor. If it is small, and not registered, it is copied all the same.
+    ///
+    /// Errors: as above; a range that cannot be registered. The memory is the caller's then, and `release` is not called.
+    pub fn send_from(&self, key: &str, data_type: u32, shape: &[i64], memory: UserMemory, release: Release) -> Result<()> {
+        let meta = meta(data_type, shape, memory.len())?;
+        let memory = Arc::new(self.shared.pool.lend(memory, self.is_exposed(key))?);
+        self.send(key, Tensor::placed(meta, memory.clone()))?;
+        if memory.is_copy() {
+            self.release(release);
+        } else {
+            memory.release(release);
+        }
+        Ok(())
+    }
+
+    /// Has this called as if a tensor had been sent from memory that nobody needs any more.
+    pub fn release(&self, release: Release) {
+        self.shared.pool.lend_nothing().release(release);
+    }
+
+    /// Whether a peer gets at the memory of this tensor.
+    fn is_exposed(&self, key: &str) -> bool {
+        let Shared { name, mode, .. } = &*self.shared;
+        let is_local = |key: Key| key.src_worker() == name && key.dst_worker() == name;
+        *mode == Mode::Direct && !Key::parse(key).is_ok_and(is_local)
     }
 
     /// Receives a tensor, which may not be produced yet. The callback gets it, or why it does not come, in [`Manager::run`](super::Manager::run) or
     /// when the manager is closed; once.
-    pub fn recv_async(&self, key: &str, callback: Callback) {
-        self.shared.driver.with(|core| core.recv(self.step, key, Some(callback)));
+    ///
+    /// Errors: the manager is closed. The callback is not called then.
+    pub fn recv_async(&self, key: &str, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
+        self.ask(key, None, callback)
+    }
+
+    /// The same into this memory, which is the library's until then, and as long as the tensor is.
+    ///
+    /// Errors: as above; a range that cannot be registered. A tensor that has more bytes is an error of the callback's.
+    pub fn recv_into_async(&self, key: &str, into: UserMemory, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
+        self.ask(key, Some(self.destination(key, into)?), callback)
+    }
+
+    fn ask(&self, key: &str, into: Option<Arc<Memory>>, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
+        let callback: Callback = Box::new(|result| {
+            callback(result);
+            true
+        });
+        self.shared.driver.with(|core| core.recv(self.step, key, into, Some(callback))).map(drop)
     }
 
     /// Receives a tensor, and waits for it, for so long at most.
     ///
     /// Errors: what a callback would get; "Timed out waiting for notification".
     pub fn recv(&self, key: &str, timeout: Duration) -> Result<Tensor> {
-        let Shared { driver, name, .. } = &*self.shared;
-        let id = driver.with(|core| core.recv(self.step, key, None));
-        let answer = self.shared.wait(timeout, |core| core.calls.take(id));
-        // It may have come since.
-        let answer = answer.or_else(|| driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id).and(None))));
-        self.shared.settle(answer.unwrap_or_else(|| {
-            let step = self.step.id;
-            Answer::Failed(Error::timeout(format!("Timed out waiting for notification: {key} of step {step} @ {name}")))
-        }))
+        self.wait(key, None, timeout)
     }
 
-    /// Receives several tensors. The callback gets them all, in the order of their keys, once the last has come; or the first error. A dead one is an
-    /// error.
-    pub fn recv_all_async(&self, keys: &[&str], callback: impl FnOnce(Result<Vec<Tensor>>) + Send + 'static) {
-        type Parts<F> = (Vec<Option<Tensor>>, Option<Error>, usize, Option<F>);
-        let parts: Parts<_> = (vec![None; keys.len()], None, keys.len(), Some(callback));
-        let finish = |(tensors, error, _, callback): &mut Parts<_>| {
-            let tensors = std::mem::take(tensors).into_iter().flatten().collect();
-            Some((callback.take()?, error.take().map_or(Ok(tensors), Err)))
-        };
-        let parts = Arc::new(Mutex::new(parts));
-        if keys.is_empty()
-            && let Some((callback, result)) = finish(&mut lock(&parts))
-        {
-            return callback(result);
+    /// The same into this memory, which nobody writes to any more when this returns; it is the library's as long as the tensor is. If its time is over
+    /// this takes as long as the producer's worker, which may write to it, needs to answer.
+    ///
+    /// Errors: as above; a tensor that has more bytes; a range that cannot be registered.
+    pub fn recv_into(&self, key: &str, into: UserMemory, timeout: Duration) -> Result<Tensor> {
+        let into = self.destination(key, into)?;
+        self.wait(key, Some(into), timeout)
+    }
+
+    fn destination(&self, key: &str, into: UserMemory) -> Result<Arc<Memory>> {
+        self.shared.pool.destination(into, self.is_exposed(key)).map(Arc::new)
+    }
+
+    fn wait(&self, key: &str, into: Option<Arc<Memory>>, timeout: Duration) -> Result<Tensor> {
+        let Shared { driver, .. } = &*self.shared;
+        let id = driver.with(|core| core.recv(self.step, key, into.clone(), None))?;
+        let answer = self.shared.wait(timeout, |core| core.calls.take(id));
+        // It may have come since; or it comes once nobody writes to its memory any more.
+        let answer = answer.or_else(|| driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id))));
+        let answer = answer.or_else(|| self.shared.wait(Duration::MAX, |core| core.calls.take(id)));
+        self.shared.settle(answer.unwrap_or_else(|| Answer::Failed(Error::internal("a receive without an answer"))), into.as_ref())
+    }
+
+    /// Receives several tensors. The callback gets them all, in the order of their keys, once the last has come; or the first error, then. A dead one
+    /// is an error.
+    ///
+    /// Errors: as for [`Rendezvous::recv_async`].
+    pub fn recv_all_async(&self, keys: &[&str], callback: impl FnOnce(Result<Vec<Tensor>>) + Send + 'static) -> Result<()> {
+        if keys.is_empty() {
+            let none = Box::new(|_| {
+                callback(Ok(Vec::new()));
+                true
+            });
+            return self.shared.driver.with(|core| core.recv_none(none));
         }
-        for (index, key) in keys.iter().enumerate() {
-            let (parts, name) = (parts.clone(), (*key).to_owned());
-            let part = move |result: Result<Tensor>| {
-                let finished = {
-                    let mut parts = lock(&parts);
-                    match result {
-                        Ok(tensor) if tensor.is_dead() => {
-                            parts.1.get_or_insert_with(|| not_valid(&name));
-                        }
-                        Ok(tensor) => parts.0.iter_mut().skip(index).take(1).for_each(|place| *place = Some(tensor.clone())),
-                        Err(error) => {
-                            parts.1.get_or_insert(error);
-                        }
-                    }
-                    parts.2 -= 1;
-                    if parts.2 == 0 { finish(&mut parts) } else { None }
-                };
+        let all = Arc::new(Mutex::new(All { tensors: vec![None; keys.len()], error: None, missing: keys.len(), callback: Some(callback) }));
+        let part = |(index, key): (usize, &&str)| -> Callback {
+            let (all, key) = (all.clone(), (*key).to_owned());
+            Box::new(move |result| {
+                let finished = lock(&all).take(index, &key, result);
                 // Without the lock, as it may do anything.
-                if let Some((callback, result)) = finished {
-                    callback(result);
-                }
-            };
-            self.recv_async(key, Box::new(part));
-        }
+                finished.map(|(callback, result)| callback(result)).is_some()
+            })
+        };
+        let parts = keys.iter().copied().zip(keys.iter().enumerate().map(part)).collect();
+        self.shared.driver.with(|core| core.recv_all(self.step, parts))
     }
 
     /// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later, with this
@@ -106,6 +168,28 @@ impl Rendezvous {
     /// Errors: the step was cleaned up.
     pub fn abort(&self, why: &Error) -> Result<()> {
         self.shared.driver.with(|core| core.abort(self.step, why))
+    }
+}
+
+/// Several receives that have one callback.
+struct All<F> {
+    tensors: Vec<Option<Tensor>>,
+    error: Option<Error>,
+    missing: usize,
+    callback: Option<F>,
+}
+
+impl<F> All<F> {
+    /// One is over. The last one finishes it.
+    fn take(&mut self, index: usize, key: &str, result: Result<Tensor>) -> Option<(F, Result<Vec<Tensor>>)> {
+        match result.and_then(|tensor| if tensor.is_dead() { Err(not_valid(key)) } else { Ok(tensor) }) {
+            Ok(tensor) => self.tensors.iter_mut().skip(index).take(1).for_each(|place| *place = Some(tensor.clone())),
+            Err(error) => _ = self.error.get_or_insert(error),
+        }
+        self.missing -= 1;
+        let callback = if self.missing == 0 { self.callback.take()? } else { return None };
+        let tensors = std::mem::take(&mut self.tensors).into_iter().flatten().collect();
+        Some((callback, self.error.take().map_or(Ok(tensors), Err)))
     }
 }
 

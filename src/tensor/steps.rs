@@ -3,17 +3,15 @@
 //! A step may be found before it is initialised, here or by another worker that is ahead: what is sent is kept then, and what is to be received
 //! waits.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::base::error::{Error, Result};
 
 use super::calls::CallId;
+use super::cleaned::Cleaned;
 use super::table::Table;
 use super::value::Tensor;
-
-/// Steps that were cleaned up of which that is known: a request that comes late is refused, and does not wait for ever.
-const REMEMBERED: usize = 1024;
 
 /// Who waits for a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +34,8 @@ pub struct StepRef {
 #[derive(Debug)]
 pub struct Step {
     generation: u64,
+    /// This worker has found it: not only others have asked.
+    own: bool,
     /// Where they meet.
     pub table: Table<Tensor, Waiter>,
     initialized: bool,
@@ -68,10 +68,21 @@ impl Step {
         all
     }
 
+    /// One waits no more for a key: whether it has.
+    fn withdraw(&mut self, key: &str, waiter: Waiter) -> bool {
+        let deferred = self.deferred.iter().position(|(other, who)| other == key && *who == waiter);
+        deferred.map(|index| self.deferred.remove(index)).is_some() || self.table.withdraw(key, &waiter)
+    }
+
     /// Nobody there waits any more.
-    pub fn forget(&mut self, waiter: Waiter) {
+    fn forget(&mut self, waiter: Waiter) {
         self.table.forget(|other| *other == waiter);
         self.deferred.retain(|(_, other)| *other != waiter);
+    }
+
+    /// Whether nothing is lost without it.
+    fn is_unused(&self) -> bool {
+        !self.own && self.deferred.is_empty() && self.table.is_empty()
     }
 }
 
@@ -79,30 +90,28 @@ impl Step {
 pub struct Steps {
     steps: HashMap<u64, Step>,
     generation: u64,
-    /// Cleaned up, the last first to be forgotten at the end.
-    cleaned: (HashSet<u64>, VecDeque<u64>),
+    cleaned: Cleaned,
     tolerate_dup_recv: bool,
 }
 
 impl Steps {
     /// See [`Table::new`].
     pub fn new(tolerate_dup_recv: bool) -> Steps {
-        Steps { steps: HashMap::new(), generation: 0, cleaned: Default::default(), tolerate_dup_recv }
+        Steps { steps: HashMap::new(), generation: 0, cleaned: Cleaned::default(), tolerate_dup_recv }
     }
 
     /// A step of this worker's; it is made if there is none.
     pub fn find(&mut self, id: u64) -> StepRef {
         let step = self.find_or_create(id);
-        let generation = step.generation;
-        self.cleaned.0.remove(&id);
-        StepRef { id, generation }
+        step.own = true;
+        StepRef { id, generation: step.generation }
     }
 
     /// The same, for another worker.
     ///
-    /// Errors: it was cleaned up.
+    /// Errors: it was cleaned up, and this worker has not used its number again.
     pub fn find_for_other(&mut self, id: u64) -> Result<&mut Step> {
-        if self.cleaned.0.contains(&id) { Err(cleanup(id)) } else { Ok(self.find_or_create(id)) }
+        if !self.steps.contains_key(&id) && self.cleaned.contains(id) { Err(cleanup(id)) } else { Ok(self.find_or_create(id)) }
     }
 
     fn find_or_create(&mut self, id: u64) -> &mut Step {
@@ -111,7 +120,7 @@ impl Steps {
             Entry::Vacant(entry) => {
                 self.generation += 1;
                 let table = Table::new(self.tolerate_dup_recv);
-                entry.insert(Step { generation: self.generation, table, initialized: false, deferred: Vec::new() })
+                entry.insert(Step { generation: self.generation, own: false, table, initialized: false, deferred: Vec::new() })
             }
         }
     }
@@ -125,15 +134,7 @@ impl Steps {
     pub fn cleanup(&mut self, id: u64) -> (Vec<(String, Waiter)>, Error) {
         let why = cleanup(id);
         let waited = self.steps.remove(&id).map_or(Vec::new(), |mut step| step.abort(&why));
-        let (set, order) = &mut self.cleaned;
-        if set.insert(id) {
-            order.push_back(id);
-        }
-        while order.len() > REMEMBERED {
-            if let Some(id) = order.pop_front() {
-                set.remove(&id);
-            }
-        }
+        self.cleaned.insert(id);
         (waited, why)
     }
 
@@ -142,9 +143,27 @@ impl Steps {
         self.steps.keys().copied().collect()
     }
 
+    /// The table of a step that is there, whoever has made it.
+    pub fn table(&mut self, id: u64) -> Option<&mut Table<Tensor, Waiter>> {
+        self.steps.get_mut(&id).map(|step| &mut step.table)
+    }
+
+    /// One waits no more for a key: whether it has. A step that is only asked for is forgotten once nobody asks for it.
+    pub fn withdraw(&mut self, id: u64, key: &str, waiter: Waiter) -> bool {
+        let Entry::Occupied(mut entry) = self.steps.entry(id) else { return false };
+        let waited = entry.get_mut().withdraw(key, waiter);
+        if entry.get().is_unused() {
+            entry.remove();
+        }
+        waited
+    }
+
     /// Nobody there waits any more, in any step.
     pub fn forget(&mut self, waiter: Waiter) {
-        self.steps.values_mut().for_each(|step| step.forget(waiter));
+        self.steps.retain(|_, step| {
+            step.forget(waiter);
+            !step.is_unused()
+        });
     }
 }
 
@@ -187,9 +206,39 @@ mod tests {
         // One of its own is another one.
         let new = steps.find(7);
         assert!(new != old && steps.get(old).is_err() && steps.get(new).is_ok() && steps.find_for_other(7).is_ok());
-        // What is long ago is forgotten.
-        (100..101 + REMEMBERED as u64).for_each(|id| drop(steps.cleanup(id)));
-        assert!(steps.find_for_other(100).is_ok() && steps.find_for_other(101).is_err());
+    }
+
+    #[test]
+    fn a_step_that_was_cleaned_up_is_known_however_long_ago_that_was_and_how_often() {
+        let mut steps = Steps::new(true);
+        let cleaned = |steps: &mut Steps, ids: std::ops::Range<u64>| ids.for_each(|id| drop(steps.cleanup(id)));
+        cleaned(&mut steps, 0..1);
+        // Used again, and cleaned up again, after many others.
+        cleaned(&mut steps, 1000..2000);
+        steps.find(0);
+        assert!(steps.find_for_other(0).is_ok());
+        cleaned(&mut steps, 0..1);
+        cleaned(&mut steps, 2000..3000);
+        assert!([0, 1000, 1999, 2999].into_iter().all(|id| steps.find_for_other(id).is_err()));
+        cleaned(&mut steps, 3000..10_000);
+        assert!([0, 1000, 1999, 2999].into_iter().all(|id| steps.find_for_other(id).is_err()));
+        assert!(steps.find_for_other(10_000).is_ok() && steps.ids() == [10_000]);
+    }
+
+    /// Else a worker that asks and goes, or gives up, leaves more and more of them.
+    #[test]
+    fn a_step_that_only_others_ask_for_is_there_as_long_as_they_do() {
+        let mut steps = Steps::new(true);
+        let asks = |steps: &mut Steps, id, worker| assert!(steps.find_for_other(id).unwrap().defer("k", Waiter::Worker(worker)).unwrap());
+        [(7, 1), (7, 2), (8, 1), (9, 2)].into_iter().for_each(|(id, worker)| asks(&mut steps, id, worker));
+        assert!(steps.withdraw(7, "k", Waiter::Worker(1)) && !steps.withdraw(7, "k", Waiter::Worker(1)));
+        assert!(steps.withdraw(8, "k", Waiter::Worker(1)) && !steps.withdraw(8, "k", Waiter::Worker(1)));
+        assert_eq!(steps.steps.len(), 2, "7 is asked for by another worker, and 9");
+        let own = steps.find(9);
+        assert!(steps.get(own).unwrap().table.recv("t", Waiter::Worker(2)).unwrap().is_none());
+        assert!(steps.withdraw(9, "t", Waiter::Worker(2)));
+        steps.forget(Waiter::Worker(2));
+        assert_eq!(steps.ids(), [9], "found by this worker, too");
     }
 
     #[test]

@@ -96,6 +96,41 @@ impl<V: Clone, W> Table<V, W> {
         self.items.drain().flat_map(|(key, item)| waiters(item).into_iter().map(move |waiter| (key.clone(), waiter))).collect()
     }
 
+    /// A value that nobody has received, which is no longer here then.
+    pub fn take(&mut self, key: &str) -> Option<V> {
+        let value = self.items.get(key).is_some_and(|item| matches!(item, Item::Value(_)));
+        match if value { self.items.remove(key) } else { None } {
+            Some(Item::Value(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A value whose receiver does not want it any more: it is here again.
+    pub fn put_back(&mut self, key: &str, value: V) {
+        if let Some(item @ Item::Received) = self.items.get_mut(key) {
+            *item = Item::Value(value);
+        }
+    }
+
+    /// Forgets a waiter of a key: whether it was there.
+    pub fn withdraw(&mut self, key: &str, waiter: &W) -> bool
+    where
+        W: PartialEq,
+    {
+        let Some(Item::Waiters(waiters)) = self.items.get_mut(key) else { return false };
+        let index = waiters.iter().position(|other| other == waiter);
+        let waited = index.map(|index| waiters.remove(index)).is_some();
+        if waiters.is_empty() {
+            self.items.remove(key);
+        }
+        waited
+    }
+
+    /// Whether nothing is known of any key, and it was not aborted.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.aborted.is_none()
+    }
+
     /// Forgets the waiters for which that holds, of all keys.
     pub fn forget(&mut self, which: impl Fn(&W) -> bool) {
         self.items.retain(|_, item| match item {
@@ -161,5 +196,24 @@ mod tests {
         table.forget(|waiter| *waiter == 1);
         assert_eq!((table.send("a", 'x').unwrap(), table.send("b", 'y').unwrap()), (vec![(2, 'x')], vec![]));
         assert_eq!(table.recv("c", 3).unwrap(), Some((3, 'v')));
+    }
+
+    #[test]
+    fn one_waiter_is_forgotten_and_one_value_taken() {
+        let mut table = Table::new(false);
+        table.recv("a", 1).unwrap();
+        assert_eq!(
+            (table.withdraw("a", &2), table.withdraw("b", &1), table.withdraw("a", &1), table.is_empty()),
+            (false, false, true, true)
+        );
+        assert_eq!((table.recv("a", 3).unwrap(), table.take("a")), (None, None));
+        assert_eq!((table.send("a", 'v').unwrap(), table.take("a")), (vec![(3, 'v')], None));
+        table.send("b", 'w').unwrap();
+        assert_eq!((table.take("b"), table.take("b"), table.is_empty()), (Some('w'), None, false));
+        // As if it had not been received.
+        table.put_back("a", 'v');
+        table.put_back("b", 'w');
+        assert_eq!((table.recv("a", 4).unwrap(), table.recv("b", 4).unwrap()), (Some((4, 'v')), None));
+        assert!(table.recv("a", 5).is_err());
     }
 }

@@ -3,13 +3,17 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::process::Child;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use railhead::abi::status::{railhead_last_error, railhead_status_t, railhead_status_t::*};
 use railhead::abi::store::*;
-use railhead::abi::tensor::*;
+use railhead::abi::tensor::{railhead_tensor_mode_t::*, *};
 
 use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
 use super::mesh::{Ranks, WIRES, passes, start};
+
+/// The example's options.
+const MODES: [&[&str]; 2] = [&[], &["--direct"]];
 
 const WORKERS: [&CStr; 2] = [c"/job:a/task:0", c"/job:b/task:0"];
 
@@ -29,9 +33,9 @@ fn refused(status: railhead_status_t, expected: railhead_status_t, why: &str) {
     assert!(words().contains(why), "{why}: {}", words());
 }
 
-fn config(worker: &CStr, workers: &[*const c_char]) -> railhead_tensor_config_t {
-    let size = size_of::<railhead_tensor_config_t>();
-    railhead_tensor_config_t { size, worker: worker.as_ptr(), workers: workers.as_ptr(), count: workers.len(), timeout_ms: -1, flags: 0 }
+fn config(worker: &CStr, workers: &[*const c_char], mode: railhead_tensor_mode_t) -> railhead_tensor_config_t {
+    let (size, worker, mode) = (size_of::<railhead_tensor_config_t>(), worker.as_ptr(), mode as u64);
+    railhead_tensor_config_t { size, worker, workers: workers.as_ptr(), count: workers.len(), timeout_ms: -1, flags: 0, mode }
 }
 
 fn tensor(bytes: &[u8]) -> railhead_tensor_t {
@@ -46,6 +50,8 @@ fn tensor(bytes: &[u8]) -> railhead_tensor_t {
         bytes: bytes.len(),
         is_dead: 0,
         owner: null_mut(),
+        release: None,
+        user: null_mut(),
     }
 }
 
@@ -62,39 +68,65 @@ fn key(from: usize, to: usize, edge: &CStr) -> CString {
 fn a_pipeline_passes_tensors_on() {
     let program = make("tensor", "tensor", "").join("tensor_pipeline");
     for wire in WIRES {
-        for bytes in ["1", "100000", "3000001"] {
-            let folder = tempfile::tempdir().expect("a folder");
-            let workers = start(&program, &[], folder.path(), wire, 3, &["--bytes", bytes, "--steps", "5"]);
-            passes(workers, "5 steps, no byte wrong, and one that was aborted");
+        for mode in MODES {
+            for bytes in ["1", "100000", "3000001"] {
+                let folder = tempfile::tempdir().expect("a folder");
+                let options: Vec<&str> = ["--bytes", bytes, "--steps", "5"].iter().chain(mode).copied().collect();
+                let workers = start(&program, &[], folder.path(), wire, 3, &options);
+                passes(workers, "5 steps, no byte wrong, and one that was aborted");
+            }
         }
     }
 }
 
 #[test]
-fn the_example_runs_under_sanitizers() {
-    if !sanitizers_work() {
-        return skip("the compiler has no AddressSanitizer here");
+fn four_workers_train_with_a_parameter_server() {
+    let program = make("tensor_params", "tensor", "").join("tensor_params");
+    for (wire, mode) in WIRES.into_iter().flat_map(|wire| MODES.map(|mode| (wire, mode))) {
+        for elements in ["1", "20000", "300000"] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let workers = start(&program, &[], folder.path(), wire, 5, &[&["--elements", elements], mode].concat());
+            passes(workers, "4 steps of 4 workers, no parameter wrong");
+        }
     }
-    let program = make("tensor_sanitizers", "tensor", SANITIZE).join("tensor_pipeline");
-    let folder = tempfile::tempdir().expect("a folder");
-    passes(start(&program, &[], folder.path(), "shm", 3, &[]), "no byte wrong");
 }
 
 #[test]
-fn the_example_runs_under_valgrind() {
+fn the_examples_run_under_sanitizers() {
+    if !sanitizers_work() {
+        return skip("the compiler has no AddressSanitizer here");
+    }
+    let build = make("tensor_sanitizers", "tensor", SANITIZE);
+    for (program, workers, says) in [("tensor_pipeline", 3, "no byte wrong"), ("tensor_params", 5, "no parameter wrong")] {
+        for mode in MODES {
+            let folder = tempfile::tempdir().expect("a folder");
+            passes(start(&build.join(program), &[], folder.path(), "shm", workers, mode), says);
+        }
+    }
+}
+
+#[test]
+fn the_examples_run_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let program = make("tensor_valgrind", "tensor", "-g").join("tensor_pipeline");
-    let folder = tempfile::tempdir().expect("a folder");
-    passes(start(&program, &valgrind, folder.path(), "shm", 3, &["--bytes", "20000"]), "no byte wrong");
+    let build = make("tensor_valgrind", "tensor", "-g");
+    for mode in MODES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let arguments = [&["--bytes", "20000"], mode].concat();
+        passes(start(&build.join("tensor_pipeline"), &valgrind, folder.path(), "shm", 3, &arguments), "no byte wrong");
+        let folder = tempfile::tempdir().expect("a folder");
+        let arguments = [&["--elements", "3000", "--steps", "2"], mode].concat();
+        passes(start(&build.join("tensor_params"), &valgrind, folder.path(), "shm", 5, &arguments), "no parameter wrong");
+    }
 }
 
 /// Of its loss, and by its name, long before a wait would be over.
 #[test]
 fn workers_whose_peer_is_killed_end_with_its_name() {
     let program = make("tensor_killed", "tensor", "").join("tensor_pipeline");
-    for wire in WIRES {
+    for (wire, mode) in WIRES.into_iter().flat_map(|wire| MODES.map(|mode| (wire, mode))) {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut workers = Ranks(start(&program, &[], folder.path(), wire, 3, &["--bytes", "1", "--steps", "100000000"]));
+        let options: Vec<&str> = ["--bytes", "1", "--steps", "100000000"].iter().chain(mode).copied().collect();
+        let mut workers = Ranks(start(&program, &[], folder.path(), wire, 3, &options));
         super::mesh::until_it_computes(&workers.0[0]);
         drop(Ranks(vec![workers.0.remove(0)]));
         let left: Vec<Child> = std::mem::take(&mut workers.0);
@@ -121,7 +153,7 @@ unsafe extern "C" fn got(user: *mut c_void, status: railhead_status_t, why: *con
 }
 
 /// Runs two workers, threads of this process, and gives each its connected manager.
-fn two_workers(run: impl Fn(usize, *mut railhead_tensor_manager_t) + Sync) {
+fn two_workers(mode: railhead_tensor_mode_t, run: impl Fn(usize, *mut railhead_tensor_manager_t) + Sync) {
     // SAFETY: variables of this process, set before anything reads them; other tests of this program set it to nothing else.
     unsafe { std::env::set_var("RAILHEAD_SOCKET_IFNAME", "lo") };
     let mut store = null_mut();
@@ -133,7 +165,7 @@ fn two_workers(run: impl Fn(usize, *mut railhead_tensor_manager_t) + Sync) {
             let run = &run;
             scope.spawn(move || {
                 let workers = WORKERS.map(CStr::as_ptr);
-                let (config, mut manager) = (config(name, &workers), null_mut());
+                let (config, mut manager) = (config(name, &workers, mode), null_mut());
                 // SAFETY: a configuration, handles and places.
                 unsafe {
                     done(railhead_tensor_manager_create(&config, null(), &mut manager));
@@ -150,7 +182,7 @@ fn two_workers(run: impl Fn(usize, *mut railhead_tensor_manager_t) + Sync) {
 #[test]
 fn tensors_go_from_worker_to_worker() {
     let contents: Vec<u8> = (0..100_000).map(|i| (i * 7) as u8).collect();
-    two_workers(|worker, manager| {
+    two_workers(RAILHEAD_BUFFERED, |worker, manager| {
         let (there, back, dead) = (key(0, 1, c"there"), key(1, 0, c"back"), key(0, 1, c"dead"));
         let (mut step, mut received, mut ran) = (null_mut(), tensor(&[]), 0);
         let mut answers = Got::default();
@@ -194,6 +226,64 @@ fn tensors_go_from_worker_to_worker() {
     });
 }
 
+unsafe extern "C" fn count(user: *mut c_void) {
+    // SAFETY: what the test gave.
+    unsafe { (*user.cast::<AtomicU32>()).fetch_add(1, Ordering::Relaxed) };
+}
+
+#[test]
+fn tensors_go_from_memory_to_memory() {
+    let contents: Vec<u8> = (0..100_000).map(|i| (i * 7) as u8).collect();
+    two_workers(RAILHEAD_DIRECT, |worker, manager| {
+        let (there, again, back) = (key(0, 1, c"there"), key(0, 1, c"again"), key(1, 0, c"back"));
+        let (mut step, mut received, mut memory, released) = (null_mut(), tensor(&[]), null_mut(), AtomicU32::new(0));
+        let (mut lent, mut into, mut answers) = (contents.clone(), vec![0u8; 100_001], Got::default());
+        // SAFETY: handles, strings, tensors with as many bytes as they say, and places; all memory outlives its tensors, and `answers` its callbacks.
+        unsafe {
+            done(railhead_tensor_step(manager, 5, &mut step));
+            done(railhead_tensor_initialize(step));
+            if worker == 0 {
+                done(railhead_tensor_register(manager, lent.as_mut_ptr().cast(), lent.len(), &mut memory));
+                let lent = railhead_tensor_t { release: Some(count), user: (&raw const released).cast_mut().cast(), ..tensor(&lent) };
+                for key in [&there, &again] {
+                    done(railhead_tensor_send(step, key.as_ptr(), &lent));
+                    refused(railhead_tensor_send(step, key.as_ptr(), &lent), RAILHEAD_USAGE, "Duplicated send");
+                }
+                done(railhead_tensor_send(step, key(0, 0, c"dead").as_ptr(), &railhead_tensor_t { is_dead: 1, ..lent }));
+                done(railhead_tensor_manager_run(manager, 60_000, null_mut()));
+                assert_eq!(released.load(Ordering::Relaxed), 1, "of the dead one");
+                refused(railhead_tensor_deregister(memory), RAILHEAD_USAGE, "has 2 tensors that were not released");
+                done(railhead_tensor_recv(step, back.as_ptr(), 60_000, &mut received));
+                done(railhead_tensor_free(&received));
+                done(railhead_tensor_cleanup(manager, 5));
+                while released.load(Ordering::Relaxed) < 3 {
+                    done(railhead_tensor_manager_run(manager, 60_000, null_mut()));
+                }
+                done(railhead_tensor_deregister(memory));
+            } else {
+                let (data, bytes) = (into.as_mut_ptr().cast::<c_void>(), into.len());
+                done(railhead_tensor_recv_into(step, there.as_ptr(), data, bytes, 60_000, &mut received));
+                assert!(received.data == data.cast_const() && (received.dtype, received.bytes) == (4, 100_000) && received.owner.is_null());
+                assert!(into[..100_000] == contents);
+                let small = railhead_tensor_recv_into(step, again.as_ptr(), data, 99_999, 60_000, &mut received);
+                refused(small, RAILHEAD_USAGE, "a tensor of 100000 bytes, received into 99999");
+                into.fill(0);
+                let (data, user) = (into.as_mut_ptr().cast(), (&raw mut answers).cast());
+                done(railhead_tensor_recv_into_async(step, again.as_ptr(), data, bytes, Some(got), user));
+                done(railhead_tensor_manager_run(manager, 60_000, null_mut()));
+                assert!(answers.0.pop() == Some((RAILHEAD_OK, String::new(), Some(contents.clone()))) && into[..100_000] == contents);
+                // Until the other one is done.
+                done(railhead_tensor_recv_into_async(step, key(0, 1, c"never").as_ptr(), data, bytes, Some(got), user));
+                done(railhead_tensor_send(step, back.as_ptr(), &tensor(&[9])));
+                done(railhead_tensor_manager_run(manager, 60_000, null_mut()));
+                let (_, why, _) = answers.0.pop().expect("an answer");
+                assert_eq!(why, "worker /job:a/task:0: Cleanup 5");
+            }
+            done(railhead_tensor_release(step));
+        }
+    });
+}
+
 #[test]
 fn keys_are_made_and_read() {
     let made = key(0, 1, c"x");
@@ -222,11 +312,13 @@ fn wrong_calls_are_refused_with_value_and_range() {
     // SAFETY: configurations, strings, handles and places, or what is refused.
     unsafe {
         refused(railhead_tensor_manager_create(null(), null(), null_mut()), RAILHEAD_INTERNAL, "'manager' is NULL");
-        let right = config(WORKERS[0], &workers);
+        let right = config(WORKERS[0], &workers, RAILHEAD_BUFFERED);
         for (config, why) in [
-            (railhead_tensor_config_t { size: 8, ..right }, "config: a size of 8; this library's has 48"),
+            (railhead_tensor_config_t { size: 8, ..right }, "config: a size of 8; this library's has 56"),
             (railhead_tensor_config_t { flags: 2, ..right }, "flags: 0x2; expected 0 or 1"),
-            (config(c"c", &workers), "worker \"c\" of "),
+            (railhead_tensor_config_t { mode: 2, ..right }, "mode: 2; expected 0 or 1"),
+            (config(c"c", &workers, RAILHEAD_BUFFERED), "worker \"c\" of "),
+            (railhead_tensor_config_t { count: 1 << 61, ..right }, "2305843009213693952 is no size"),
         ] {
             refused(railhead_tensor_manager_create(&config, null(), &mut manager), RAILHEAD_USAGE, why);
         }
@@ -236,9 +328,11 @@ fn wrong_calls_are_refused_with_value_and_range() {
         done(railhead_tensor_initialize(step));
         let own = key(0, 0, c"own");
         for (tensor, why) in [
-            (railhead_tensor_t { size: 1, ..tensor(&[]) }, "tensor: a size of 1; this library's has 176"),
+            (railhead_tensor_t { size: 1, ..tensor(&[]) }, "tensor: a size of 1; this library's has 192"),
             (railhead_tensor_t { rank: 17, ..tensor(&[]) }, "tensor: 17 dimensions; at most 16"),
             (railhead_tensor_t { dims: [-1; 16], ..tensor(&[]) }, "a dimension of -1; expected 0 or more"),
+            (railhead_tensor_t { bytes: usize::MAX, ..tensor(&[1]) }, "bytes: no memory for 18446744073709551615"),
+            (railhead_tensor_t { bytes: isize::MAX as usize, ..tensor(&[1]) }, "bytes: no memory for 9223372036854775807"),
         ] {
             refused(railhead_tensor_send(step, own.as_ptr(), &tensor), RAILHEAD_USAGE, why);
         }
@@ -248,6 +342,16 @@ fn wrong_calls_are_refused_with_value_and_range() {
         refused(railhead_tensor_recv_async(step, own.as_ptr(), None, null_mut()), RAILHEAD_INTERNAL, "'callback' is NULL");
         refused(railhead_tensor_abort(step, 7, c"x".as_ptr()), RAILHEAD_USAGE, "status: 7; expected 3, 5, 6 or 8");
         refused(railhead_tensor_free(&tensor(&[])), RAILHEAD_INTERNAL, "the tensor owner is NULL");
+        let mut few = [0u8; 10];
+        let (data, mut memory, mut other) = (few.as_mut_ptr().cast(), null_mut(), null_mut());
+        refused(railhead_tensor_recv_into(step, own.as_ptr(), null_mut(), 10, 1, &mut received), RAILHEAD_INTERNAL, "'data' is NULL");
+        refused(railhead_tensor_recv_into(step, own.as_ptr(), data, 10, 1, &mut received), RAILHEAD_TIMEOUT, "Timed out waiting");
+        refused(railhead_tensor_register(manager, null_mut(), 10, &mut memory), RAILHEAD_INTERNAL, "'data' is NULL");
+        refused(railhead_tensor_register(manager, data, 0, &mut memory), RAILHEAD_USAGE, "0 bytes to register");
+        done(railhead_tensor_register(manager, data, 10, &mut memory));
+        refused(railhead_tensor_register(manager, data.byte_add(9), 1, &mut other), RAILHEAD_USAGE, "overlap 10 bytes at ");
+        done(railhead_tensor_deregister(memory));
+        refused(railhead_tensor_deregister(memory), RAILHEAD_INTERNAL, "was closed");
         // What waits is told when the manager is closed.
         let mut answers = Got::default();
         done(railhead_tensor_recv_async(step, own.as_ptr(), Some(got), (&raw mut answers).cast()));
@@ -258,6 +362,12 @@ fn wrong_calls_are_refused_with_value_and_range() {
             answers.0
         );
         refused(railhead_tensor_manager_run(manager, 0, null_mut()), RAILHEAD_INTERNAL, "was closed");
+        refused(
+            railhead_tensor_recv_async(step, own.as_ptr(), Some(got), (&raw mut answers).cast()),
+            RAILHEAD_USAGE,
+            "has closed its manager",
+        );
+        assert_eq!(answers.0.len(), 1);
         refused(railhead_tensor_initialize(manager.cast()), RAILHEAD_INTERNAL, "is not a tensor rendezvous");
         done(railhead_tensor_release(step));
     }

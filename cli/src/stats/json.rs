@@ -37,7 +37,7 @@ struct Comm<'a> {
     rank: Option<u32>,
     peer_rank: Option<u32>,
     outstanding: u32,
-    waits_for: Option<Wait>,
+    waits_for: Option<Wait<'a>>,
     counters: BTreeMap<&'static str, u64>,
     /// Seconds, by cause.
     waited_s: BTreeMap<&'static str, f64>,
@@ -45,13 +45,16 @@ struct Comm<'a> {
 }
 
 #[derive(Serialize)]
-struct Wait {
+struct Wait<'a> {
     cause: &'static str,
     words: &'static str,
     for_s: f64,
     /// Of a pair of a mesh: in what, and its user's tag, or the slot of a buffer.
     operation: Option<&'static str>,
     tag: Option<u64>,
+    /// Of a channel of tensors: for which, and of which step.
+    key: Option<&'a str>,
+    step: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -83,7 +86,9 @@ fn comm(comm: &CommSnapshot, stopped: bool) -> Comm<'_> {
     let blame = blame(comm.wait, stopped);
     let op = Some(comm.wait_op).filter(|op| *op != MeshOp::None);
     let (operation, tag) = (op.map(MeshOp::name), op.map(|_| comm.wait_tag));
-    let wait = Wait { cause: blame.name, words: blame.words, for_s: seconds(comm.wait_age_ns), operation, tag };
+    let key = Some(comm.wait_key.as_str()).filter(|key| !key.is_empty());
+    let step = key.map(|_| comm.wait_tag);
+    let wait = Wait { cause: blame.name, words: blame.words, for_s: seconds(comm.wait_age_ns), operation, tag, key, step };
     Comm {
         id: comm.id,
         direction: comm.kind.name(),

@@ -79,11 +79,13 @@ pub fn blame(cause: WaitCause, stopped: bool) -> Wait {
     }
 }
 
-/// In what a rank of a mesh waits, as its own messages say it.
-pub fn waits_in(op: MeshOp, tag: u64) -> String {
+/// In what a rank of a mesh waits, or for which tensor, as its own messages say it.
+pub fn waits_in(op: MeshOp, tag: u64, key: &str) -> Option<String> {
     match op {
-        MeshOp::Buffer => format!("buffer, slot {tag}"),
-        op => format!("{}, tag {tag:#x}", op.name()),
+        MeshOp::None if key.is_empty() => None,
+        MeshOp::None => Some(format!("tensor {key} of step {tag}")),
+        MeshOp::Buffer => Some(format!("buffer, slot {tag}")),
+        op => Some(format!("{}, tag {tag:#x}", op.name())),
     }
 }
 
@@ -131,6 +133,7 @@ fn tidy(mut page: Snapshot) -> Snapshot {
     for comm in &mut page.comms {
         comm.device = printable(&comm.device);
         comm.peer = printable(&comm.peer);
+        comm.wait_key = printable(&comm.wait_key);
         if let Some((_, peer)) = comm.ranks {
             comm.peer = format!("rank {peer}: {}", comm.peer);
         }

@@ -115,6 +115,7 @@ fn help_of_comm(counter: CommCounter) -> &'static str {
         CommCounter::NullPosts => "Calls that could not take a request at that time.",
         CommCounter::Errors => "Requests that failed.",
         CommCounter::Stalls => "Requests reported as stalled.",
+        CommCounter::Copied => "Bytes of tensors that were copied on their way.",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use railhead::base::stats::page::CommSnapshot;
-use railhead::base::stats::{CommCounter, CommKind, MeshOp, RailCounter, WaitCause};
+use railhead::base::stats::{CommCounter, CommKind, RailCounter, WaitCause};
 
 use super::processes::{Process, blame, waits_in, wires};
 
@@ -42,7 +42,7 @@ fn one(out: &mut String, process: &Process) {
     for comm in &process.page.comms {
         let wait = match comm.wait {
             WaitCause::None => "-".into(),
-            cause => wait(cause, process.stopped, comm.wait_age_ns, (comm.wait_op, comm.wait_tag)),
+            cause => wait(cause, process.stopped, comm.wait_age_ns, waits_in(comm.wait_op, comm.wait_tag, &comm.wait_key)),
         };
         let _ = writeln!(
             out,
@@ -87,8 +87,8 @@ fn details(out: &mut String, comm: &CommSnapshot) {
 }
 
 /// A wait in words: for what, for how long, and in what.
-pub fn wait(cause: WaitCause, stopped: bool, age_ns: u64, (op, tag): (MeshOp, u64)) -> String {
-    let within = if op == MeshOp::None { String::new() } else { format!(", in {}", waits_in(op, tag)) };
+pub fn wait(cause: WaitCause, stopped: bool, age_ns: u64, within: Option<String>) -> String {
+    let within = within.map_or(String::new(), |within| format!(", in {within}"));
     format!("{}, for {}{within}", blame(cause, stopped).words, age(age_ns))
 }
 

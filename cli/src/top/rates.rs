@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use railhead::base::stats::page::CommSnapshot;
-use railhead::base::stats::{CommCounter, CommKind, MeshOp, WaitCause};
+use railhead::base::stats::{CommCounter, CommKind, WaitCause};
 
-use crate::stats::processes::Process;
+use crate::stats::processes::{Process, waits_in};
 
 /// What comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -76,8 +76,8 @@ pub struct Row {
     pub wait: WaitCause,
     /// Since when, in ns.
     pub wait_age_ns: u64,
-    /// Of a pair of a mesh: in what, and its user's tag, or the slot of a buffer.
-    pub wait_in: (MeshOp, u64),
+    /// In what, and for which tensor, in words.
+    pub wait_in: Option<String>,
 }
 
 /// Everything at one moment.
@@ -123,7 +123,7 @@ impl Frame {
                 stopped: process.stopped,
                 wait: comm.wait,
                 wait_age_ns: comm.wait_age_ns,
-                wait_in: (comm.wait_op, comm.wait_tag),
+                wait_in: waits_in(comm.wait_op, comm.wait_tag, &comm.wait_key),
             }
         });
         Frame { number, over, processes: processes.len(), rows: rows.collect() }
@@ -155,6 +155,7 @@ fn key(process: &Process, comm: &CommSnapshot) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use railhead::base::stats::MeshOp;
     use railhead::base::stats::page::Snapshot;
 
     fn process(pid: i32, comms: &[(u64, CommKind, u64, u64)]) -> Process {
@@ -170,6 +171,7 @@ mod tests {
             wait_age_ns: bytes,
             wait_op: MeshOp::None,
             wait_tag: 0,
+            wait_key: String::new(),
             counters: [0, ops, bytes, 0, 0, 0, 0, 0],
             wait_ns: [0; 8],
             rails: Vec::new(),

@@ -1,9 +1,9 @@
 //! What the screen and the plain lines have in common: columns and words.
 
-use railhead::base::stats::{CommKind, MeshOp, WaitCause};
+use railhead::base::stats::{CommKind, WaitCause};
 
 use super::rates::{Frame, Row};
-use crate::stats::processes::{blame, waits_in};
+use crate::stats::processes::blame;
 use crate::stats::text::{age, bytes, count, wait};
 
 /// Headings and widths. Together with a space between each, and the last one, 80 columns.
@@ -48,12 +48,9 @@ fn waits_for(row: &Row) -> String {
     }
 }
 
-/// The peer, behind what a rank of a mesh waits in.
+/// The peer, behind what a rank of a mesh waits in, or the tensor that is waited for.
 pub fn peer(row: &Row) -> String {
-    match row.wait_in {
-        (MeshOp::None, _) => row.peer.clone(),
-        (op, tag) => format!("{}: {}", waits_in(op, tag), row.peer),
-    }
+    row.wait_in.as_ref().map_or(row.peer.clone(), |within| format!("{within}: {}", row.peer))
 }
 
 fn per_second(number: String) -> String {
@@ -80,7 +77,7 @@ pub fn details(row: &Row) -> [String; 2] {
     let preposition = if row.kind == CommKind::Recv { "from" } else { "to" };
     let wait = match row.wait {
         WaitCause::None => String::new(),
-        cause => wait(cause, row.stopped, row.wait_age_ns, row.wait_in) + "; ",
+        cause => wait(cause, row.stopped, row.wait_age_ns, row.wait_in.clone()) + "; ",
     };
     let bad = match (row.errors, row.stalls) {
         (0, 0) => String::new(),
@@ -114,7 +111,7 @@ mod tests {
             stopped: false,
             wait: WaitCause::None,
             wait_age_ns: 86_400 * 365 * 1_000_000_000,
-            wait_in: (MeshOp::None, 0),
+            wait_in: None,
         }
     }
 

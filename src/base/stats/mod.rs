@@ -107,7 +107,7 @@ impl RailCounter {
     }
 }
 
-/// What is counted per comm; of a pair of a mesh, of both directions. Requests that are outstanding are those given out and not completed, so nobody
+/// What is counted per comm; of a pair of a mesh, or a channel of tensors, of both directions. Requests that are outstanding are those given out and not completed, so nobody
 /// counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
@@ -125,12 +125,21 @@ pub enum CommCounter {
     Errors,
     /// Requests reported as stalled (RAILHEAD_STALL_WARN_S).
     Stalls,
+    /// Bytes of tensors that were copied on their way between their producer's and their consumer's memory.
+    Copied,
 }
 
 impl CommCounter {
     /// Every counter, in the page's order.
-    pub const ALL: [CommCounter; 6] =
-        [CommCounter::Ops, CommCounter::Completions, CommCounter::Bytes, CommCounter::NullPosts, CommCounter::Errors, CommCounter::Stalls];
+    pub const ALL: [CommCounter; 7] = [
+        CommCounter::Ops,
+        CommCounter::Completions,
+        CommCounter::Bytes,
+        CommCounter::NullPosts,
+        CommCounter::Errors,
+        CommCounter::Stalls,
+        CommCounter::Copied,
+    ];
 }
 
 /// What a comm waits for.
@@ -257,7 +266,7 @@ pub enum CommKind {
     Send = 2,
     /// The receiving end.
     Recv = 3,
-    /// Both ends in one: a pair of a mesh.
+    /// Both ends in one: a pair of a mesh, or a channel of tensors.
     Pair = 4,
 }
 
@@ -377,6 +386,18 @@ impl CommStats {
     /// Of a pair of a mesh: whose it is, and to whom it leads.
     pub fn set_ranks(&self, rank: usize, peer: usize) {
         self.record().describe(|record| record.set_ranks(rank, peer));
+    }
+
+    /// Of a channel of tensors: which one its waits are for, and of which step, from now on.
+    #[cold]
+    pub fn set_wait_key(&self, key: &str, step: u64) {
+        // A sample of a wait in no operation of a mesh leaves the tag as it is.
+        self.waits_in.set((MeshOp::None, 0));
+        self.record().describe(|record| {
+            record.set_wait_key(key);
+            record.wait_op.store(MeshOp::None as u32, Ordering::Relaxed);
+            record.wait_tag.store(step, Ordering::Relaxed);
+        });
     }
 
     /// Counts. By the thread that drives the comm.

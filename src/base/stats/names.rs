@@ -40,6 +40,7 @@ impl CommCounter {
             CommCounter::NullPosts => "null_posts",
             CommCounter::Errors => "errors",
             CommCounter::Stalls => "stalls",
+            CommCounter::Copied => "copied_bytes",
         }
     }
 }

@@ -86,9 +86,10 @@ pub struct CommRecord {
     /// [`MeshOp`] of the present wait; `seq` changes with it and with its tag.
     pub wait_op: AtomicU32,
     spare0: AtomicU32,
-    /// Its user's tag, or the slot of a buffer.
+    /// Its user's tag, or the slot of a buffer; of a wait for a tensor, the step.
     pub wait_tag: AtomicU64,
-    spare: [AtomicU64; 8],
+    /// The tensor that is waited for, likewise; `seq` changes with it.
+    pub wait_key: [AtomicU8; NAME_SIZE],
 }
 
 /// One rail of a comm.
@@ -124,6 +125,7 @@ const _: () = {
     assert!(size_of::<CommRecord>() == 384 && offset_of!(CommRecord, kind) == 4 && offset_of!(CommRecord, id) == 8);
     assert!(offset_of!(CommRecord, peer_pid) == 16 && offset_of!(CommRecord, rank) == 20 && offset_of!(CommRecord, wait_cause) == 24);
     assert!(offset_of!(CommRecord, peer_rank) == 28 && offset_of!(CommRecord, wait_op) == 304 && offset_of!(CommRecord, wait_tag) == 312);
+    assert!(offset_of!(CommRecord, wait_key) == 320);
     assert!(offset_of!(CommRecord, wait_since_ns) == 32 && offset_of!(CommRecord, made_ns) == 40 && offset_of!(CommRecord, counters) == 48);
     assert!(offset_of!(CommRecord, wait_ns) == 112 && offset_of!(CommRecord, device) == 176 && offset_of!(CommRecord, peer) == 240);
     assert!(size_of::<RailRecord>() == 256 && offset_of!(RailRecord, index) == 4 && offset_of!(RailRecord, owner) == 8);
@@ -145,6 +147,10 @@ impl CommRecord {
         self.peer_pid.store(pid, Ordering::Relaxed);
     }
 
+    pub(super) fn set_wait_key(&self, key: &str) {
+        put_text(&self.wait_key, key);
+    }
+
     pub(super) fn set_ranks(&self, rank: usize, peer: usize) {
         self.rank.store(rank as u32, Ordering::Relaxed);
         self.peer_rank.store(peer as u32, Ordering::Relaxed);
@@ -159,6 +165,7 @@ impl CommRecord {
         self.wait_op.store(0, Ordering::Relaxed);
         self.set_ranks(0, 0);
         self.set_peer("", 0);
+        self.set_wait_key("");
     }
 
     pub(super) fn set_device(&self, device: &str) {
@@ -192,6 +199,7 @@ impl CommRecord {
                 wait_age_ns: if wait == WaitCause::None { 0 } else { now.saturating_sub(since) },
                 wait_op: if wait == WaitCause::None { MeshOp::None } else { op },
                 wait_tag: self.wait_tag.load(Ordering::Relaxed),
+                wait_key: if wait == WaitCause::None { String::new() } else { take_text(&self.wait_key) },
                 counters,
                 wait_ns: load_all(&self.wait_ns),
                 rails: Vec::new(),
@@ -313,8 +321,10 @@ pub struct CommSnapshot {
     pub wait_age_ns: u64,
     /// Of a pair of a mesh: in what it waits.
     pub wait_op: MeshOp,
-    /// Its user's tag, or the slot of a buffer.
+    /// Its user's tag, or the slot of a buffer; of a wait for a tensor, the step.
     pub wait_tag: u64,
+    /// The tensor that is waited for, or nothing.
+    pub wait_key: String,
     /// By [`CommCounter`].
     pub counters: [u64; 8],
     /// By [`WaitCause`].

@@ -127,10 +127,16 @@ fn a_pair_of_a_mesh_counts_both_ways_and_says_who_waits_for_whom_in_what() {
     for (i, op) in MeshOp::ALL.into_iter().enumerate() {
         assert_eq!(op as usize, i);
     }
+    // A channel of tensors.
+    pair.set_wait_key("edge;0:0", 7);
+    assert_eq!(seen().wait_key, "", "nobody waits");
+    pair.sample_in(WaitCause::PeerNoSend.into(), 9500);
+    assert_eq!((seen().wait_key.as_str(), seen().wait_tag), ("edge;0:0", 7));
     drop(pair);
     let next = comm(CommKind::Pair, "eth0");
     next.set_peer("both ways", 0);
-    assert_eq!((seen().ranks, seen().wait_tag), (None, 0));
+    next.sample_in(WaitCause::PeerNoSend.into(), 9600);
+    assert_eq!((seen().ranks, seen().wait_tag, seen().wait_key), (None, 0, String::new()));
 }
 
 /// A record is counted when it is posted, which may be long before a rail sends it; and of a comm whose rails found no free record in a full page

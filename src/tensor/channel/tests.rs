@@ -12,15 +12,19 @@ use super::*;
 /// What an end may do when something happens, all of which is to be seen: Seed 2's table, with refusals.
 const TABLE: &[(&str, &[&str])] = &[
     ("request", &["message", "nothing"]),
+    ("withdraw", &["message", "nothing"]),
+    ("forgotten", &["message", "nothing"]),
     ("found", &["write", "grow", "message", "nothing"]),
     ("not found", &["message", "nothing"]),
     ("consumed", &["message", "nothing"]),
     ("Ack received", &["message", "nothing"]),
     ("TensorRequest received", &["ack", "find"]),
-    ("BufferRequest received", &["ack", "grow", "message"]),
+    ("BufferRequest received", &["ack", "grow", "message", "give up"]),
     ("BufferResponse received", &["ack", "write"]),
-    ("BufferIdle received", &["ack", "write", "grow", "message", "nothing"]),
+    ("BufferIdle received", &["ack", "write", "grow", "give up", "message", "nothing"]),
     ("ErrorStatus received", &["ack", "fail"]),
+    ("TensorWithdraw received", &["ack", "forget", "nothing"]),
+    ("TensorWithdrawn received", &["ack", "withdrawn"]),
     ("TensorWrite received", &["deliver"]),
     ("Ack written", &["ack", "nothing"]),
     ("TensorRequest written", &["message", "nothing"]),
@@ -28,7 +32,9 @@ const TABLE: &[(&str, &[&str])] = &[
     ("BufferResponse written", &["message", "nothing"]),
     ("BufferIdle written", &["message", "nothing"]),
     ("ErrorStatus written", &["message", "nothing"]),
-    ("TensorWrite written", &["write", "grow", "message", "nothing"]),
+    ("TensorWithdraw written", &["message", "nothing"]),
+    ("TensorWithdrawn written", &["message", "nothing"]),
+    ("TensorWrite written", &["write", "grow", "give up", "message", "nothing"]),
 ];
 
 type Wanted = (String, u64);
@@ -72,7 +78,10 @@ struct Hands {
     room: Vec<u64>,
     goes_to: HashMap<usize, usize>,
     finds: Vec<Wanted>,
+    withdraws: Vec<Wanted>,
     wanted: HashSet<Wanted>,
+    /// Taken back, so they may be asked for again.
+    gone: Vec<Wanted>,
     refused: HashSet<Wanted>,
     landed: HashMap<usize, Vec<u8>>,
     delivered: Vec<usize>,
@@ -85,6 +94,20 @@ impl Hands {
         assert!(!self.unwritten.iter().any(|(other, _)| *other == from), "{from:?} is filled while it is written");
         self.unwritten.push_back((from, wire.kind()));
         self.wire.push_back(wire);
+    }
+}
+
+impl Mail for Hands {
+    fn ack(&mut self) {
+        self.did.push("ack");
+        self.post(Tx::Ack, Wire::Ack);
+    }
+
+    fn message(&mut self, packet: &Packet, text: &str) {
+        self.did.push("message");
+        assert!(!std::mem::replace(&mut self.message_is_out, true), "a second message in flight");
+        assert_eq!(packet.meta.bytes, text.len() as u64);
+        self.post(Tx::Message, Wire::Message(packet.clone(), text.into()));
     }
 }
 
@@ -110,16 +133,19 @@ impl Actions<Vec<u8>> for Hands {
         Ok(RemoteMr { addr: bytes, rkeys: [self.me as u32; 8] })
     }
 
-    fn ack(&mut self) {
-        self.did.push("ack");
-        self.post(Tx::Ack, Wire::Ack);
-    }
-
-    fn message(&mut self, packet: &Packet, text: &str) {
-        self.did.push("message");
-        assert!(!std::mem::replace(&mut self.message_is_out, true), "a second message in flight");
-        assert_eq!(packet.meta.bytes, text.len() as u64);
-        self.post(Tx::Message, Wire::Message(packet.clone(), text.into()));
+    fn give_up(&mut self, outgoing: bool, index: usize) {
+        self.did.push("give up");
+        let mut truth = self.truth.borrow_mut();
+        let room = if outgoing {
+            assert!(!self.unwritten.iter().any(|(tx, _)| *tx == Tx::Tensor(index)), "given up while it is written");
+            let to = self.goes_to.remove(&index).unwrap();
+            assert!(!truth.occupied[1 - self.me].contains(&to), "given up while the consumer's is full");
+            &mut self.room
+        } else {
+            assert!(!truth.occupied[self.me].contains(&index), "a full buffer is given up");
+            &mut truth.room[self.me]
+        };
+        assert!(std::mem::take(&mut room[index]) > 0);
     }
 
     fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Vec<u8>) {
@@ -155,6 +181,17 @@ impl Actions<Vec<u8>> for Hands {
         assert!(text == "gone" || text == "no memory" || text.starts_with("a tensor of 1073741824 bytes; "), "{text}");
         self.refused.insert((name.into(), step));
     }
+
+    fn forget(&mut self, name: &str, step: u64) {
+        self.did.push("forget");
+        self.withdraws.push((name.into(), step));
+    }
+
+    fn withdrawn(&mut self, name: &str, step: u64) {
+        self.did.push("withdrawn");
+        assert!(self.wanted.remove(&(name.into(), step)), "taken back, and answered before");
+        self.gone.push((name.into(), step));
+    }
 }
 
 fn contents(name: &str, step: u64, bytes: u64) -> Vec<u8> {
@@ -170,6 +207,7 @@ struct World {
 }
 
 impl World {
+    /// Whose ends keep one idle buffer.
     fn new(seen: &Rc<RefCell<BTreeSet<(String, &'static str)>>>) -> World {
         let truth = Rc::new(RefCell::new(Truth::default()));
         let hands = |me| Hands {
@@ -182,14 +220,17 @@ impl World {
             room: Vec::new(),
             goes_to: HashMap::new(),
             finds: Vec::new(),
+            withdraws: Vec::new(),
             wanted: HashSet::new(),
+            gone: Vec::new(),
             refused: HashSet::new(),
             landed: HashMap::new(),
             delivered: Vec::new(),
             no_memory: false,
         };
         let hands = [hands(0), hands(1)];
-        World { channels: Default::default(), hands, asked: HashSet::new(), truth, seen: seen.clone() }
+        let channels = [0, 1].map(|_| Channel { idle: Idle::new(1, 20_000), ..Channel::default() });
+        World { channels, hands, asked: HashSet::new(), truth, seen: seen.clone() }
     }
 
     /// Something happens to an end: what it does must stand in the table.
@@ -211,10 +252,17 @@ impl World {
         let wanted = (name.to_owned(), step);
         if self.asked.insert((end, wanted.clone())) {
             self.hands[end].wanted.insert(wanted);
-            self.happens(end, "request", |channel, hands| channel.request(name, step, hands).unwrap());
+            self.happens(end, "request", |channel, hands| assert!(channel.request(name, step, hands).unwrap()));
             // Nothing comes of it while it is not answered.
-            self.happens(end, "request", |channel, hands| channel.request(name, step, hands).unwrap());
+            self.happens(end, "request", |channel, hands| assert!(!channel.request(name, step, hands).unwrap()));
         }
+    }
+
+    /// One of those that were asked for is not wanted any more.
+    fn withdraw(&mut self, end: usize, which: usize) {
+        let order = |(name, step): &&Wanted| ((*step as usize + which) % 8, name.clone());
+        let Some((name, step)) = self.hands[end].wanted.iter().min_by_key(order).cloned() else { return };
+        self.happens(end, "withdraw", |channel, hands| channel.withdraw(&name, step, hands));
     }
 
     /// The producer has one of the tensors that are looked for, or will not have it.
@@ -255,6 +303,16 @@ impl World {
                 let owes = self.hands[peer].unwritten.iter().any(|(tx, _)| *tx == Tx::Ack);
                 self.happens(peer, &what, |channel, hands| channel.message(&packet, &text, hands).unwrap());
                 assert!(owes != (self.hands[peer].did.first() == Some(&"ack")), "{what}: {:?}", self.hands[peer].did);
+                for wanted in std::mem::take(&mut self.hands[peer].withdraws) {
+                    // Else it was answered.
+                    if let Some(index) = self.hands[peer].finds.iter().position(|find| *find == wanted) {
+                        self.hands[peer].finds.remove(index);
+                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&wanted.0, wanted.1, hands));
+                    }
+                }
+                for wanted in std::mem::take(&mut self.hands[peer].gone) {
+                    self.asked.remove(&(peer, wanted));
+                }
             }
             Wire::Tensor(index, packet, bytes) => {
                 self.hands[peer].landed.insert(index, bytes);
@@ -280,9 +338,12 @@ impl World {
     }
 
     /// An end that is `late` seldom hears that its writes are done. It asks for nothing if the tensors go `one_way`.
-    fn step(&mut self, (late, one_way): (usize, bool), choice: u8, which: u8) {
+    fn step(&mut self, (late, one_way, withdraws): (usize, bool, bool), choice: u8, which: u8) {
         let end = usize::from(choice % 2);
-        match choice / 2 % 8 {
+        if withdraws && choice / 2 % 17 == 16 {
+            return self.withdraw(end, which.into());
+        }
+        match choice / 2 % 17 % 8 {
             0 if one_way && end == late => {}
             0 => self.request(end, ["a", "b"][usize::from(which % 2)], u64::from(which / 2 % 8)),
             1 => self.answer(end, usize::from(which / 16), which),
@@ -293,16 +354,19 @@ impl World {
         }
     }
 
+    /// All that can happen does, once; the producer has a tensor of that kind.
+    fn goes_on(&mut self, kind: u8) {
+        for end in [0, 1] {
+            self.arrives(end);
+            self.is_written(end);
+            self.answer(end, 0, kind);
+            self.consume(end, 0);
+        }
+    }
+
     /// What is asked for comes, whatever the order until then.
     fn ends(&mut self) {
-        for _ in 0..10_000 {
-            for end in [0, 1] {
-                self.arrives(end);
-                self.is_written(end);
-                self.answer(end, 0, 6);
-                self.consume(end, 0);
-            }
-        }
+        (0..10_000).for_each(|_| self.goes_on(6));
         for end in [0, 1] {
             let Hands { wanted, wire, unwritten, .. } = &self.hands[end];
             assert!(wanted.is_empty(), "never answered: {wanted:?}");
@@ -312,10 +376,31 @@ impl World {
 }
 
 #[test]
+fn buffers_are_given_up_however_many_names_there_are() {
+    const KEYS: u64 = 100_000;
+    let mut world = World::new(&Rc::default());
+    world.channels = Default::default();
+    for key in 0..KEYS {
+        world.request(0, &format!("{key}"), 1);
+        while !world.hands[0].wanted.is_empty() || !world.hands[0].delivered.is_empty() {
+            // Empty ones.
+            world.goes_on(2);
+        }
+    }
+    world.ends();
+    let World { channels: [consumer, producer], hands, truth, .. } = &world;
+    assert_eq!((producer.outgoing.len(), consumer.incoming.len()), (IDLE.0, IDLE.0));
+    assert_eq!((producer.outgoing.places(), consumer.incoming.places()), (IDLE.0 + 1, IDLE.0 + 1));
+    for rooms in [&hands[1].room, &truth.borrow().room[0]] {
+        assert_eq!(rooms.iter().filter(|room| **room > 0).count(), IDLE.0);
+    }
+}
+
+#[test]
 fn both_ends_keep_to_the_table_and_reach_all_of_it() {
     let seen = Rc::new(RefCell::new(BTreeSet::new()));
-    let schedule = ((0..3usize, any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
-    let config = ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() };
+    let schedule = ((0..3usize, any::<bool>(), any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
+    let config = ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     runner
         .run(&schedule, |(kind, schedule)| {
@@ -328,6 +413,76 @@ fn both_ends_keep_to_the_table_and_reach_all_of_it() {
     let table: BTreeSet<_> = TABLE.iter().flat_map(|(event, did)| did.iter().map(|did| ((*event).to_owned(), *did))).collect();
     let missing: Vec<_> = table.difference(&seen.borrow()).cloned().collect();
     assert!(missing.is_empty(), "never seen: {missing:?}");
+}
+
+/// Does as it is told.
+#[derive(Default)]
+struct Dull {
+    landed: Vec<usize>,
+}
+
+impl Mail for Dull {
+    fn ack(&mut self) {}
+    fn message(&mut self, packet: &Packet, _: &str) {
+        assert!(packet.name.len() <= message::NAME_MAX);
+    }
+}
+
+impl Actions<()> for Dull {
+    fn grow(&mut self, _: bool, _: usize, _: u64) -> Result<RemoteMr> {
+        Ok(RemoteMr::default())
+    }
+    fn give_up(&mut self, _: bool, _: usize) {}
+    fn write(&mut self, _: usize, to: RemoteBuffer, packet: &Packet, _: ()) {
+        assert!(HEADER as u64 + packet.meta.bytes <= to.len);
+    }
+    fn find(&mut self, _: &str, _: u64) {}
+    fn deliver(&mut self, index: usize, _: &Packet) {
+        self.landed.push(index);
+    }
+    fn fail(&mut self, _: &str, _: u64, _: Error) {}
+    fn forget(&mut self, _: &str, _: u64) {}
+    fn withdrawn(&mut self, _: &str, _: u64) {}
+}
+
+proptest! {
+    /// Whatever a peer sends, in whatever order: it is taken, or refused in words that blame it.
+    #[test]
+    fn no_peer_can_make_an_end_panic(events in proptest::collection::vec((any::<u8>(), any::<u8>(), 0u64..3, 0u64..12_000), 0..200)) {
+        let (mut channel, mut hands) = (Channel { idle: Idle::new(1, 8192), ..Channel::default() }, Dull::default());
+        for (what, which, step, bytes) in events {
+            let name = ["a", "b", ""][usize::from(which % 3)];
+            let kind = match which / 3 % 8 {
+                0 => Kind::BufferIdle,
+                1 => Kind::BufferRequest,
+                2 => Kind::BufferResponse,
+                3 => Kind::TensorRequest,
+                4 => Kind::TensorWrite,
+                5 => Kind::ErrorStatus,
+                6 => Kind::TensorWithdraw,
+                _ => Kind::TensorWithdrawn,
+            };
+            let size = if bytes % 5 == 0 { 0 } else { bytes.next_multiple_of(4096) };
+            let meta = Meta { bytes, data_type: u32::from(which % 8), ..Meta::default() };
+            let packet = Packet { buffer_size: size, index: bytes % 4, meta, ..Packet::new(kind, name, step) };
+            let index = usize::from(which % 4);
+            let mut taken = Ok(());
+            match what % 12 {
+                0..=3 => taken = channel.message(&packet, "why", &mut hands),
+                4 => taken = channel.acked(&mut hands),
+                5 => taken = channel.tensor(index, &Packet { kind: Kind::TensorWrite, ..packet }, &mut hands),
+                6 => taken = channel.request(name, step, &mut hands).map(drop),
+                7 => channel.withdraw(name, step, &mut hands),
+                8 => channel.found(name, step, meta, (), &mut hands),
+                9 => channel.forgotten(name, step, &mut hands),
+                10 => hands.landed.pop().into_iter().for_each(|index| channel.consumed(index, &mut hands)),
+                _ => channel.written([Tx::Ack, Tx::Message, Tx::Tensor(index), Tx::Tensor(0)][index], &mut hands),
+            }
+            if let Err(error) = taken {
+                prop_assert!(matches!(&error, Error::Remote(words) if words.starts_with("it sent ")), "{}", error);
+            }
+        }
+    }
 }
 
 /// An end that has asked for the tensor `a` of step 1, and has said so.
@@ -350,6 +505,9 @@ fn what_breaks_the_protocol_is_refused_in_words() {
     assert_eq!(sent(packet(Kind::BufferResponse, "a")), "it sent a message of kind 3 for a, which it has not asked for");
     assert_eq!(sent(packet(Kind::BufferRequest, "b")), "it sent a wish for a buffer for b of step 1, which was not asked for");
     assert_eq!(sent(packet(Kind::ErrorStatus, "b")), "it sent an error for b of step 1, which was not asked for");
+    assert_eq!(sent(packet(Kind::TensorWithdrawn, "a")), "it sent that a of step 1 is taken back, which it is not");
+    let give_up = Packet::new(Kind::BufferRequest, "b", 1);
+    assert_eq!(sent(give_up), "it sent a wish for a buffer for b of step 1, which was not asked for");
     for bytes in [0, 767, (1 << 30) + 1, u64::MAX] {
         let error = sent(Packet { buffer_size: bytes, ..packet(Kind::BufferRequest, "a") });
         assert!(error.contains(&format!("a wish for a buffer of {bytes} bytes for a; it has 0, and at most 1073741824")), "{error}");
@@ -381,6 +539,19 @@ fn a_peer_asks_for_so_much_and_no_more() {
     };
     (0..MAX_REQUESTS as u64).for_each(|step| asks(step).unwrap());
     assert_eq!(asks(1 << 40).unwrap_err().to_string(), "it sent more than 65536 requests at a time");
+}
+
+#[test]
+fn no_more_is_asked_for_than_that_and_what_came_counts() {
+    let (mut channel, mut hands) = asking();
+    channel.message(&Packet { buffer_size: 4096, ..Packet::new(Kind::BufferRequest, "a", 1) }, "", &mut hands).unwrap();
+    hands.landed.insert(0, Vec::new());
+    channel.tensor(0, &Packet::new(Kind::TensorWrite, "a", 1), &mut hands).unwrap();
+    (2..=MAX_REQUESTS as u64).for_each(|step| assert!(channel.request("a", step, &mut hands).unwrap()));
+    let error = channel.request("a", 1 << 40, &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "65536 tensors are asked for already, or have come and were not taken, which is the limit");
+    channel.consumed(0, &mut hands);
+    assert!(channel.request("a", 1 << 40, &mut hands).unwrap());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::store::Store;
 fn answer(step: &Rendezvous, key: &str) -> Arc<Mutex<Vec<Result<Tensor>>>> {
     let answers = Arc::new(Mutex::new(Vec::new()));
     let into = answers.clone();
-    step.recv_async(key, Box::new(move |result| lock(&into).push(result)));
+    step.recv_async(key, move |result| lock(&into).push(result)).unwrap();
     answers
 }
 
@@ -110,7 +110,7 @@ fn tensors_of_an_aborted_step_are_thrown_away_and_their_buffers_used_again() {
 #[test]
 fn a_worker_that_goes_fails_what_waits_for_it_by_name_and_nothing_else() {
     for wire in WIRES {
-        let (asked, gone) = (Barrier::new(3), Barrier::new(3));
+        let (asked, gone, through) = (Barrier::new(3), Barrier::new(3), Barrier::new(2));
         workers(wire, 3, |worker, manager| {
             let step = step(&manager, 1);
             if worker == 2 {
@@ -134,9 +134,7 @@ fn a_worker_that_goes_fails_what_waits_for_it_by_name_and_nothing_else() {
             step.send(&key(worker, other, "kept"), tensor(30_000, worker as u64)).unwrap();
             run(&manager, 1);
             assert!(lock(&kept).pop().unwrap().unwrap() == tensor(30_000, other as u64));
-            // Until both are through.
-            step.send(&key(worker, other, "bye"), Tensor::dead()).unwrap();
-            assert!(step.recv(&key(other, worker, "bye"), TIMEOUT).unwrap().is_dead());
+            through.wait();
         });
     }
 }
@@ -191,13 +189,14 @@ fn what_cannot_be_is_refused_by_name() {
 
 #[test]
 fn names_and_stores_that_cannot_be_are_refused() {
-    let refused = |name: &str, workers: &[&str]| Manager::new(device(SoftWire::Shm), name, workers, true).err().unwrap().to_string();
+    let refused =
+        |name: &str, workers: &[&str]| Manager::new(device(SoftWire::Shm), name, workers, true, Mode::Buffered).err().unwrap().to_string();
     assert!(refused("a", &["b"]).starts_with("worker \"a\" of [\"b\"]"));
     assert!(refused("a", &["a", "a"]).contains("all of which are different"));
     assert!(refused("a", &["a", ""]).starts_with("worker \"\"; expected 1 to 512 bytes"));
     assert!(refused("a;b", &["a;b"]).contains("without a semicolon"));
     assert!(refused("a/device:0", &["a/device:0"]).contains("without /device:"));
-    let alone = Manager::new(device(SoftWire::Shm), "a", &["a", "b"], true).unwrap();
+    let alone = Manager::new(device(SoftWire::Shm), "a", &["a", "b"], true, Mode::Buffered).unwrap();
     let store = HashStore::new();
     let error = alone.connect(&store, Duration::from_millis(20)).unwrap_err();
     assert!(matches!(&error, Error::Timeout(text) if text.starts_with("worker b has not come: ")), "{error}");
@@ -208,11 +207,17 @@ fn names_and_stores_that_cannot_be_are_refused() {
         assert!(error.starts_with(&format!("worker b: {why}")), "{error}");
     }
     // Nothing of that is in the way of another try.
+    assert_eq!(alone.state(), State::New);
     let store = HashStore::new();
     std::thread::scope(|scope| {
         scope.spawn(|| alone.connect(&store, TIMEOUT).unwrap());
-        Manager::new(device(SoftWire::Shm), "b", &["b", "a"], true).unwrap().connect(&store, TIMEOUT).unwrap();
+        Manager::new(device(SoftWire::Shm), "b", &["b", "a"], true, Mode::Buffered).unwrap().connect(&store, TIMEOUT).unwrap();
     });
+    assert_eq!(alone.state(), State::Started);
+    assert_eq!(alone.connect(&store, TIMEOUT).unwrap_err().to_string(), "worker a is Started; expected New");
+    alone.close();
+    assert_eq!(alone.state(), State::Stopped);
+    assert_eq!(alone.connect(&store, TIMEOUT).unwrap_err().to_string(), "worker a has closed its manager");
 }
 
 #[test]

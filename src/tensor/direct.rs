@@ -1,0 +1,381 @@
+//! The two ends of a channel whose tensors are not copied, as a table of actions: as [`channel`](super::channel), for TensorFlow's later flow. Pure:
+//! what is to be done is told to [`Actions`]. Under the lock of the manager.
+//!
+//! A consumer who has had a tensor of that name announces memory for another of its shape with the request, and the producer writes straight into it.
+//! Otherwise, and if the shape is another one, the consumer is told it, and asks again with memory for that. A tensor without bytes is all in what is
+//! told of its shape. A request is taken back by a message that is answered, unless it was answered before: until then the producer may write.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+
+use crate::base::error::{Error, Result};
+use crate::link::limits::MAX_MESSAGE;
+
+use super::channel::Tx;
+use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
+use super::message::{self, Kind, Meta, Packet, RemoteMr};
+
+/// Names whose last shape is remembered.
+const MAX_NAMES: usize = 1 << 16;
+
+/// A tensor, by its key and step.
+type What = (String, u64);
+
+/// Where a tensor may be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Announced {
+    /// The consumer's slot of the link, open for one message.
+    pub sequence: u64,
+    /// His memory.
+    pub memory: RemoteMr,
+    /// Its bytes: all of the tensor's.
+    pub bytes: u64,
+}
+
+/// What an end does. `T` is a tensor, `M` memory that a receive has brought.
+pub trait Actions<T, M>: Mail {
+    /// Opens a slot for a tensor of so many bytes, over the receive's memory, or else the library's. `ahead`: the tensor may not be produced for
+    /// long, or have another shape. `None`: not now.
+    ///
+    /// Errors: the memory is too small; there is none.
+    fn open(&mut self, into: Option<&M>, bytes: u64, ahead: bool) -> Result<Option<Announced>>;
+    /// Nothing will be written to a slot that was opened.
+    fn close(&mut self, sequence: u64);
+    /// Writes a tensor.
+    fn write(&mut self, to: &Announced, tensor: T);
+    /// Looks for a tensor, now or once it is produced; [`Direct::found`] or [`Direct::not_found`] tells of it.
+    fn find(&mut self, name: &str, step: u64);
+    /// The peer does not want a tensor any more. If it is still looked for, [`Direct::forgotten`] tells that it is not.
+    fn forget(&mut self, name: &str, step: u64);
+    /// A tensor that was found is not sent, as the peer does not want it any more.
+    fn give_back(&mut self, name: &str, step: u64, tensor: T);
+    /// A tensor that was asked for is here: in the memory of this slot, if it has bytes.
+    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>);
+    /// One will not come, and why.
+    fn fail(&mut self, name: &str, step: u64, why: Error);
+    /// There is no memory for one, and why. Its request is taken back.
+    fn no_memory(&mut self, name: &str, step: u64, why: Error);
+    /// A request was taken back.
+    fn withdrawn(&mut self, name: &str, step: u64);
+}
+
+/// A request that is not answered.
+#[derive(Debug)]
+struct Wanted<M> {
+    into: Option<M>,
+    /// What memory is announced for, or what the peer has told.
+    meta: Meta,
+    /// The slot that is announced.
+    opened: Option<u64>,
+    /// The peer has told its shape.
+    is_told: bool,
+    /// It is being taken back.
+    is_withdrawn: bool,
+}
+
+/// A wish of the peer's.
+#[derive(Debug)]
+enum Sought<T> {
+    /// It is looked for, and announced is memory for one of this shape.
+    Looked(Option<(Meta, Announced)>),
+    /// The peer was told its shape.
+    Told(Meta, T),
+}
+
+/// One end.
+#[derive(Debug)]
+pub struct Direct<T, M> {
+    mailbox: Mailbox,
+    /// Asked for and not answered.
+    wanted: HashMap<What, Wanted<M>>,
+    /// By the slots that are open for them.
+    slots: HashMap<u64, What>,
+    /// Those whose shape is told, and for which there is no slot or memory.
+    waiting: VecDeque<What>,
+    /// By name: the last shape that had bytes.
+    known: HashMap<String, Meta>,
+    /// The peer's wishes.
+    sought: HashMap<What, Sought<T>>,
+    /// Tensors that are written, or are to be.
+    writing: usize,
+}
+
+impl<T, M> Default for Direct<T, M> {
+    fn default() -> Self {
+        let (wanted, slots, waiting) = Default::default();
+        Direct { mailbox: Mailbox::default(), wanted, slots, waiting, known: HashMap::new(), sought: HashMap::new(), writing: 0 }
+    }
+}
+
+impl<T, M> Direct<T, M> {
+    /// Asks for a tensor, to be written into this memory, or else the library's; unless it was asked for and has not come: then false.
+    ///
+    /// Errors: too many are asked for.
+    pub fn request(&mut self, name: &str, step: u64, into: Option<M>, actions: &mut impl Actions<T, M>) -> Result<bool> {
+        let what = (name.to_owned(), step);
+        if self.wanted.contains_key(&what) {
+            return Ok(false);
+        }
+        if self.wanted.len() >= MAX_REQUESTS {
+            return Err(Error::usage(format!("{MAX_REQUESTS} tensors are asked for already, which is the limit")));
+        }
+        // Without memory, the shape is told first, which is always right.
+        let known = self.known.get(name).copied().unwrap_or_default();
+        let to = if known.bytes > 0 { actions.open(into.as_ref(), known.bytes, true).unwrap_or(None) } else { None };
+        let meta = if to.is_some() { known } else { Meta::default() };
+        if let Some(to) = &to {
+            self.slots.insert(to.sequence, what.clone());
+        }
+        let opened = to.map(|to| to.sequence);
+        self.wanted.insert(what, Wanted { into, meta, opened, is_told: false, is_withdrawn: false });
+        self.mailbox.say(packet(Kind::TensorRequest, name, step, &meta, to), actions);
+        Ok(true)
+    }
+
+    /// Takes a request back: `withdrawn` tells that nothing comes of it, unless something does.
+    pub fn withdraw(&mut self, name: &str, step: u64, actions: &mut impl Actions<T, M>) {
+        if let Some(wanted) = self.wanted.get_mut(&(name.to_owned(), step))
+            && !std::mem::replace(&mut wanted.is_withdrawn, true)
+        {
+            self.mailbox.say(Packet::new(Kind::TensorWithdraw, name, step), actions);
+        }
+    }
+
+    /// Whether the peer has to do something.
+    pub fn waits(&self) -> bool {
+        !self.wanted.is_empty() || self.mailbox.waits()
+    }
+
+    /// Whether all is sent that the peer has asked for and that is here.
+    pub fn is_through(&self) -> bool {
+        self.mailbox.is_through() && self.sought.values().all(|sought| matches!(sought, Sought::Looked(_)))
+    }
+
+    /// A tensor that was looked for is here.
+    pub fn found(&mut self, name: &str, step: u64, meta: Meta, tensor: T, actions: &mut impl Actions<T, M>) {
+        let what = (name.to_owned(), step);
+        let Some(Sought::Looked(announced)) = self.sought.get(&what) else { return };
+        let announced = *announced;
+        if meta.bytes > MAX_MESSAGE as u64 {
+            let bytes = meta.bytes;
+            let why = Error::usage(format!("a tensor of {bytes} bytes; one that goes to another worker has at most {MAX_MESSAGE}"));
+            return self.not_found(name, step, &why, actions);
+        }
+        self.sought.remove(&what);
+        match announced {
+            Some((expected, to)) if expected == meta => return self.write(&to, tensor, actions),
+            _ if meta.bytes > 0 => drop(self.sought.insert(what, Sought::Told(meta, tensor))),
+            _ => {}
+        }
+        self.mailbox.say(packet(Kind::MetaDataUpdate, name, step, &meta, None), actions);
+    }
+
+    /// A tensor that was looked for will not come.
+    pub fn not_found(&mut self, name: &str, step: u64, why: &Error, actions: &mut impl Actions<T, M>) {
+        if let Entry::Occupied(entry) = self.sought.entry((name.to_owned(), step))
+            && matches!(entry.get(), Sought::Looked(_))
+        {
+            entry.remove();
+            self.mailbox.refuse(name, step, why, actions);
+        }
+    }
+
+    /// A tensor is not looked for any more, as the peer does not want it.
+    pub fn forgotten(&mut self, name: &str, step: u64, actions: &mut impl Actions<T, M>) {
+        if let Entry::Occupied(entry) = self.sought.entry((name.to_owned(), step))
+            && matches!(entry.get(), Sought::Looked(_))
+        {
+            entry.remove();
+            self.mailbox.say(Packet::new(Kind::TensorWithdrawn, name, step), actions);
+        }
+    }
+
+    fn write(&mut self, to: &Announced, tensor: T, actions: &mut impl Actions<T, M>) {
+        self.writing += 1;
+        actions.write(to, tensor);
+    }
+
+    /// A write of this side's is done: its buffer may be filled again.
+    pub fn written(&mut self, from: Tx, actions: &mut impl Actions<T, M>) {
+        match from {
+            Tx::Ack => self.mailbox.ack_written(actions),
+            Tx::Message => self.mailbox.message_written(actions),
+            Tx::Tensor(_) => self.writing = self.writing.saturating_sub(1),
+        }
+    }
+
+    /// The peer has read the message that was written last.
+    ///
+    /// Errors of this and the others: the peer broke the protocol.
+    pub fn acked(&mut self, actions: &mut impl Actions<T, M>) -> Result<()> {
+        self.mailbox.acked(actions)
+    }
+
+    /// A message is here, and was copied out of the buffer.
+    pub fn message(&mut self, packet: &Packet, text: &str, actions: &mut impl Actions<T, M>) -> Result<()> {
+        self.mailbox.received(actions)?;
+        let Packet { name, step, .. } = packet;
+        let what = (name.clone(), *step);
+        match packet.kind {
+            Kind::TensorRequest => self.wish(packet, actions)?,
+            Kind::TensorReRequest => {
+                let told = self.sought.remove(&what);
+                match (told, announced(packet)?) {
+                    (Some(Sought::Told(meta, tensor)), Some(to)) if meta == packet.meta => self.write(&to, tensor, actions),
+                    _ => return Err(wrong(&format!("a second request for {name} of step {step}, of which it was not told that"))),
+                }
+            }
+            Kind::TensorWithdraw => {
+                match self.sought.remove(&what) {
+                    Some(looked @ Sought::Looked(_)) => {
+                        self.sought.insert(what, looked);
+                        actions.forget(name, *step);
+                    }
+                    Some(Sought::Told(_, tensor)) => {
+                        actions.give_back(name, *step, tensor);
+                        self.mailbox.say(Packet::new(Kind::TensorWithdrawn, name, *step), actions);
+                    }
+                    // It was answered before.
+                    None => {}
+                }
+            }
+            Kind::MetaDataUpdate => self.told(what, packet.meta, actions)?,
+            Kind::ErrorStatus => {
+                let Some(wanted) = self.wanted.remove(&what).filter(|wanted| !wanted.is_told) else {
+                    return Err(wrong(&format!("an error for {name} of step {step}, which was not asked for")));
+                };
+                actions.fail(name, *step, message::error(packet.meta.data_type, text));
+                self.close(wanted.opened, actions);
+            }
+            Kind::TensorWithdrawn => {
+                let Some(wanted) = self.wanted.remove(&what).filter(|wanted| wanted.is_withdrawn) else {
+                    return Err(wrong(&format!("that {name} of step {step} is taken back, which it is not")));
+                };
+                actions.withdrawn(name, *step);
+                self.close(wanted.opened, actions);
+            }
+            kind => return Err(wrong(&format!("a message of kind {}", kind as u8))),
+        }
+        Ok(())
+    }
+
+    /// The peer wants a tensor.
+    fn wish(&mut self, packet: &Packet, actions: &mut impl Actions<T, M>) -> Result<()> {
+        let Packet { name, step, meta, .. } = packet;
+        // A peer has slots for what is written to it, and seldom more than those are in use.
+        if self.sought.len() >= MAX_REQUESTS || self.writing >= MAX_REQUESTS {
+            return Err(wrong(&format!("more than {MAX_REQUESTS} requests at a time")));
+        }
+        let announced = announced(packet)?.map(|to| (*meta, to));
+        match self.sought.entry((name.clone(), *step)) {
+            Entry::Occupied(_) => return Err(wrong(&format!("a second request for {name} of step {step}"))),
+            Entry::Vacant(entry) => entry.insert(Sought::Looked(announced)),
+        };
+        actions.find(name, *step);
+        Ok(())
+    }
+
+    /// The peer tells what a tensor is like, for which it does not know fitting memory.
+    fn told(&mut self, what: What, meta: Meta, actions: &mut impl Actions<T, M>) -> Result<()> {
+        let Some(wanted) = self.wanted.get_mut(&what).filter(|wanted| !wanted.is_told) else {
+            return Err(wrong(&format!("the shape of {} of step {}, which was not asked for", what.0, what.1)));
+        };
+        if meta.bytes > MAX_MESSAGE as u64 {
+            return Err(wrong(&format!("that {} has {} bytes; at most {MAX_MESSAGE} may be", what.0, meta.bytes)));
+        }
+        (wanted.is_told, wanted.meta) = (true, meta);
+        let opened = wanted.opened.take();
+        if meta.bytes == 0 {
+            self.wanted.remove(&what);
+            actions.deliver(&what.0, what.1, &meta, None);
+        } else {
+            if self.known.len() < MAX_NAMES || self.known.contains_key(&what.0) {
+                self.known.insert(what.0.clone(), meta);
+            }
+            self.waiting.push_back(what);
+        }
+        self.close(opened, actions);
+        Ok(())
+    }
+
+    /// Asks again for what was told, as far as there are slots and memory.
+    fn ask_waiting(&mut self, actions: &mut impl Actions<T, M>) {
+        while let Some(what) = self.waiting.front() {
+            if let Some(wanted) =
+                self.wanted.get_mut(what).filter(|wanted| wanted.is_told && wanted.opened.is_none() && !wanted.is_withdrawn)
+            {
+                let (name, step) = (&what.0, what.1);
+                match actions.open(wanted.into.as_ref(), wanted.meta.bytes, false) {
+                    Ok(None) => return,
+                    Ok(Some(to)) => {
+                        wanted.opened = Some(to.sequence);
+                        self.slots.insert(to.sequence, what.clone());
+                        self.mailbox.say(packet(Kind::TensorReRequest, name, step, &wanted.meta, Some(to)), actions);
+                    }
+                    Err(why) => {
+                        // So that the peer does not keep it.
+                        (wanted.is_withdrawn, wanted.into) = (true, None);
+                        self.mailbox.say(Packet::new(Kind::TensorWithdraw, name, step), actions);
+                        actions.no_memory(name, step, why);
+                    }
+                }
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    /// The peer does not write to this slot, if there is one, and others may have it.
+    fn close(&mut self, sequence: Option<u64>, actions: &mut impl Actions<T, M>) {
+        if let Some(sequence) = sequence {
+            self.slots.remove(&sequence);
+            actions.close(sequence);
+        }
+        self.ask_waiting(actions);
+    }
+
+    /// The peer has written so many bytes into the memory of a slot.
+    pub fn landed(&mut self, sequence: u64, bytes: u64, actions: &mut impl Actions<T, M>) -> Result<()> {
+        let Some((what, wanted)) = self.slots.remove(&sequence).and_then(|what| self.wanted.remove_entry(&what)) else {
+            return Err(wrong("a tensor that was not asked for"));
+        };
+        if bytes != wanted.meta.bytes {
+            return Err(wrong(&format!("{bytes} bytes of {} of step {}, which has {}", what.0, what.1, wanted.meta.bytes)));
+        }
+        actions.deliver(&what.0, what.1, &wanted.meta, Some(sequence));
+        self.ask_waiting(actions);
+        Ok(())
+    }
+}
+
+fn packet(kind: Kind, name: &str, step: u64, meta: &Meta, to: Option<Announced>) -> Packet {
+    let packet = Packet { meta: *meta, ..Packet::new(kind, name, step) };
+    match to {
+        Some(Announced { sequence, memory, bytes }) => Packet { index: sequence, memory, buffer_size: bytes, ..packet },
+        None => packet,
+    }
+}
+
+/// The memory that a request announces.
+///
+/// Errors: none that could be.
+fn announced(packet: &Packet) -> Result<Option<Announced>> {
+    let Packet { name, buffer_size: bytes, memory, meta, index, .. } = packet;
+    if *bytes == 0 {
+        return Ok(None);
+    }
+    if *bytes != meta.bytes || *bytes > MAX_MESSAGE as u64 || memory.addr.checked_add(*bytes).is_none() {
+        return Err(wrong(&format!("{bytes} bytes of memory at {:#x} for {name}, which has {}", memory.addr, meta.bytes)));
+    }
+    Ok(Some(Announced { sequence: *index, memory: *memory, bytes: *bytes }))
+}
+
+#[cfg(test)]
+impl<T, M> Direct<T, M> {
+    /// Of this side's and of the peer's that are not answered.
+    pub fn requests(&self) -> [usize; 2] {
+        [self.wanted.len(), self.sought.len()]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,535 @@
+//! Both ends of a channel against the table of actions, in random orders of what arrives, what is written, what is produced and what is taken back.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashSet};
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+
+use super::*;
+
+/// What an end may do when something happens, all of which is to be seen.
+const TABLE: &[(&str, &[&str])] = &[
+    ("request", &["open", "message", "nothing"]),
+    ("withdraw", &["message", "nothing"]),
+    ("found", &["write", "message", "nothing"]),
+    ("not found", &["message", "nothing"]),
+    ("forgotten", &["message", "nothing"]),
+    ("Ack received", &["message", "nothing"]),
+    ("TensorRequest received", &["ack", "find"]),
+    ("TensorReRequest received", &["ack", "write"]),
+    ("MetaDataUpdate received", &["ack", "close", "open", "message", "deliver", "no memory", "nothing"]),
+    ("ErrorStatus received", &["ack", "close", "fail", "open", "message", "no memory"]),
+    ("TensorWithdraw received", &["ack", "forget", "give back", "message", "nothing"]),
+    ("TensorWithdrawn received", &["ack", "close", "withdrawn", "open", "message", "no memory"]),
+    ("landed", &["deliver", "open", "message", "no memory"]),
+    ("Ack written", &["ack", "nothing"]),
+    ("TensorRequest written", &["message", "nothing"]),
+    ("TensorReRequest written", &["message", "nothing"]),
+    ("MetaDataUpdate written", &["message", "nothing"]),
+    ("ErrorStatus written", &["message", "nothing"]),
+    ("TensorWithdraw written", &["message", "nothing"]),
+    ("TensorWithdrawn written", &["message", "nothing"]),
+];
+
+/// Bytes of the memory that a receive has brought.
+const OWN: u64 = 3000;
+
+type Seen = Rc<RefCell<BTreeSet<(String, &'static str)>>>;
+
+/// A message on its way.
+#[derive(Debug, Clone)]
+enum Wire {
+    Ack,
+    Message(Box<Packet>, String),
+}
+
+impl Wire {
+    fn kind(&self) -> Kind {
+        match self {
+            Wire::Ack => Kind::Ack,
+            Wire::Message(packet, _) => packet.kind,
+        }
+    }
+}
+
+/// An end's hands. A tensor is its bytes, and so is what a slot has got.
+struct Hands {
+    me: usize,
+    did: Vec<&'static str>,
+    wire: VecDeque<Wire>,
+    /// Tensors, which overtake messages and each other.
+    writes: Vec<(Announced, Vec<u8>)>,
+    /// Writes of which this end has not heard that they are done.
+    unwritten: VecDeque<(Tx, Kind)>,
+    message_is_out: bool,
+    /// Open slots: their bytes, whether the memory is a receive's own, and what has landed.
+    slots: HashMap<u64, (u64, bool, Option<Vec<u8>>)>,
+    /// As many slots as there may be.
+    room: usize,
+    uses: u64,
+    finds: Vec<What>,
+    forgets: Vec<What>,
+    wanted: HashSet<What>,
+    /// Those whose receive waits until nobody writes to its memory.
+    withdrawing: HashSet<What>,
+    /// Fails the next time that there has to be memory.
+    no_memory: bool,
+}
+
+impl Hands {
+    fn ends(&mut self, what: &What) {
+        assert!(self.wanted.remove(what), "{what:?} is answered twice, or was never asked for");
+        self.withdrawing.remove(what);
+    }
+}
+
+impl Mail for Hands {
+    fn ack(&mut self) {
+        self.did.push("ack");
+        assert!(!self.unwritten.iter().any(|(tx, _)| *tx == Tx::Ack));
+        self.unwritten.push_back((Tx::Ack, Kind::Ack));
+        self.wire.push_back(Wire::Ack);
+    }
+
+    fn message(&mut self, packet: &Packet, text: &str) {
+        self.did.push("message");
+        assert!(!std::mem::replace(&mut self.message_is_out, true), "a second message in flight");
+        assert!(!self.unwritten.iter().any(|(tx, _)| *tx == Tx::Message));
+        self.unwritten.push_back((Tx::Message, packet.kind));
+        self.wire.push_back(Wire::Message(Box::new(packet.clone()), text.into()));
+    }
+}
+
+impl Actions<Vec<u8>, ()> for Hands {
+    fn open(&mut self, into: Option<&()>, bytes: u64, ahead: bool) -> Result<Option<Announced>> {
+        assert!(bytes > 0);
+        // Of two slots, what is ahead leaves one to what is certain to come.
+        if self.slots.len() >= if ahead { 1 } else { self.room } {
+            return Ok(None);
+        }
+        if std::mem::take(&mut self.no_memory) || into.is_some() && bytes > OWN {
+            return Err(Error::usage("no memory"));
+        }
+        self.did.push("open");
+        self.uses += 1;
+        self.slots.insert(self.uses, (bytes, into.is_some(), None));
+        let memory = RemoteMr { addr: self.uses << 20, rkeys: [self.me as u32; 8] };
+        Ok(Some(Announced { sequence: self.uses, memory, bytes }))
+    }
+
+    fn close(&mut self, sequence: u64) {
+        self.did.push("close");
+        let (_, _, landed) = self.slots.remove(&sequence).expect("a slot that was open");
+        assert!(landed.is_none(), "what has landed is delivered");
+    }
+
+    fn write(&mut self, to: &Announced, tensor: Vec<u8>) {
+        self.did.push("write");
+        assert_eq!(to.bytes, tensor.len() as u64);
+        assert_eq!(to.memory, RemoteMr { addr: to.sequence << 20, rkeys: [1 - self.me as u32; 8] });
+        self.writes.push((*to, tensor));
+    }
+
+    fn find(&mut self, name: &str, step: u64) {
+        self.did.push("find");
+        let what = (name.to_owned(), step);
+        assert!(!self.finds.contains(&what), "{what:?} is looked for twice");
+        self.finds.push(what);
+    }
+
+    fn forget(&mut self, name: &str, step: u64) {
+        self.did.push("forget");
+        self.forgets.push((name.to_owned(), step));
+    }
+
+    fn give_back(&mut self, name: &str, step: u64, tensor: Vec<u8>) {
+        self.did.push("give back");
+        assert_eq!(tensor, contents(name, step, tensor.len() as u64));
+    }
+
+    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>) {
+        self.did.push("deliver");
+        self.ends(&(name.into(), step));
+        let bytes = sequence.map_or(Some(Vec::new()), |sequence| self.slots.remove(&sequence).expect("an open slot").2);
+        assert_eq!(bytes.expect("what has landed"), contents(name, step, meta.bytes), "{name} of step {step}");
+    }
+
+    fn fail(&mut self, name: &str, step: u64, why: Error) {
+        self.did.push("fail");
+        let text = why.to_string();
+        assert!(text == "gone" || text.starts_with("a tensor of 1073741825 bytes; "), "{text}");
+        self.ends(&(name.into(), step));
+    }
+
+    fn no_memory(&mut self, name: &str, step: u64, _: Error) {
+        self.did.push("no memory");
+        assert!(self.wanted.contains(&(name.to_owned(), step)), "a request that is not answered");
+        self.withdrawing.insert((name.into(), step));
+    }
+
+    fn withdrawn(&mut self, name: &str, step: u64) {
+        self.did.push("withdrawn");
+        let what = (name.into(), step);
+        assert!(self.withdrawing.contains(&what), "nobody takes {what:?} back");
+        self.ends(&what);
+    }
+}
+
+fn contents(name: &str, step: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 31 + step * 7) as u8 ^ name.as_bytes()[0]).collect()
+}
+
+struct World {
+    channels: [Direct<Vec<u8>, ()>; 2],
+    hands: [Hands; 2],
+    seen: Seen,
+}
+
+impl World {
+    fn new(seen: &Seen, room: usize) -> World {
+        let hands = |me| Hands {
+            me,
+            did: Vec::new(),
+            wire: VecDeque::new(),
+            writes: Vec::new(),
+            unwritten: VecDeque::new(),
+            message_is_out: false,
+            slots: HashMap::new(),
+            room,
+            uses: 0,
+            finds: Vec::new(),
+            forgets: Vec::new(),
+            wanted: HashSet::new(),
+            withdrawing: HashSet::new(),
+            no_memory: false,
+        };
+        World { channels: Default::default(), hands: [hands(0), hands(1)], seen: seen.clone() }
+    }
+
+    /// Something happens to an end: what it does must stand in the table.
+    fn happens(&mut self, end: usize, what: &str, f: impl FnOnce(&mut Direct<Vec<u8>, ()>, &mut Hands)) {
+        let hands = &mut self.hands[end];
+        hands.did.clear();
+        f(&mut self.channels[end], hands);
+        let (_, may) = TABLE.iter().find(|(event, _)| *event == what).unwrap_or_else(|| panic!("{what}"));
+        let only_acks = what != "Ack written" && hands.did.iter().all(|did| *did == "ack");
+        let nothing = (hands.did.is_empty() || only_acks && may.contains(&"nothing")).then_some("nothing");
+        let did: Vec<_> = hands.did.iter().copied().chain(nothing).collect();
+        for did in did {
+            assert!(may.contains(&did), "{what}: {did}");
+            self.seen.borrow_mut().insert((what.to_owned(), did));
+        }
+    }
+
+    /// Whoever has asked before asks again.
+    fn request(&mut self, end: usize, name: &str, step: u64, own: bool) {
+        let (what, into) = ((name.to_owned(), step), own.then_some(()));
+        let is_new = self.hands[end].wanted.insert(what);
+        self.happens(end, "request", |channel, hands| assert_eq!(channel.request(name, step, into, hands).unwrap(), is_new));
+    }
+
+    fn withdraw(&mut self, end: usize, which: usize) {
+        let hands = &mut self.hands[end];
+        let mut wanted: Vec<What> = hands.wanted.iter().cloned().collect();
+        wanted.sort_unstable();
+        if let Some(what) = wanted.get(which % wanted.len().max(1)).cloned() {
+            hands.withdrawing.insert(what.clone());
+            self.happens(end, "withdraw", |channel, hands| channel.withdraw(&what.0, what.1, hands));
+        }
+    }
+
+    /// The producer has one of the tensors that are looked for, or will not have it.
+    fn answer(&mut self, end: usize, which: usize, kind: u8) {
+        let finds = &mut self.hands[end].finds;
+        if finds.is_empty() {
+            return;
+        }
+        let (name, step) = finds.swap_remove(which % finds.len());
+        let bytes = match kind % 8 {
+            0 | 4 => return self.happens(end, "not found", |channel, hands| channel.not_found(&name, step, &Error::remote("gone"), hands)),
+            // So much is never written.
+            1 => (1 << 30) + 1,
+            2 | 3 => 0,
+            5 => 9000,
+            _ => 1000,
+        };
+        let tensor = contents(&name, step, if bytes > 1 << 30 { 0 } else { bytes });
+        let meta = Meta::new(1, &[bytes as i64], bytes, kind % 8 == 3).unwrap();
+        self.happens(end, "found", |channel, hands| channel.found(&name, step, meta, tensor, hands));
+        // Once is enough.
+        self.happens(end, "not found", |channel, hands| channel.not_found(&name, step, &Error::remote("gone"), hands));
+        self.happens(end, "found", |channel, hands| channel.found(&name, step, meta, Vec::new(), hands));
+    }
+
+    /// The next message of this end's arrives.
+    fn arrives(&mut self, end: usize) {
+        let Some(wire) = self.hands[end].wire.pop_front() else { return };
+        let peer = 1 - end;
+        let what = format!("{:?} received", wire.kind());
+        match wire {
+            Wire::Ack => {
+                self.hands[peer].message_is_out = false;
+                self.happens(peer, &what, |channel, hands| channel.acked(hands).unwrap());
+            }
+            Wire::Message(packet, text) => {
+                // Over the wire.
+                let packet = Packet::decode(&packet.encode()).unwrap();
+                self.happens(peer, &what, |channel, hands| channel.message(&packet, &text, hands).unwrap());
+                for what in std::mem::take(&mut self.hands[peer].forgets) {
+                    let at = self.hands[peer].finds.iter().position(|found| *found == what).expect("what was looked for");
+                    self.hands[peer].finds.swap_remove(at);
+                    // Once is enough.
+                    for _ in 0..2 {
+                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&what.0, what.1, hands));
+                    }
+                }
+            }
+        }
+    }
+
+    /// One of its tensors does.
+    fn lands(&mut self, end: usize, which: usize) {
+        let writes = &mut self.hands[end].writes;
+        if writes.is_empty() {
+            return;
+        }
+        let (to, bytes) = writes.swap_remove(which % writes.len());
+        let (room, _, landed) = self.hands[1 - end].slots.get_mut(&to.sequence).expect("nobody writes to memory that is not announced");
+        assert_eq!(*room, bytes.len() as u64);
+        assert!(landed.replace(bytes).is_none(), "written twice");
+        self.happens(1 - end, "landed", |channel, hands| channel.landed(to.sequence, to.bytes, hands).unwrap());
+    }
+
+    /// An end hears that its oldest write is done.
+    fn is_written(&mut self, end: usize) {
+        if let Some((tx, kind)) = self.hands[end].unwritten.pop_front() {
+            self.happens(end, &format!("{kind:?} written"), |channel, hands| channel.written(tx, hands));
+        }
+    }
+
+    /// An end that is `late` seldom hears that its writes are done. One end asks for nothing if the tensors go `one_way`.
+    fn step(&mut self, (late, one_way): (usize, bool), choice: u8, which: u8) {
+        let (end, number) = (usize::from(choice % 2), usize::from(which));
+        match choice / 2 % 16 {
+            0 if one_way && end == 1 => {}
+            0 => self.request(end, ["a", "b"][number % 2], u64::from(which / 4 % 16), which >= 128),
+            1 => self.withdraw(end, number),
+            2 => self.hands[end].no_memory = which < 64,
+            3 if which.is_multiple_of(2) => self.answer(end, number / 16, which / 2),
+            3 => self.lands(end, number),
+            4..=9 => self.arrives(end),
+            _ if end == late && !which.is_multiple_of(8) => self.arrives(1 - end),
+            _ => self.is_written(end),
+        }
+    }
+
+    /// What is asked for comes, whatever the order until then.
+    fn ends(&mut self) {
+        for _ in 0..1000 {
+            for end in [0, 1] {
+                self.arrives(end);
+                self.is_written(end);
+                self.answer(end, 0, 6);
+                self.lands(end, 0);
+            }
+        }
+        for end in [0, 1] {
+            let Hands { wanted, wire, writes, unwritten, slots, .. } = &self.hands[end];
+            assert!(wanted.is_empty(), "never answered: {wanted:?}");
+            assert!(wire.is_empty() && writes.is_empty() && unwritten.is_empty() && !self.channels[end].waits());
+            assert!(slots.is_empty(), "memory that stays announced: {slots:?}");
+            assert!(self.channels[end].sought.is_empty(), "tensors that are kept: {:?}", self.channels[end].sought);
+            assert!(self.channels[end].slots.is_empty());
+        }
+    }
+}
+
+#[test]
+fn both_ends_keep_to_the_table_and_reach_all_of_it() {
+    let seen = Seen::default();
+    let schedule = ((0..3usize, any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
+    let config = ProptestConfig { cases: 2500, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    runner
+        .run(&schedule, |(kind, schedule)| {
+            let mut world = World::new(&seen, 1 + kind.0 % 2);
+            schedule.into_iter().for_each(|(choice, which)| world.step(kind, choice, which));
+            world.ends();
+            Ok(())
+        })
+        .unwrap();
+    let table: BTreeSet<_> = TABLE.iter().flat_map(|(event, did)| did.iter().map(|did| ((*event).to_owned(), *did))).collect();
+    let missing: Vec<_> = table.difference(&seen.borrow()).cloned().collect();
+    assert!(missing.is_empty(), "never seen: {missing:?}");
+}
+
+/// Does as it is told, and has as many slots as it likes.
+#[derive(Default)]
+struct Dull(u64);
+
+impl Mail for Dull {
+    fn ack(&mut self) {}
+    fn message(&mut self, packet: &Packet, _: &str) {
+        assert!(packet.name.len() <= message::NAME_MAX);
+    }
+}
+
+impl Actions<(), ()> for Dull {
+    fn open(&mut self, _: Option<&()>, bytes: u64, _: bool) -> Result<Option<Announced>> {
+        self.0 += 1;
+        Ok(Some(Announced { sequence: self.0 % 8, memory: RemoteMr::default(), bytes }))
+    }
+    fn close(&mut self, _: u64) {}
+    fn write(&mut self, _: &Announced, _: ()) {}
+    fn find(&mut self, _: &str, _: u64) {}
+    fn forget(&mut self, _: &str, _: u64) {}
+    fn give_back(&mut self, _: &str, _: u64, _: ()) {}
+    fn deliver(&mut self, _: &str, _: u64, _: &Meta, _: Option<u64>) {}
+    fn fail(&mut self, _: &str, _: u64, _: Error) {}
+    fn no_memory(&mut self, _: &str, _: u64, _: Error) {}
+    fn withdrawn(&mut self, _: &str, _: u64) {}
+}
+
+proptest! {
+    /// Whatever a peer sends, in whatever order: it is taken, or refused in words that blame it.
+    #[test]
+    fn no_peer_can_make_an_end_panic(events in proptest::collection::vec((any::<u8>(), any::<u8>(), 0u64..3, 0u64..3), 0..200)) {
+        let (mut channel, mut hands) = (Direct::default(), Dull::default());
+        for (what, which, step, bytes) in events {
+            let name = ["a", "b", ""][usize::from(which % 3)];
+            let kind = [
+                Kind::TensorRequest,
+                Kind::TensorReRequest,
+                Kind::MetaDataUpdate,
+                Kind::ErrorStatus,
+                Kind::TensorWithdraw,
+                Kind::TensorWithdrawn,
+                Kind::BufferIdle,
+            ][usize::from(which / 3 % 7)];
+            let meta = Meta { bytes, ..Meta::default() };
+            let packet = Packet { buffer_size: bytes, index: u64::from(which % 8), meta, ..Packet::new(kind, name, step) };
+            let mut taken = Ok(());
+            match what % 12 {
+                0..=3 => taken = channel.message(&packet, "why", &mut hands),
+                4 => taken = channel.acked(&mut hands),
+                5 => taken = channel.landed(u64::from(which % 8), bytes, &mut hands),
+                6 => taken = channel.request(name, step, None, &mut hands).map(drop),
+                7 => channel.withdraw(name, step, &mut hands),
+                8 => channel.found(name, step, meta, (), &mut hands),
+                9 => channel.forgotten(name, step, &mut hands),
+                10 => channel.not_found(name, step, &Error::remote("gone"), &mut hands),
+                _ => channel.written([Tx::Ack, Tx::Message, Tx::Tensor(0)][usize::from(which % 3)], &mut hands),
+            }
+            if let Err(error) = taken {
+                prop_assert!(matches!(&error, Error::Remote(words) if words.starts_with("it sent ")), "{}", error);
+            }
+        }
+    }
+}
+
+/// An end that has asked for the tensor `a` of step 1, and has said so.
+fn asking() -> (Direct<Vec<u8>, ()>, Hands) {
+    let mut world = World::new(&Seen::default(), 2);
+    world.request(0, "a", 1, false);
+    let World { channels: [channel, _], hands: [hands, _], .. } = world;
+    (channel, hands)
+}
+
+#[test]
+fn what_breaks_the_protocol_is_refused_in_words() {
+    let sent = |packet: Packet| {
+        let (mut channel, mut hands) = asking();
+        channel.message(&packet, "", &mut hands).unwrap_err().to_string()
+    };
+    let meta = |bytes: u64| Meta::new(1, &[bytes as i64], bytes, false).unwrap();
+    let packet = |kind, name: &str, bytes| Packet { meta: meta(bytes), ..Packet::new(kind, name, 1) };
+    assert_eq!(sent(packet(Kind::BufferIdle, "a", 0)), "it sent a message of kind 1");
+    assert_eq!(sent(packet(Kind::MetaDataUpdate, "b", 5)), "it sent the shape of b of step 1, which was not asked for");
+    let error = sent(packet(Kind::MetaDataUpdate, "a", (1 << 30) + 1));
+    assert_eq!(error, "it sent that a has 1073741825 bytes; at most 1073741824 may be");
+    assert_eq!(sent(packet(Kind::ErrorStatus, "b", 0)), "it sent an error for b of step 1, which was not asked for");
+    assert_eq!(sent(packet(Kind::TensorWithdrawn, "a", 0)), "it sent that a of step 1 is taken back, which it is not");
+    let error = sent(packet(Kind::TensorReRequest, "x", 4));
+    assert_eq!(error, "it sent a second request for x of step 1, of which it was not told that");
+    for (bytes, has, addr) in [(5, 4, 0), (4, 5, 0), ((1 << 30) + 1, (1 << 30) + 1, 0), (4, 4, u64::MAX - 2)] {
+        let memory = RemoteMr { addr, rkeys: [1; 8] };
+        let error = sent(Packet { buffer_size: bytes, memory, ..packet(Kind::TensorRequest, "x", has) });
+        assert_eq!(error, format!("it sent {bytes} bytes of memory at {addr:#x} for x, which has {has}"));
+    }
+    let (mut channel, mut hands) = asking();
+    assert_eq!(channel.landed(0, 5, &mut hands).unwrap_err().to_string(), "it sent a tensor that was not asked for");
+    channel.acked(&mut hands).unwrap();
+    assert_eq!(channel.acked(&mut hands).unwrap_err().to_string(), "it sent an ack of nothing");
+    channel.message(&packet(Kind::TensorRequest, "x", 0), "", &mut hands).unwrap();
+    let error = channel.message(&packet(Kind::TensorRequest, "x", 0), "", &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent a second request for x of step 1");
+}
+
+/// An end that was told of so many bytes of `a`, has asked again, and has heard that its messages were read.
+fn told(bytes: u64) -> (Direct<Vec<u8>, ()>, Hands, u64) {
+    let (mut channel, mut hands) = asking();
+    let meta = Meta::new(1, &[bytes as i64], bytes, false).unwrap();
+    channel.message(&Packet { meta, ..Packet::new(Kind::MetaDataUpdate, "a", 1) }, "", &mut hands).unwrap();
+    let sequence = *hands.slots.keys().next().expect("it has opened a slot");
+    channel.written(Tx::Ack, &mut hands);
+    hands.unwritten.clear();
+    (channel, hands, sequence)
+}
+
+#[test]
+fn what_lands_must_be_what_was_told() {
+    let (mut channel, mut hands, sequence) = told(1000);
+    let error = channel.landed(sequence, 999, &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent 999 bytes of a of step 1, which has 1000");
+    let again = |kind| {
+        let (mut channel, mut hands, _) = told(1000);
+        channel.message(&Packet::new(kind, "a", 1), "", &mut hands).unwrap_err().to_string()
+    };
+    assert_eq!(again(Kind::MetaDataUpdate), "it sent the shape of a of step 1, which was not asked for");
+    assert_eq!(again(Kind::ErrorStatus), "it sent an error for a of step 1, which was not asked for");
+    // Of another shape than it was told, or twice.
+    let mut asks = |packet: Packet| channel.message(&packet, "", &mut hands);
+    asks(Packet::new(Kind::TensorRequest, "x", 1)).unwrap();
+    let (mut producer, mut hands) = asking();
+    producer.message(&Packet::new(Kind::TensorRequest, "x", 1), "", &mut hands).unwrap();
+    let meta = Meta::new(1, &[4], 4, false).unwrap();
+    producer.found("x", 1, meta, vec![0; 4], &mut hands);
+    hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
+    producer.written(Tx::Ack, &mut hands);
+    let other = Packet { meta: Meta { data_type: 2, ..meta }, buffer_size: 4, ..Packet::new(Kind::TensorReRequest, "x", 1) };
+    let error = producer.message(&other, "", &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent a second request for x of step 1, of which it was not told that");
+}
+
+#[test]
+fn a_peer_asks_for_so_much_and_no_more() {
+    let (mut channel, mut hands) = asking();
+    let mut asks = |step: u64| {
+        let asked = channel.message(&Packet::new(Kind::TensorRequest, "x", step), "", &mut hands);
+        channel.written(Tx::Ack, &mut hands);
+        hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
+        hands.finds.clear();
+        asked
+    };
+    (0..MAX_REQUESTS as u64).for_each(|step| asks(step).unwrap());
+    assert_eq!(asks(1 << 40).unwrap_err().to_string(), "it sent more than 65536 requests at a time");
+}
+
+/// Else one that reads messages, and nothing else, has all that it asks for kept.
+#[test]
+fn a_peer_takes_what_it_asks_for() {
+    let (mut channel, mut hands) = (Direct::<(), ()>::default(), Dull::default());
+    let meta = Meta::new(1, &[4], 4, false).unwrap();
+    let mut asks = |channel: &mut Direct<(), ()>, step| {
+        let asked = channel.message(&Packet { meta, buffer_size: 4, ..Packet::new(Kind::TensorRequest, "x", step) }, "", &mut hands);
+        channel.written(Tx::Ack, &mut hands);
+        channel.found("x", step, meta, (), &mut hands);
+        asked
+    };
+    (0..MAX_REQUESTS as u64).for_each(|step| asks(&mut channel, step).unwrap());
+    assert_eq!(asks(&mut channel, 1 << 40).unwrap_err().to_string(), "it sent more than 65536 requests at a time");
+    channel.written(Tx::Tensor(0), &mut Dull::default());
+    asks(&mut channel, 1 << 40).unwrap();
+}

@@ -1,0 +1,603 @@
+//! What executes what a channel's tables of actions say: fills buffers and posts them, opens slots over memory, and notes what its worker has to be told.
+//! Under the lock of the manager.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, OnceLock};
+
+use crate::base::error::{Error, Result};
+use crate::base::stage::{self, Stage};
+use crate::base::stats::CommCounter;
+use crate::link::Failure;
+use crate::link::device::{Device, Registered};
+use crate::link::duplex::{Duplex, Target};
+use crate::link::limits::{MAX_RAILS, MAX_REQUESTS};
+use crate::link::wr_id::RequestId;
+
+use super::channel::{self, RemoteBuffer, Tx};
+use super::direct::{self, Announced};
+use super::mailbox::Mail;
+use super::memory::{Memory, Pool};
+use super::message::{HEADER, Kind, MESSAGE, Meta, Packet, RemoteMr};
+use super::value::{Tensor, fits};
+
+/// The buffers that every channel has, in the order in which they lie: each of [`MESSAGE`] bytes.
+pub const BUFFERS: [&str; 4] = ["tx_message_buffer", "rx_message_buffer", "tx_ack_buffer", "rx_ack_buffer"];
+const TX_MESSAGE: usize = 0;
+/// Where the second of them begins.
+pub const RX_MESSAGE: usize = MESSAGE;
+const TX_ACK: usize = 2 * MESSAGE;
+/// Where the last of them does.
+pub const RX_ACK: usize = 3 * MESSAGE;
+/// The slots that stand open, in the order in which each side opens them: the first, for messages.
+pub const MESSAGES: u64 = 0;
+/// The second, for acks.
+pub const ACKS: u64 = 1;
+/// The third, for tensors that go through buffers.
+pub const TENSORS: u64 = 2;
+
+/// Slots that are left to tensors of which their producer has told.
+const KEPT_SLOTS: usize = 64;
+/// Bytes of the library's memory that a worker announces to another for tensors which may not be produced yet, or one tensor's.
+const AHEAD: usize = 256 << 20;
+
+/// Buffers that were given up whose memory is kept: the next one is often of the same size.
+const SPARE: usize = 4;
+
+/// What the peer wants of this worker, or has for it.
+pub enum Told {
+    /// It wants a tensor: `found` or `not_found` of the adapter answers.
+    Find {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// It does not want it any more: `forgotten` of the adapter, if it was still looked for.
+    Forget {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// It was found, and is not wanted any more.
+    Back {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// As it was found.
+        tensor: Tensor,
+    },
+    /// A tensor is here.
+    Here {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// With its memory, which nobody writes to any more.
+        tensor: Tensor,
+    },
+    /// A tensor is here: the adapter's `consumed` once it was copied out.
+    Landed {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// Where it is.
+        tensor: Arc<Landed>,
+    },
+    /// A tensor will not come, and why.
+    Failed {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// In the peer's words.
+        why: Error,
+    },
+    /// There is none for it here: the request is being taken back.
+    NoMemory {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// Or too little, where a receive has brought it.
+        why: Error,
+    },
+    /// A request was taken back, and nothing has come of it.
+    Withdrawn {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+}
+
+/// A tensor in its buffer.
+pub struct Landed {
+    /// The buffer's number.
+    pub index: usize,
+    meta: Meta,
+    memory: Arc<Registered>,
+    copy: OnceLock<std::result::Result<Tensor, Failure>>,
+}
+
+impl Landed {
+    /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
+    ///
+    /// Errors: none that happens, as the sizes were checked.
+    pub fn copy(&self) -> (Result<Tensor>, bool) {
+        let mut made = false;
+        let copy = self.copy.get_or_init(|| {
+            made = true;
+            let mut bytes = vec![0; self.meta.bytes as usize];
+            let view = self.memory.view(HEADER, bytes.len()).map_err(|why| Failure::from_error(&why))?;
+            view.read(&mut bytes);
+            Ok(Tensor::received(self.meta, bytes))
+        });
+        (copy.clone().map_err(|why| why.error()), made)
+    }
+
+    /// One in this memory, by the only one who wants it.
+    ///
+    /// Errors: it has too few bytes.
+    pub fn copy_into(&self, into: &Arc<Memory>) -> Result<Tensor> {
+        fits(&self.meta, into)?;
+        let len = self.meta.bytes as usize;
+        if let Some(place) = into.view(len) {
+            place.copy_from(&self.memory.view(HEADER, len)?);
+        }
+        Ok(Tensor::placed(self.meta, into.clone()))
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        self.meta.bytes
+    }
+}
+
+/// A tensor that is to be copied before it is sent, for which no lock is needed; [`Hands::filled`] sends it then.
+pub struct Fill {
+    tensor: Tensor,
+    to: Place,
+}
+
+enum Place {
+    /// The buffer of a tensor, behind a header.
+    Buffer { index: usize, to: Target, value: u32, memory: Arc<Registered>, packet: Box<Packet> },
+    /// Memory that the device reads, as it does not read the producer's.
+    Pooled { to: Announced, pool: Arc<Pool>, copy: Option<Result<Memory>> },
+}
+
+impl Fill {
+    /// Copies it.
+    pub fn copy(&mut self) {
+        match &mut self.to {
+            Place::Buffer { memory, .. } => {
+                // The buffer has room for it: it was made so.
+                if let Ok(view) = memory.view(HEADER, self.tensor.len()) {
+                    self.tensor.copy_to(&view);
+                }
+            }
+            Place::Pooled { pool, copy, .. } => *copy = Some(pool.copy(&self.tensor.bytes())),
+        }
+    }
+}
+
+/// What executes what the channel says.
+pub struct Hands {
+    /// First, so that nobody reads or writes the memory below when that is dropped.
+    pub link: Duplex,
+    device: Arc<Device>,
+    pool: Arc<Pool>,
+    /// The named ones.
+    pub buffers: Arc<Registered>,
+    /// The peer's, for messages and for acks.
+    to: [Target; 2],
+    /// Of tensors that come in and that go out, by number.
+    pub tensors: [HashMap<usize, Arc<Registered>>; 2],
+    /// Memory of buffers that were given up last.
+    spare: VecDeque<Arc<Registered>>,
+    fills: VecDeque<Box<Fill>>,
+    /// Those, and others that are being copied.
+    filling: usize,
+    /// By their slots: what tensors are written into; and the bytes that are announced ahead.
+    opened: HashMap<u64, (Arc<Memory>, usize)>,
+    /// All of those bytes.
+    ahead: usize,
+    /// Writes for which there was no room.
+    posts: VecDeque<Post>,
+    writes: VecDeque<(Announced, Tensor)>,
+    /// By the index of a request: what it writes.
+    sent: Vec<Option<Sent>>,
+    pub told: VecDeque<Told>,
+    /// What could not be done.
+    broken: Option<Error>,
+    #[cfg(test)]
+    pub tamper: Option<Tamper>,
+}
+
+/// Changes where a tensor is written, and its bytes.
+#[cfg(test)]
+pub type Tamper = fn(&mut RemoteMr, &mut u64);
+
+/// A write whose memory is not to be touched yet.
+enum Sent {
+    Buffer(Tx),
+    Tensor { _memory: Tensor },
+}
+
+#[derive(Clone, Copy)]
+struct Post {
+    from: Tx,
+    kind: Kind,
+    to: Target,
+    value: u32,
+    addr: usize,
+    len: usize,
+    lkeys: [u32; MAX_RAILS],
+}
+
+impl Hands {
+    /// Over a link, with the named buffers; `to` are the peer's, for messages and for acks.
+    pub fn new(link: Duplex, device: &Arc<Device>, pool: &Arc<Pool>, buffers: Registered, to: [Target; 2]) -> Hands {
+        Hands {
+            link,
+            device: device.clone(),
+            pool: pool.clone(),
+            buffers: Arc::new(buffers),
+            to,
+            tensors: Default::default(),
+            spare: VecDeque::new(),
+            fills: VecDeque::new(),
+            filling: 0,
+            opened: HashMap::new(),
+            ahead: 0,
+            posts: VecDeque::new(),
+            writes: VecDeque::new(),
+            sent: std::iter::repeat_with(|| None).take(MAX_REQUESTS).collect(),
+            told: VecDeque::new(),
+            broken: None,
+            #[cfg(test)]
+            tamper: None,
+        }
+    }
+
+    /// Where the library's memory is from.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Of a tensor that comes in.
+    pub fn incoming(&self, index: usize) -> Option<&Arc<Registered>> {
+        let [coming, _] = &self.tensors;
+        coming.get(&index)
+    }
+
+    /// Counts one.
+    pub fn count(&self, counter: CommCounter) {
+        self.link.stats().add(counter, 1);
+    }
+
+    /// Whether the peer has all that was to be written.
+    pub fn is_through(&self) -> bool {
+        self.filling == 0 && self.posts.is_empty() && self.writes.is_empty() && self.sent.iter().all(Option::is_none)
+    }
+
+    /// The peer has all of a write: the buffer that is free again. In Direct mode a tensor's memory is its producer's then, whatever the number.
+    pub fn sent(&mut self, id: RequestId) -> Option<Tx> {
+        match self.sent.get_mut((id.0 & 0xff) as usize).and_then(Option::take)? {
+            Sent::Buffer(from) => Some(from),
+            Sent::Tensor { .. } => Some(Tx::Tensor(0)),
+        }
+    }
+
+    /// Posts what is to be written, as far as there is room.
+    ///
+    /// Errors: the link has failed, now or before.
+    pub fn post(&mut self) -> Result<()> {
+        if let Some(error) = self.broken.take() {
+            self.link.fail(Failure::from_error(&error));
+        }
+        while let Some(post) = self.posts.front() {
+            let Post { from, kind, to, value, addr, len, lkeys } = post;
+            let posted = self.link.notify(to, 0, *value, *addr, *len, lkeys);
+            let Some(id) = posted.inspect_err(|error| self.link.fail(Failure::from_error(error)))? else { break };
+            if let Some(place) = self.sent.get_mut((id.0 & 0xff) as usize) {
+                *place = Some(Sent::Buffer(*from));
+            }
+            if let Some(stage) = stage(*kind) {
+                stage::reach(stage);
+            }
+            self.posts.pop_front();
+        }
+        while let Some((to, tensor)) = self.writes.front() {
+            let (addr, keys) = tensor.memory().map_or_else(Default::default, |memory| (memory.addr(), memory.keys().0));
+            let target = Target { sequence: to.sequence, addr: to.memory.addr, len: to.bytes, rkeys: to.memory.rkeys };
+            let posted = self.link.write(&target, addr, to.bytes as usize, &keys);
+            let Some(id) = posted.inspect_err(|error| self.link.fail(Failure::from_error(error)))? else { break };
+            let tensor = self.writes.pop_front();
+            if let (Some(place), Some((_, memory))) = (self.sent.get_mut((id.0 & 0xff) as usize), tensor) {
+                *place = Some(Sent::Tensor { _memory: memory });
+            }
+            stage::reach(Stage::TensorWrite);
+        }
+        Ok(())
+    }
+
+    /// Notes a write of a packet and a text behind it, from one of the named buffers.
+    fn put(&mut self, from: Tx, to: Target, packet: &Packet, text: &str) {
+        let (memory, len) = (self.buffers.clone(), HEADER + text.len());
+        let part = (if from == Tx::Message { TX_MESSAGE } else { TX_ACK }, len);
+        if let Ok(place) = memory.view(part.0 + HEADER, text.len()) {
+            place.write(text.as_bytes());
+        }
+        self.put_in(from, &memory, part, (to, len as u32), packet);
+    }
+
+    /// Notes a write of so many bytes from that offset of a memory, before which the packet is put.
+    fn put_in(&mut self, from: Tx, memory: &Registered, (offset, len): (usize, usize), (to, value): (Target, u32), packet: &Packet) {
+        match memory.view(offset, len) {
+            Ok(view) => {
+                view.write(&packet.encode());
+                self.posts.push_back(Post { from, kind: packet.kind, to, value, addr: view.addr(), len, lkeys: memory.lkeys() });
+            }
+            Err(error) => self.broken = Some(error),
+        }
+    }
+
+    fn fill(&mut self, tensor: Tensor, to: Place) {
+        self.filling += 1;
+        self.link.stats().add(CommCounter::Copied, tensor.len() as u64);
+        self.fills.push_back(Box::new(Fill { tensor, to }));
+    }
+
+    /// The next tensor that is to be copied before it is sent.
+    pub fn next_fill(&mut self) -> Option<Box<Fill>> {
+        self.fills.pop_front()
+    }
+
+    /// It was: notes its write.
+    pub fn filled(&mut self, Fill { tensor, to }: Fill) {
+        self.filling -= 1;
+        match to {
+            Place::Buffer { index, to, value, memory, packet } => {
+                self.count(CommCounter::Ops);
+                self.put_in(Tx::Tensor(index), &memory, (0, HEADER + tensor.len()), (to, value), &packet);
+            }
+            Place::Pooled { to, copy: Some(Ok(copy)), .. } => self.write_from(to, Tensor::placed(*tensor.meta(), Arc::new(copy))),
+            Place::Pooled { copy, .. } => self.broken = copy.and_then(Result::err),
+        }
+    }
+
+    /// Notes a write of a tensor from memory that the device reads.
+    fn write_from(&mut self, to: Announced, tensor: Tensor) {
+        self.count(CommCounter::Ops);
+        #[cfg(test)]
+        let to = self.tampered(to);
+        self.writes.push_back((to, tensor));
+    }
+
+    /// The memory of a slot that is not open any more.
+    fn take_opened(&mut self, sequence: u64) -> Option<Arc<Memory>> {
+        let (memory, ahead) = self.opened.remove(&sequence)?;
+        self.ahead -= ahead;
+        Some(memory)
+    }
+}
+
+/// What is reached when one was posted.
+fn stage(kind: Kind) -> Option<Stage> {
+    match kind {
+        Kind::Ack => Some(Stage::TensorAck),
+        Kind::BufferIdle => Some(Stage::TensorBufferIdle),
+        Kind::BufferRequest => Some(Stage::TensorBufferRequest),
+        Kind::BufferResponse => Some(Stage::TensorBufferResponse),
+        Kind::TensorRequest => Some(Stage::TensorRequest),
+        Kind::TensorWrite => Some(Stage::TensorWrite),
+        Kind::MetaDataUpdate => Some(Stage::TensorMetaDataUpdate),
+        Kind::TensorReRequest => Some(Stage::TensorReRequest),
+        Kind::ErrorStatus => Some(Stage::TensorErrorStatus),
+        Kind::TensorWithdraw => Some(Stage::TensorWithdraw),
+        Kind::TensorWithdrawn => Some(Stage::TensorWithdrawn),
+    }
+}
+
+/// What the channel believes and its hands do not: never seen.
+#[cold]
+fn no_memory(index: usize) -> Error {
+    Error::internal(format!("buffer {index} has no memory"))
+}
+
+impl Mail for Hands {
+    fn ack(&mut self) {
+        let [_, to] = self.to;
+        self.put(Tx::Ack, to, &Packet::new(Kind::Ack, "", 0), "");
+    }
+
+    fn message(&mut self, packet: &Packet, text: &str) {
+        let [to, _] = self.to;
+        self.put(Tx::Message, to, packet, text);
+    }
+}
+
+/// What a channel's end does with a tensor that was asked for, whichever its mode.
+impl Hands {
+    fn tell_find(&mut self, name: &str, step: u64) {
+        self.told.push_back(Told::Find { name: name.to_owned(), step });
+    }
+
+    fn tell_forget(&mut self, name: &str, step: u64) {
+        self.told.push_back(Told::Forget { name: name.to_owned(), step });
+    }
+
+    fn tell_failed(&mut self, name: &str, step: u64, why: Error) {
+        self.count(CommCounter::Completions);
+        self.count(CommCounter::Errors);
+        self.told.push_back(Told::Failed { name: name.to_owned(), step, why });
+    }
+
+    fn tell_withdrawn(&mut self, name: &str, step: u64) {
+        self.count(CommCounter::Completions);
+        self.told.push_back(Told::Withdrawn { name: name.to_owned(), step });
+    }
+}
+
+impl channel::Actions<Tensor> for Hands {
+    fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr> {
+        let bytes = usize::try_from(bytes).map_err(|_| Error::usage(format!("a buffer of {bytes} bytes")))?;
+        let spare = self.spare.iter().position(|memory| memory.len() == bytes).and_then(|spare| self.spare.remove(spare));
+        let memory = match spare {
+            Some(memory) => memory,
+            None => Arc::new(self.device.scratch(bytes)?),
+        };
+        let remote = RemoteMr { addr: memory.view(0, bytes)?.addr() as u64, rkeys: memory.rkeys() };
+        let [coming, going] = &mut self.tensors;
+        if outgoing { going } else { coming }.insert(index, memory);
+        Ok(remote)
+    }
+
+    fn give_up(&mut self, outgoing: bool, index: usize) {
+        let [coming, going] = &mut self.tensors;
+        self.spare.extend(if outgoing { going } else { coming }.remove(&index));
+        if self.spare.len() > SPARE {
+            self.spare.pop_front();
+        }
+    }
+
+    fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Tensor) {
+        let target = Target { sequence: TENSORS, addr: to.memory.addr, len: to.len, rkeys: to.memory.rkeys };
+        let [_, going] = &self.tensors;
+        match going.get(&index).cloned() {
+            Some(memory) => {
+                let packet = Box::new(packet.clone());
+                self.fill(tensor, Place::Buffer { index, to: target, value: to.index, memory, packet });
+            }
+            None => self.broken = Some(no_memory(index)),
+        }
+    }
+
+    fn find(&mut self, name: &str, step: u64) {
+        self.tell_find(name, step);
+    }
+
+    fn forget(&mut self, name: &str, step: u64) {
+        self.tell_forget(name, step);
+    }
+
+    fn deliver(&mut self, index: usize, packet: &Packet) {
+        self.count(CommCounter::Completions);
+        match self.incoming(index).cloned() {
+            Some(memory) => {
+                let tensor = Arc::new(Landed { index, meta: packet.meta, memory, copy: OnceLock::new() });
+                self.told.push_back(Told::Landed { name: packet.name.clone(), step: packet.step, tensor });
+            }
+            None => self.broken = Some(no_memory(index)),
+        }
+    }
+
+    fn fail(&mut self, name: &str, step: u64, why: Error) {
+        self.tell_failed(name, step, why);
+    }
+
+    fn withdrawn(&mut self, name: &str, step: u64) {
+        self.tell_withdrawn(name, step);
+    }
+}
+
+impl direct::Actions<Tensor, Arc<Memory>> for Hands {
+    fn open(&mut self, into: Option<&Arc<Memory>>, bytes: u64, ahead: bool) -> Result<Option<Announced>> {
+        let (len, kept) = (bytes as usize, if ahead { KEPT_SLOTS } else { 0 });
+        let ahead = if ahead && into.is_none() { len } else { 0 };
+        if self.link.free_slots() <= kept || self.ahead > 0 && self.ahead.saturating_add(ahead) > AHEAD {
+            return Ok(None);
+        }
+        let memory = match into {
+            Some(memory) => memory.clone(),
+            None => Arc::new(self.pool.take(len)?),
+        };
+        let Some(place) = memory.view(len) else {
+            return Err(Error::usage(format!("a tensor of {bytes} bytes, received into {}", memory.len())));
+        };
+        let (addr, (_, rkeys)) = (place.addr() as u64, memory.keys());
+        let Some(sequence) = self.link.open(bytes) else { return Ok(None) };
+        self.ahead += ahead;
+        self.opened.insert(sequence, (memory, ahead));
+        Ok(Some(Announced { sequence, memory: RemoteMr { addr, rkeys }, bytes }))
+    }
+
+    fn close(&mut self, sequence: u64) {
+        self.link.close(sequence);
+        self.take_opened(sequence);
+    }
+
+    fn write(&mut self, to: &Announced, tensor: Tensor) {
+        match tensor.memory().filter(|memory| memory.is_registered(&self.pool)) {
+            Some(memory) => {
+                self.link.stats().add(CommCounter::Copied, if memory.is_copy() { tensor.len() as u64 } else { 0 });
+                self.write_from(*to, tensor);
+            }
+            None => self.fill(tensor, Place::Pooled { to: *to, pool: self.pool.clone(), copy: None }),
+        }
+    }
+
+    fn find(&mut self, name: &str, step: u64) {
+        self.tell_find(name, step);
+    }
+
+    fn forget(&mut self, name: &str, step: u64) {
+        self.tell_forget(name, step);
+    }
+
+    fn give_back(&mut self, name: &str, step: u64, tensor: Tensor) {
+        self.told.push_back(Told::Back { name: name.to_owned(), step, tensor });
+    }
+
+    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>) {
+        self.count(CommCounter::Completions);
+        let tensor = match sequence.map(|sequence| self.take_opened(sequence)) {
+            Some(Some(memory)) => Tensor::placed(*meta, memory),
+            Some(None) => {
+                self.broken = Some(Error::internal("a slot has no memory"));
+                return;
+            }
+            None => Tensor::received(*meta, Vec::new()),
+        };
+        self.told.push_back(Told::Here { name: name.to_owned(), step, tensor });
+    }
+
+    fn fail(&mut self, name: &str, step: u64, why: Error) {
+        self.tell_failed(name, step, why);
+    }
+
+    fn no_memory(&mut self, name: &str, step: u64, why: Error) {
+        self.count(CommCounter::Errors);
+        self.told.push_back(Told::NoMemory { name: name.to_owned(), step, why });
+    }
+
+    fn withdrawn(&mut self, name: &str, step: u64) {
+        self.tell_withdrawn(name, step);
+    }
+}
+
+#[cfg(test)]
+impl Hands {
+    /// Whether a thread copies a tensor that goes out.
+    pub fn is_copying(&self) -> bool {
+        self.filling > self.fills.len()
+    }
+
+    /// Notes a write of this into the peer's message buffer.
+    pub fn put_garbage(&mut self, bytes: &[u8]) {
+        let [to, _] = self.to;
+        self.put(Tx::Message, to, &Packet::new(Kind::Ack, "", 0), "");
+        self.buffers.view(TX_MESSAGE, bytes.len()).unwrap().write(bytes);
+    }
+
+    fn tampered(&self, mut to: Announced) -> Announced {
+        if let Some(tamper) = self.tamper {
+            tamper(&mut to.memory, &mut to.bytes);
+        }
+        to
+    }
+}
