@@ -258,7 +258,7 @@ impl Adapter {
         self.hands.told.pop_front()
     }
 
-    /// Asks to be woken, and names the descriptors to sleep on. `Some`: see [`Duplex::arm`].
+    /// Asks to be woken, and names the descriptors to sleep on. `Some`: see [`Duplex::arm`](crate::link::duplex::Duplex::arm).
     pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
         let waits = either!(&self.flow, channel => channel.waits());
         self.hands.link.arm(waits.then_some(WaitCause::PeerNoSend.into()), watch)
