@@ -10,6 +10,7 @@
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
 #   make bench-store   the store's server beside torch's, one client for both
 #   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
+#   make bench-tensor  tensors beside the plugin itself, gRPC, and what this machine's memory allows
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make fuzz      random bytes to what the store's server reads with, for SECONDS (default 60)
 #   make header    include/railhead.h from src/abi
@@ -51,7 +52,7 @@ TESTS := $(filter-out softroce,$(basename $(notdir $(wildcard tests/*.rs cli/tes
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test soak bench bench-nccl bench-proxy bench-store bench-mesh instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor instructions fuzz header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -178,6 +179,11 @@ bench-mesh: build
 	-$(call installed,g++ libgloo-dev)
 	-$(call installed,gcc libc6-dev openmpi-bin libopenmpi-dev)
 	@python3 benches/mesh.py $(PROGRAM) target/anchors $(BENCH_ARGS)
+
+# BENCH_ARGS: --rounds N, --seconds S, --only TEXT or --json.
+bench-tensor: deps-test build
+	@$(CARGO) bench --quiet --profile release --bench tensor --no-run
+	@python3 benches/tensor.py $(PROGRAM) $(LIBRARY) target/anchors $(BENCH_ARGS) -- $(CARGO) bench --quiet --profile release --bench tensor
 
 instructions: deps-test build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions

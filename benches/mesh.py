@@ -24,11 +24,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-here = pathlib.Path(__file__).resolve().parent
+from rounds import MIB, PATIENCE, Failed, build, digits, launch, processor, spread, tell
 
-MIB = 1 << 20
-# Seconds that a measurement may take, with all that belongs to it.
-PATIENCE = 60
 # Cores that more ranks than these share.
 CROWDED = 2
 # Ways of an anchor that are measured in every round, if they are no slower than the fastest by more than this factor when they are tried.
@@ -93,53 +90,6 @@ OPEN_MPI = {
     "shm": {"vader": "--mca btl self,vader", "vader no-cma": "--mca btl self,vader --mca btl_vader_single_copy_mechanism none"},
     "tcp": {"tcp": "--mca btl self,tcp --mca btl_tcp_if_include lo"},
 }
-
-
-class Failed(Exception):
-    """What a program said first."""
-
-
-def launch(commands, environment=None):
-    """Runs programs at once, and returns what the first one prints, which is JSON."""
-    name, processes = pathlib.Path(commands[0][0]).name, []
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as printed:
-        try:
-            for command in commands:
-                out = subprocess.DEVNULL if processes else printed
-                processes.append(subprocess.Popen(command, stdout=out, stderr=said, env=os.environ | (environment or {})))
-            codes = [process.wait(PATIENCE) for process in processes]
-        except subprocess.TimeoutExpired:
-            raise Failed(f"{name}: not done after {PATIENCE} s") from None
-        except OSError as error:
-            raise Failed(str(error)) from None
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                try:
-                    process.wait(5)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        said.seek(0)
-        printed.seek(0)
-        if any(codes):
-            lines = [line.strip() for line in said if line.strip(" \n-")]
-            raise Failed(lines[0] if lines else f"{name}: exit status {max(codes, key=abs)}")
-        return json.load(printed)
-
-
-def build(folder, source, compiler, *libraries):
-    """A program, from its source."""
-    program, source = folder / pathlib.Path(source).stem, here / "anchors" / source
-    try:
-        done = subprocess.run([compiler, "-O3", "-Wall", "-Wextra", "-o", program, source, *libraries], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise Failed(f"{compiler} is missing") from None
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or ["it does not compile"]
-        raise Failed(errors[0].replace(f"{source.parent}/", ""))
-    return str(program)
 
 
 def anchors(folder):
@@ -278,15 +228,6 @@ class Contest:
         return result
 
 
-def digits(number):
-    return f"{number:.{max(0, 2 - len(str(int(number))) + 1)}f}"
-
-
-def spread(figures, unit=1):
-    median, least, most = (digits(f(figures) / unit) for f in (statistics.median, min, max))
-    return f"{median} ({least}..{most})"
-
-
 def time(figures):
     return f"{spread(figures, 1000)} ms" if statistics.median(figures) >= 1000 else f"{spread(figures)} us"
 
@@ -306,12 +247,11 @@ def line(result):
 
 def machine(programs):
     """What it was measured on, and with."""
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     said = lambda *command: subprocess.run(command, capture_output=True, text=True).stdout
     versions = {"Gloo": lambda: said("dpkg-query", "-W", "-f=${Version}", "libgloo-dev"), "Open MPI": lambda: said("mpirun", "--version").split()[3]}
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "processor": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "an unknown processor"),
+        "processor": processor(),
         "versions": {name: versions[name]() for name in programs},
     }
 
@@ -348,7 +288,6 @@ def main():
         parser.error(f"--only: {options.only!r} is in none of: {'; '.join(map(str, ROWS))}")
     options.folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    tell = lambda text: print(f"\r\033[K{text}", end="", file=sys.stderr) if sys.stderr.isatty() else None
     try:
         limits = build(options.folder, "limit.c", "cc")
         programs, skipped = anchors(options.folder)

@@ -119,7 +119,7 @@ int main(int argc, char **argv)
                                             {"elements", required_argument, NULL, 'e'}, {"steps", required_argument, NULL, 's'},
                                             {"direct", no_argument, NULL, 'D'},         {NULL, 0, NULL, 0}};
     const char *url = NULL, *device = NULL;
-    uint64_t mode = RAILHEAD_BUFFERED;
+    uint64_t mode = RAILHEAD_TENSOR_BUFFERED;
     size_t steps = 4;
     elements[0] = 20000;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -128,7 +128,7 @@ int main(int argc, char **argv)
         case 'd': device = optarg; break;
         case 'e': elements[0] = number("elements", optarg); break;
         case 's': steps = number("steps", optarg); break;
-        case 'D': mode = RAILHEAD_DIRECT; break;
+        case 'D': mode = RAILHEAD_TENSOR_DIRECT; break;
         default: return EXIT_FAILURE;
         }
     }

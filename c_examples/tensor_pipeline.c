@@ -118,14 +118,14 @@ int main(int argc, char **argv)
                                             {"direct", no_argument, NULL, 'D'},      {NULL, 0, NULL, 0}};
     const char *url = NULL, *device = NULL;
     size_t bytes = 100000;
-    uint64_t steps = 3, mode = RAILHEAD_BUFFERED;
+    uint64_t steps = 3, mode = RAILHEAD_TENSOR_BUFFERED;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
         case 'u': url = optarg; break;
         case 'd': device = optarg; break;
         case 'b': bytes = (size_t)number("bytes", optarg); break;
         case 's': steps = number("steps", optarg); break;
-        case 'D': mode = RAILHEAD_DIRECT; break;
+        case 'D': mode = RAILHEAD_TENSOR_DIRECT; break;
         default: return EXIT_FAILURE;
         }
     }

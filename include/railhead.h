@@ -120,9 +120,9 @@ typedef enum {
 // How tensors go from worker to worker.
 typedef enum {
     // Through a buffer of their name on either side: two copies.
-    RAILHEAD_BUFFERED = 0,
+    RAILHEAD_TENSOR_BUFFERED = 0,
     // Straight from the producer's memory into the consumer's, if that of the producer is registered, or comes with a `release`.
-    RAILHEAD_DIRECT = 1,
+    RAILHEAD_TENSOR_DIRECT = 1,
 } railhead_tensor_mode_t;
 
 // One end of a slot between two ranks: an opaque handle, ended by railhead_buffer_close. Threads: any, several at a time.

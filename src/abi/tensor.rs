@@ -44,9 +44,9 @@ pub struct railhead_tensor_memory_t(());
 #[repr(C)]
 pub enum railhead_tensor_mode_t {
     /// Through a buffer of their name on either side: two copies.
-    RAILHEAD_BUFFERED = 0,
+    RAILHEAD_TENSOR_BUFFERED = 0,
     /// Straight from the producer's memory into the consumer's, if that of the producer is registered, or comes with a `release`.
-    RAILHEAD_DIRECT = 1,
+    RAILHEAD_TENSOR_DIRECT = 1,
 }
 
 /// What railhead_tensor_manager_create takes.

@@ -248,6 +248,19 @@ impl Packet {
     }
 }
 
+/// What stands at the documented places of a packet: type, name and step, and what of the rest is not 0.
+#[cfg(test)]
+pub fn golden(kind: u8, name: &[u8], step: u64, rest: &[(usize, &[u8])]) -> Vec<u8> {
+    let mut bytes = vec![0; 768];
+    let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
+    put(0, &[kind]);
+    put(1, &(name.len() as u16).to_le_bytes());
+    put(3, name);
+    put(515, &step.to_le_bytes());
+    rest.iter().for_each(|(at, part)| put(*at, part));
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

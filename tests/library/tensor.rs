@@ -182,7 +182,7 @@ fn two_workers(mode: railhead_tensor_mode_t, run: impl Fn(usize, *mut railhead_t
 #[test]
 fn tensors_go_from_worker_to_worker() {
     let contents: Vec<u8> = (0..100_000).map(|i| (i * 7) as u8).collect();
-    two_workers(RAILHEAD_BUFFERED, |worker, manager| {
+    two_workers(RAILHEAD_TENSOR_BUFFERED, |worker, manager| {
         let (there, back, dead) = (key(0, 1, c"there"), key(1, 0, c"back"), key(0, 1, c"dead"));
         let (mut step, mut received, mut ran) = (null_mut(), tensor(&[]), 0);
         let mut answers = Got::default();
@@ -234,7 +234,7 @@ unsafe extern "C" fn count(user: *mut c_void) {
 #[test]
 fn tensors_go_from_memory_to_memory() {
     let contents: Vec<u8> = (0..100_000).map(|i| (i * 7) as u8).collect();
-    two_workers(RAILHEAD_DIRECT, |worker, manager| {
+    two_workers(RAILHEAD_TENSOR_DIRECT, |worker, manager| {
         let (there, again, back) = (key(0, 1, c"there"), key(0, 1, c"again"), key(1, 0, c"back"));
         let (mut step, mut received, mut memory, released) = (null_mut(), tensor(&[]), null_mut(), AtomicU32::new(0));
         let (mut lent, mut into, mut answers) = (contents.clone(), vec![0u8; 100_001], Got::default());
@@ -312,12 +312,12 @@ fn wrong_calls_are_refused_with_value_and_range() {
     // SAFETY: configurations, strings, handles and places, or what is refused.
     unsafe {
         refused(railhead_tensor_manager_create(null(), null(), null_mut()), RAILHEAD_INTERNAL, "'manager' is NULL");
-        let right = config(WORKERS[0], &workers, RAILHEAD_BUFFERED);
+        let right = config(WORKERS[0], &workers, RAILHEAD_TENSOR_BUFFERED);
         for (config, why) in [
             (railhead_tensor_config_t { size: 8, ..right }, "config: a size of 8; this library's has 56"),
             (railhead_tensor_config_t { flags: 2, ..right }, "flags: 0x2; expected 0 or 1"),
             (railhead_tensor_config_t { mode: 2, ..right }, "mode: 2; expected 0 or 1"),
-            (config(c"c", &workers, RAILHEAD_BUFFERED), "worker \"c\" of "),
+            (config(c"c", &workers, RAILHEAD_TENSOR_BUFFERED), "worker \"c\" of "),
             (railhead_tensor_config_t { count: 1 << 61, ..right }, "2305843009213693952 is no size"),
         ] {
             refused(railhead_tensor_manager_create(&config, null(), &mut manager), RAILHEAD_USAGE, why);

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
+use super::super::message::golden;
 use super::*;
 
 /// What an end may do when something happens, all of which is to be seen: Seed 2's table, with refusals.
@@ -373,6 +374,52 @@ impl World {
             assert!(wire.is_empty() && unwritten.is_empty() && !self.channels[end].waits());
         }
     }
+}
+
+/// Who has sent what until nothing happens any more, as it is in memory.
+fn sent(world: &mut World, kind: u8) -> Vec<(usize, Vec<u8>)> {
+    let mut sent = Vec::new();
+    for end in (0..40).map(|turn| turn % 2) {
+        match world.hands[end].wire.front() {
+            Some(Wire::Ack) => sent.push((end, Packet::new(Kind::Ack, "", 0).encode().to_vec())),
+            Some(Wire::Message(packet, text)) => sent.push((end, [&packet.encode()[..], text.as_bytes()].concat())),
+            Some(Wire::Tensor(_, packet, _)) => sent.push((end, packet.encode().to_vec())),
+            None => {}
+        }
+        world.arrives(end);
+        world.is_written(end);
+        world.answer(end, 0, kind);
+        world.consume(end, 0);
+    }
+    sent
+}
+
+#[test]
+fn a_tensor_goes_in_six_messages_of_these_bytes() {
+    let mut world = World::new(&Rc::default());
+    world.channels = Default::default();
+    // So that what follows has a buffer with another number than 0.
+    world.request(0, "a", 6);
+    sent(&mut world, 6);
+    world.request(0, "b", 7);
+    let (six_thousand, size, remote) = (6000u64.to_le_bytes(), 8192u64.to_le_bytes(), [1u32; 8].map(u32::to_le_bytes).concat());
+    let ack = golden(0, b"", 0, &[]);
+    let expected = [
+        (0, golden(4, b"b", 7, &[])),
+        (1, ack.clone()),
+        (1, golden(2, b"b", 7, &[(523, &size), (531, &size), (539, &remote[..4]), (685, &remote[4..])])),
+        (0, ack.clone()),
+        (0, golden(3, b"b", 7, &[(523, &size), (531, &size), (713, &[1])])),
+        (1, ack.clone()),
+        (1, golden(5, b"b", 7, &[(544, &[1]), (548, &[1]), (549, &six_thousand), (677, &six_thousand)])),
+        (0, golden(1, b"b", 7, &[])),
+        (1, ack.clone()),
+    ];
+    assert_eq!(sent(&mut world, 6), expected);
+    // One that will not come, with why.
+    world.request(0, "b", 8);
+    let error = [golden(8, b"b", 8, &[(544, &[3]), (677, &[4])]), b"gone".to_vec()].concat();
+    assert_eq!(sent(&mut world, 0), [(0, golden(4, b"b", 8, &[])), (1, ack.clone()), (1, error), (0, ack)]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
+use super::super::message::golden;
 use super::*;
 
 /// What an end may do when something happens, all of which is to be seen.
@@ -344,6 +345,65 @@ impl World {
             assert!(self.channels[end].slots.is_empty());
         }
     }
+}
+
+/// Who has sent what until nothing happens any more, as it is in memory.
+fn sent(world: &mut World, answer: Option<u8>) -> Vec<(usize, Vec<u8>)> {
+    let mut sent = Vec::new();
+    for end in (0..40).map(|turn| turn % 2) {
+        match world.hands[end].wire.front() {
+            Some(Wire::Ack) => sent.push((end, Packet::new(Kind::Ack, "", 0).encode().to_vec())),
+            Some(Wire::Message(packet, text)) => sent.push((end, [&packet.encode()[..], text.as_bytes()].concat())),
+            None => {}
+        }
+        world.arrives(end);
+        world.is_written(end);
+        if let Some(kind) = answer {
+            world.answer(end, 0, kind);
+        }
+        world.lands(end, 0);
+    }
+    sent
+}
+
+#[test]
+fn a_tensor_goes_in_messages_of_these_bytes() {
+    let mut world = World::new(&Rc::default(), 2);
+    let thousand = 1000u64.to_le_bytes();
+    let shape = [(544, &[1][..]), (548, &[1]), (549, &thousand), (677, &thousand)];
+    // Memory in slot 1, then in slot 2.
+    let memory = |slot: u8| [(523, thousand.to_vec()), (531, vec![0, 0, slot << 4]), (713, vec![slot])];
+    let with = |slot: u8, kind: u8, step: u64| {
+        let memory = memory(slot);
+        let all: Vec<(usize, &[u8])> = shape.iter().copied().chain(memory.iter().map(|(at, bytes)| (*at, &bytes[..]))).collect();
+        golden(kind, b"a", step, &all)
+    };
+    let ack = golden(0, b"", 0, &[]);
+    world.request(0, "a", 7, false);
+    let expected = [
+        (0, golden(4, b"a", 7, &[])),
+        (1, ack.clone()),
+        (1, golden(6, b"a", 7, &shape)),
+        (0, ack.clone()),
+        (0, with(1, 7, 7)),
+        (1, ack.clone()),
+    ];
+    assert_eq!(sent(&mut world, Some(6)), expected);
+    // The next one is like it.
+    world.request(0, "a", 8, false);
+    assert_eq!(sent(&mut world, Some(6)), [(0, with(2, 4, 8)), (1, ack.clone())]);
+    // One that is taken back: nobody has it yet.
+    world.request(0, "b", 9, false);
+    world.withdraw(0, 0);
+    let expected = [
+        (0, golden(4, b"b", 9, &[])),
+        (1, ack.clone()),
+        (0, golden(9, b"b", 9, &[])),
+        (1, ack.clone()),
+        (1, golden(10, b"b", 9, &[])),
+        (0, ack),
+    ];
+    assert_eq!(sent(&mut world, None), expected);
 }
 
 #[test]
