@@ -269,7 +269,7 @@ fn goes_on(ctx: &Ctx) {
 /// What a collective has sent when it returns comes to the others, though the rank does not come back to the mesh.
 #[test]
 fn a_rank_whose_part_is_done_need_not_wait_for_the_others() {
-    for round in 0..repeats(20, 200) {
+    for round in 0..repeats(12, 200) {
         let folder = tempfile::tempdir().expect("a folder");
         let mut ranks = world("mesh_goes_on", 6, folder.path(), ["tcp", "shm"][round % 2]).spawn();
         (0..6).for_each(|rank| ranks.expect(rank, "done"));

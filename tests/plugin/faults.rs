@@ -466,8 +466,8 @@ fn the_next_start_sweeps_dev_shm() {
         let world =
             (0..2).fold(World::new("faults::exchange", 2), |w, r| w.wrap(r, &cable.at(r)).env_of(r, "RAILHEAD_SOCKET_IFNAME", "rht"));
         let mut ranks = world.env_of(1, "RH_STAGE", "wire_hello_sent=kill").spawn();
-        ranks.hear(0);
-        // Rank 1 dials in every second case or so; if it does, it dies having just made the file, which rank 0 may or may not open.
+        // Rank 1 dials in every second case or so; if it does, it dies having just made the file, which rank 0 may or may not open. Rank 0 may then wait
+        // for a connection that nobody opens.
         until("a death or the end", || {
             let ended = ranks.ranks[1].ended().is_some();
             let survivor = ranks.ranks[0].ended().is_some();
