@@ -17,7 +17,8 @@ use crate::link::limits::{MAX_RAILS, SAY_SIZE, SLOTS};
 
 use super::channel::{Channel, Tx};
 use super::direct::Direct;
-use super::hands::{ACKS, BUFFERS, Fill, Hands, MESSAGES, RX_ACK, RX_MESSAGE, TENSORS, Told};
+use super::event::ChannelEvent;
+use super::io::{ACKS, BUFFERS, ChannelIo, Fill, MESSAGES, RX_ACK, RX_MESSAGE, TENSORS};
 use super::key::Key;
 use super::memory::{Memory, Pool};
 use super::message::{HEADER, Kind, MESSAGE, Packet, TEXT_MAX};
@@ -86,9 +87,9 @@ impl Waiting {
         }
         let target = |sequence, offset: usize| Target { sequence, addr: addr.wrapping_add(offset as u64), len: MESSAGE as u64, rkeys };
         let to = [target(MESSAGES, RX_MESSAGE), target(ACKS, RX_ACK)];
-        let hands = Hands::new(link, device, pool, self.buffers, to);
+        let io = ChannelIo::new(link, device, pool, self.buffers, to);
         let flow = if self.mode == Mode::Buffered { Flow::Buffered(Channel::default()) } else { Flow::Direct(Direct::default()) };
-        Ok(Adapter { flow, hands, shown: None })
+        Ok(Adapter { flow, io, shown: None })
     }
 }
 
@@ -107,7 +108,7 @@ fn behind(bytes: &[u8]) -> Option<(u8, u64, [u32; MAX_RAILS])> {
 /// A connected worker.
 pub struct Adapter {
     flow: Flow,
-    hands: Hands,
+    io: ChannelIo,
     /// Of the receive that the stats page shows.
     shown: Option<u64>,
 }
@@ -133,106 +134,106 @@ impl Adapter {
     ///
     /// Errors: they cannot be.
     pub fn poll_connected(&mut self) -> Result<bool> {
-        self.hands.link.poll_connected()
+        self.io.link.poll_connected()
     }
 
     /// Asks for a tensor, unless that was done. In Direct mode it is written into this memory, or else the library's: whether into this.
     ///
     /// Errors: too many are asked for; a peer that is gone.
     pub fn request(&mut self, name: &str, step: u64, into: Option<Arc<Memory>>) -> Result<bool> {
-        let Adapter { flow, hands, .. } = self;
-        hands.link.check()?;
-        let into = into.filter(|memory| memory.is_registered(hands.pool()));
+        let Adapter { flow, io, .. } = self;
+        io.link.check()?;
+        let into = into.filter(|memory| memory.is_registered(io.pool()));
         let takes = matches!(flow, Flow::Direct(_)) && into.is_some();
         let asked = match flow {
-            Flow::Buffered(channel) => channel.request(name, step, hands)?,
-            Flow::Direct(channel) => channel.request(name, step, into, hands)?,
+            Flow::Buffered(channel) => channel.request(name, step, io)?,
+            Flow::Direct(channel) => channel.request(name, step, into, io)?,
         };
         if asked {
-            hands.count(CommCounter::Ops);
+            io.count(CommCounter::Ops);
         }
-        hands.post().map(|()| asked && takes)
+        io.post().map(|()| asked && takes)
     }
 
-    /// Nobody waits for a tensor any more: it comes, or fails, or [`Told::Withdrawn`] says that it will not come.
+    /// Nobody waits for a tensor any more: it comes, or fails, or [`ChannelEvent::Withdrawn`] says that it will not come.
     pub fn withdraw(&mut self, name: &str, step: u64) {
-        let Adapter { flow, hands, .. } = self;
-        either!(flow, channel => channel.withdraw(name, step, hands));
-        let _ = hands.post();
+        let Adapter { flow, io, .. } = self;
+        either!(flow, channel => channel.withdraw(name, step, io));
+        let _ = io.post();
     }
 
     /// Has a tensor that was looked for sent. A peer that is lost is noticed by the next poll; here and below.
     pub fn found(&mut self, name: &str, step: u64, tensor: Tensor) {
-        let Adapter { flow, hands, .. } = self;
-        either!(flow, channel => channel.found(name, step, *tensor.meta(), tensor, hands));
-        let _ = hands.post();
+        let Adapter { flow, io, .. } = self;
+        either!(flow, channel => channel.found(name, step, *tensor.meta(), tensor, io));
+        let _ = io.post();
     }
 
     /// Tells the peer that one will not come.
     pub fn not_found(&mut self, name: &str, step: u64, why: &Error) {
-        let Adapter { flow, hands, .. } = self;
-        either!(flow, channel => channel.not_found(name, step, why, hands));
-        let _ = hands.post();
+        let Adapter { flow, io, .. } = self;
+        either!(flow, channel => channel.not_found(name, step, why, io));
+        let _ = io.post();
     }
 
     /// Tells the peer that one which it has taken back is not looked for any more.
     pub fn forgotten(&mut self, name: &str, step: u64) {
-        let Adapter { flow, hands, .. } = self;
-        either!(flow, channel => channel.forgotten(name, step, hands));
-        let _ = hands.post();
+        let Adapter { flow, io, .. } = self;
+        either!(flow, channel => channel.forgotten(name, step, io));
+        let _ = io.post();
     }
 
     /// The next tensor that is to be copied before it is sent.
     pub fn next_fill(&mut self) -> Option<Box<Fill>> {
-        self.hands.next_fill()
+        self.io.next_fill()
     }
 
     /// It was.
     pub fn filled(&mut self, fill: Fill) {
-        self.hands.filled(fill);
-        let _ = self.hands.post();
+        self.io.filled(fill);
+        let _ = self.io.post();
     }
 
     /// The tensor in this buffer was copied out.
     pub fn consumed(&mut self, index: usize) {
         if let Flow::Buffered(channel) = &mut self.flow {
-            channel.consumed(index, &mut self.hands);
-            let _ = self.hands.post();
+            channel.consumed(index, &mut self.io);
+            let _ = self.io.post();
         }
     }
 
     /// So many bytes of tensors that this worker has sent or received were copied.
     pub fn copied(&self, bytes: u64) {
-        self.hands.link.stats().add(CommCounter::Copied, bytes);
+        self.io.link.stats().add(CommCounter::Copied, bytes);
     }
 
     /// How many there are.
     pub fn all_copied(&self) -> u64 {
-        self.hands.link.stats().get(CommCounter::Copied)
+        self.io.link.stats().get(CommCounter::Copied)
     }
 
-    /// Moves everything along; whether something has moved. [`Adapter::told`] then tells what the peer wants.
+    /// Moves everything along; whether something has moved. [`Adapter::next_event`] then tells what the peer wants.
     ///
     /// Errors: a peer that is gone or misbehaves.
     pub fn poll(&mut self) -> Result<bool> {
-        let Adapter { flow, hands, .. } = self;
+        let Adapter { flow, io, .. } = self;
         if !either!(flow, channel => channel.waits()) {
-            hands.link.nobody_waits();
+            io.link.nobody_waits();
         }
-        let moved = hands.link.poll(WaitCause::PeerNoSend);
+        let moved = io.link.poll(WaitCause::PeerNoSend);
         let mut gone = false;
-        while let Some(event) = hands.link.next_event() {
+        while let Some(event) = io.link.next_event() {
             let done = match event {
                 Event::Sent(id) => {
-                    if let Some(from) = hands.sent(id) {
+                    if let Some(from) = io.sent(id) {
                         if let Tx::Tensor(_) = from {
-                            hands.count(CommCounter::Completions);
+                            io.count(CommCounter::Completions);
                         }
-                        either!(flow, channel => channel.written(from, hands));
+                        either!(flow, channel => channel.written(from, io));
                     }
                     Ok(())
                 }
-                Event::Received { sequence, value } => arrived(flow, hands, sequence, value),
+                Event::Received { sequence, value } => arrived(flow, io, sequence, value),
                 // What comes behind it is how the peer ends what this one has asked for.
                 Event::Said(BYE) => {
                     gone = true;
@@ -241,42 +242,42 @@ impl Adapter {
                 Event::Said(_) => Err(Error::remote("it sent something that is not said")),
             };
             if let Err(error) = done {
-                hands.link.fail(Failure::from_error(&error));
+                io.link.fail(Failure::from_error(&error));
             }
         }
         if gone {
             return Err(Error::remote("it has closed its manager"));
         }
         if moved {
-            hands.post()?;
+            io.post()?;
         }
-        hands.link.check().map(|()| moved)
+        io.link.check().map(|()| moved)
     }
 
     /// What the peer wants next.
-    pub fn told(&mut self) -> Option<Told> {
-        self.hands.told.pop_front()
+    pub fn next_event(&mut self) -> Option<ChannelEvent> {
+        self.io.events.pop_front()
     }
 
     /// Asks to be woken, and names the descriptors to sleep on. `Some`: see [`Duplex::arm`](crate::link::duplex::Duplex::arm).
     pub fn arm(&mut self, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
         let waits = either!(&self.flow, channel => channel.waits());
-        self.hands.link.arm(waits.then_some(WaitCause::PeerNoSend.into()), watch)
+        self.io.link.arm(waits.then_some(WaitCause::PeerNoSend.into()), watch)
     }
 
     /// Whether it has to be polled again before anybody sleeps.
     pub fn needs_repoll(&mut self) -> bool {
-        self.hands.link.needs_repoll()
+        self.io.link.needs_repoll()
     }
 
     /// Whether all is sent that the peer has asked for and that is here.
     pub fn is_through(&self) -> bool {
-        self.hands.is_through() && either!(&self.flow, channel => channel.is_through())
+        self.io.is_through() && either!(&self.flow, channel => channel.is_through())
     }
 
     /// Its counters: of tensors that were asked for and of those that were sent.
     pub fn stats(&self) -> &CommStats {
-        self.hands.link.stats()
+        self.io.link.stats()
     }
 
     /// The stats page is to show this receive, of a number that no other has: its key, and its step.
@@ -295,43 +296,42 @@ impl Adapter {
 
     /// Tells the peer that this worker goes, if there is a place for it.
     pub fn say_bye(&mut self) {
-        let _ = self.hands.link.say_last(&BYE);
+        let _ = self.io.link.say_last(&BYE);
     }
 
     /// Whether that, and all that was sent before, is through.
     pub fn bye_is_through(&mut self) -> bool {
         // A peer that has it may go at once: what a poll finds after that means nothing.
-        if !self.hands.link.last_is_through() {
-            self.hands.link.poll(WaitCause::PeerNoSend);
+        if !self.io.link.last_is_through() {
+            self.io.link.poll(WaitCause::PeerNoSend);
         }
-        self.hands.link.last_is_through()
+        self.io.link.last_is_through()
     }
 }
 
 /// The peer has written to a slot.
 ///
 /// Errors: what makes no sense.
-fn arrived(flow: &mut Flow, hands: &mut Hands, sequence: u64, value: u64) -> Result<()> {
+fn arrived(flow: &mut Flow, io: &mut ChannelIo, sequence: u64, value: u64) -> Result<()> {
     match (sequence % SLOTS as u64, flow) {
         (MESSAGES, flow) => {
-            let (packet, text) = read_message(&hands.buffers)?;
+            let (packet, text) = read_message(&io.buffers)?;
             if value != (HEADER + text.len()) as u64 {
                 return Err(Error::remote(format!("it sent a message of {} bytes that it says has {value}", HEADER + text.len())));
             }
-            either!(flow, channel => channel.message(&packet, &text, hands))
+            either!(flow, channel => channel.message(&packet, &text, io))
         }
-        (ACKS, flow) => match read_packet(&hands.buffers, RX_ACK)?.kind {
-            Kind::Ack => either!(flow, channel => channel.acked(hands)),
+        (ACKS, flow) => match read_packet(&io.buffers, RX_ACK)?.kind {
+            Kind::Ack => either!(flow, channel => channel.acked(io)),
             kind => Err(Error::remote(format!("it sent a packet of kind {} as an ack", kind as u8))),
         },
         (_, Flow::Buffered(channel)) => {
             let index = value as usize;
-            let memory =
-                hands.incoming(index).ok_or_else(|| Error::remote(format!("it sent a tensor into buffer {index}, which is not")))?;
+            let memory = io.incoming(index).ok_or_else(|| Error::remote(format!("it sent a tensor into buffer {index}, which is not")))?;
             let packet = read_packet(memory, 0)?;
-            channel.tensor(index, &packet, hands)
+            channel.tensor(index, &packet, io)
         }
-        (_, Flow::Direct(channel)) => channel.landed(sequence, value, hands),
+        (_, Flow::Direct(channel)) => channel.landed(sequence, value, io),
     }
 }
 
@@ -355,19 +355,19 @@ fn read_message(buffers: &Registered) -> Result<(Packet, String)> {
 #[cfg(test)]
 impl Adapter {
     /// Has what is written to the peer go elsewhere.
-    pub fn tamper(&mut self, tamper: super::hands::Tamper) {
-        self.hands.tamper = Some(tamper);
+    pub fn tamper(&mut self, tamper: super::io::Tamper) {
+        self.io.tamper = Some(tamper);
     }
 
     /// Writes this into the peer's message buffer.
     pub fn send_garbage(&mut self, bytes: &[u8]) {
-        self.hands.put_garbage(bytes);
-        self.hands.post().unwrap();
+        self.io.put_garbage(bytes);
+        self.io.post().unwrap();
     }
 
     /// Buffers of tensors that come in and that go out.
     pub fn buffers(&self) -> [usize; 2] {
-        self.hands.tensors.each_ref().map(std::collections::HashMap::len)
+        self.io.tensors.each_ref().map(std::collections::HashMap::len)
     }
 
     /// Requests of this side's and of the peer's that are not answered.
@@ -377,6 +377,6 @@ impl Adapter {
 
     /// Whether a thread copies a tensor that goes out.
     pub fn is_copying(&self) -> bool {
-        self.hands.is_copying()
+        self.io.is_copying()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 
-use super::hands::Landed;
+use super::event::Landed;
 use super::key::Key;
 use super::memory::Memory;
 use super::steps::StepRef;

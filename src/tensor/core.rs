@@ -1,5 +1,7 @@
 //! What the lock of a manager guards: the other workers, the steps, and the receives that are not over.
 
+mod events;
+
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -10,14 +12,12 @@ use crate::link::driver::{Driven, Driver};
 
 use super::adapter::Adapter;
 use super::calls::{Answer, Call, CallId, Callback, Calls};
-use super::hands::{Fill, Landed, Told};
+use super::event::Landed;
+use super::io::Fill;
 use super::key::Key;
 use super::memory::Memory;
 use super::steps::{StepRef, Steps, Waiter};
 use super::value::Tensor;
-
-/// A tensor of at most so many bytes is copied out as soon as it is here, so that its buffer is free without waiting for the thread that wants it.
-const COPIED_AT_ONCE: u64 = 16 << 10;
 
 /// How far a worker's own end is: the states of TensorFlow's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -393,174 +393,6 @@ impl Core {
         }
     }
 
-    /// What a worker wants of this one, or has for it.
-    fn told(&mut self, from: usize, told: Told) {
-        match told {
-            Told::Find { name, step } => self.find(from, &name, step),
-            Told::Landed { name, step, tensor } => self.landed(from, (name, step), tensor),
-            Told::Here { name, step, tensor } => self.here(from, &(name, step), tensor),
-            Told::Failed { name, step, why } => {
-                let why = why.within(&format!("worker {}", self.workers.get(from).map_or("", |worker| &worker.name)));
-                let why = Failure::from_error(&why);
-                let wanted = self.take_wanted(from, &(name, step));
-                self.returned(wanted.exposed);
-                for id in wanted.calls {
-                    self.calls.end(id, Answer::Failed(why.error()));
-                }
-            }
-            Told::Forget { name, step } => {
-                // Else it was found, or refused.
-                if self.steps.withdraw(step, &name, Waiter::Worker(from))
-                    && let Some(adapter) = self.adapter(from)
-                {
-                    adapter.forgotten(&name, step);
-                }
-            }
-            Told::Back { name, step, tensor } => {
-                if let Some(table) = self.steps.table(step) {
-                    table.put_back(&name, tensor);
-                }
-            }
-            Told::NoMemory { name, step, why } => self.no_memory(from, &(name, step), &why),
-            Told::Withdrawn { name, step } => self.withdrawn(from, &(name, step)),
-        }
-    }
-
-    /// Receives that wait for this, which is over, and are not.
-    fn take_wanted(&mut self, from: usize, what: &What) -> Wanted {
-        self.workers.get_mut(from).and_then(|worker| worker.wanted.remove(what)).unwrap_or_default()
-    }
-
-    /// Nobody writes to the memory of this receive any more.
-    fn returned(&mut self, exposed: Option<CallId>) {
-        if let Some(id) = exposed {
-            self.calls.returned(id);
-        }
-    }
-
-    fn landed(&mut self, from: usize, what: What, tensor: Arc<Landed>) {
-        let wanted = self.workers.get_mut(from).and_then(|worker| worker.wanted.get_mut(&what));
-        // One that can be had once is kept for who asks again, as long as the step is there.
-        if !self.tolerate_dup_recv
-            && let Some(wanted) = wanted.filter(|wanted| wanted.calls.is_empty())
-            && self.steps.table(what.1).is_some_and(|table| table.check().is_ok())
-        {
-            wanted.kept = true;
-            return self.late.push_back((from, what, tensor));
-        }
-        let ids = self.take_wanted(from, &what).calls;
-        if ids.is_empty() {
-            return self.consumed(from, tensor.index);
-        }
-        self.copied(from, tensor.len());
-        if tensor.len() <= COPIED_AT_ONCE {
-            let (copy, index) = (tensor.copy().0, tensor.index);
-            self.end_with(from, ids, copy);
-            return self.consumed(from, index);
-        }
-        let is_shared = ids.len() > 1;
-        for id in ids {
-            if is_shared && self.has_memory(id) {
-                self.copied(from, tensor.len());
-            }
-            self.calls.end(id, Answer::Landed { from, landed: tensor.clone(), is_shared });
-        }
-    }
-
-    /// A tensor that nobody waited for was copied out.
-    fn keep(&mut self, from: usize, what: &What, landed: &Landed, copy: Result<Tensor>) {
-        self.copied(from, landed.len());
-        self.consumed(from, landed.index);
-        let ids = self.take_wanted(from, what).calls;
-        if !ids.is_empty() {
-            self.end_with(from, ids, copy);
-        } else if let Ok(copy) = copy {
-            self.keep_here(what, copy);
-        }
-    }
-
-    /// A tensor that may be had once is there for the next who asks.
-    fn keep_here(&mut self, (key, step): &What, tensor: Tensor) {
-        if let Some(table) = self.steps.table(*step) {
-            // Nobody waits there for what another worker produces; one that was aborted meanwhile takes none.
-            let _ = table.send(key, tensor);
-        }
-    }
-
-    /// A tensor is in the memory of the receive that has exposed it, or in the library's.
-    fn here(&mut self, from: usize, what: &What, tensor: Tensor) {
-        let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
-        if ids.is_empty() && exposed.is_none() && !self.tolerate_dup_recv {
-            return self.keep_here(what, tensor);
-        }
-        // Others get a copy of what is in one's own memory, made while it is certain to be there.
-        let shared = if exposed.is_some() && ids.iter().any(|id| Some(*id) != exposed) {
-            self.copied(from, tensor.meta().bytes);
-            Tensor::received(*tensor.meta(), tensor.bytes().into_owned())
-        } else {
-            tensor.clone()
-        };
-        self.returned(exposed);
-        for id in ids {
-            match exposed == Some(id) {
-                true => self.calls.end(id, Answer::Here(tensor.clone())),
-                false => self.end(from, id, Ok(shared.clone())),
-            }
-        }
-    }
-
-    fn has_memory(&mut self, id: CallId) -> bool {
-        self.calls.get(id).is_some_and(|call| call.into.is_some())
-    }
-
-    /// Ends a receive with a tensor that is not in its own memory yet, if it has any.
-    fn end(&mut self, from: usize, id: CallId, tensor: Result<Tensor>) {
-        if let (Ok(tensor), true) = (&tensor, self.has_memory(id)) {
-            self.copied(from, tensor.meta().bytes);
-        }
-        self.calls.end(id, tensor.map_or_else(Answer::Failed, Answer::Here));
-    }
-
-    fn end_with(&mut self, from: usize, ids: Vec<CallId>, answer: Result<Tensor>) {
-        let answer = answer.map_err(|why| Failure::from_error(&why));
-        for id in ids {
-            self.end(from, id, answer.clone().map_err(|why| why.error()));
-        }
-    }
-
-    fn copied(&mut self, worker: usize, bytes: u64) {
-        if let Some(adapter) = self.adapter(worker) {
-            adapter.copied(bytes);
-        }
-    }
-
-    /// There is no memory for a tensor, or too little in that of the receive which has exposed it. Others ask again when the request is taken back.
-    fn no_memory(&mut self, from: usize, what: &What, why: &Error) {
-        let Some(wanted) = self.workers.get_mut(from).and_then(|worker| worker.wanted.get_mut(what)) else { return };
-        let over = match wanted.exposed.take() {
-            Some(id) => {
-                wanted.calls.retain(|other| *other != id);
-                self.calls.returned(id);
-                vec![id]
-            }
-            None => std::mem::take(&mut wanted.calls),
-        };
-        let why = Failure::from_error(why);
-        over.into_iter().for_each(|id| self.calls.end(id, Answer::Failed(why.error())));
-    }
-
-    /// A request was taken back: as the time of the receive with the memory is over, or nobody waits any more. Others ask again.
-    fn withdrawn(&mut self, from: usize, what: &What) {
-        let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
-        self.returned(exposed);
-        for id in ids {
-            match exposed == Some(id) {
-                true => self.calls.end(id, Answer::Failed(self.timed_out(what))),
-                false => self.begin(id),
-            }
-        }
-    }
-
     fn next_work(&mut self) -> Option<Work> {
         if let Some((from, what, tensor)) = self.late.pop_front() {
             return Some(Work::Keep(from, what, tensor));
@@ -658,8 +490,8 @@ impl Driven for Core {
             let Some(adapter) = self.adapter(index) else { continue };
             let polled = adapter.poll();
             // What came before it was lost is here.
-            while let Some(told) = self.adapter(index).and_then(Adapter::told) {
-                self.told(index, told);
+            while let Some(event) = self.adapter(index).and_then(Adapter::next_event) {
+                self.handle(index, event);
             }
             match polled {
                 Ok(some) => moved |= some,

@@ -375,7 +375,7 @@ impl Manager {
     }
 
     /// Has what is written to a worker go elsewhere.
-    pub fn tamper(&self, name: &str, tamper: super::hands::Tamper) {
+    pub fn tamper(&self, name: &str, tamper: super::io::Tamper) {
         self.with_adapter(name, |adapter| adapter.tamper(tamper));
     }
 

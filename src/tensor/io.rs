@@ -1,8 +1,11 @@
-//! What executes what a channel's tables of actions say: fills buffers and posts them, opens slots over memory, and notes what its worker has to be told.
-//! Under the lock of the manager.
+//! What a channel does with its link: fills message buffers, posts writes, and notes what its worker has to be told. What its tables of actions say is
+//! done in [`buffered`] and [`direct`], by mode. Under the lock of the manager.
+
+mod buffered;
+mod direct;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
@@ -13,12 +16,13 @@ use crate::link::duplex::{Duplex, Target};
 use crate::link::limits::{MAX_RAILS, MAX_REQUESTS};
 use crate::link::wr_id::RequestId;
 
-use super::channel::{self, RemoteBuffer, Tx};
-use super::direct::{self, Announced};
+use super::channel::Tx;
+use super::direct::Announced;
+use super::event::ChannelEvent;
 use super::mailbox::Mail;
 use super::memory::{Memory, Pool};
-use super::message::{HEADER, Kind, MESSAGE, Meta, Packet, RemoteMr};
-use super::value::{Tensor, fits};
+use super::message::{HEADER, Kind, MESSAGE, Packet};
+use super::value::Tensor;
 
 /// The buffers that every channel has, in the order in which they lie: each of [`MESSAGE`] bytes.
 pub const BUFFERS: [&str; 4] = ["tx_message_buffer", "rx_message_buffer", "tx_ack_buffer", "rx_ack_buffer"];
@@ -35,128 +39,7 @@ pub const ACKS: u64 = 1;
 /// The third, for tensors that go through buffers.
 pub const TENSORS: u64 = 2;
 
-/// Slots that are left to tensors of which their producer has told.
-const KEPT_SLOTS: usize = 64;
-/// Bytes of the library's memory that a worker announces to another for tensors which may not be produced yet, or one tensor's.
-const AHEAD: usize = 256 << 20;
-
-/// Buffers that were given up whose memory is kept: the next one is often of the same size.
-const SPARE: usize = 4;
-
-/// What the peer wants of this worker, or has for it.
-pub enum Told {
-    /// It wants a tensor: `found` or `not_found` of the adapter answers.
-    Find {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-    },
-    /// It does not want it any more: `forgotten` of the adapter, if it was still looked for.
-    Forget {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-    },
-    /// It was found, and is not wanted any more.
-    Back {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-        /// As it was found.
-        tensor: Tensor,
-    },
-    /// A tensor is here.
-    Here {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-        /// With its memory, which nobody writes to any more.
-        tensor: Tensor,
-    },
-    /// A tensor is here: the adapter's `consumed` once it was copied out.
-    Landed {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-        /// Where it is.
-        tensor: Arc<Landed>,
-    },
-    /// A tensor will not come, and why.
-    Failed {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-        /// In the peer's words.
-        why: Error,
-    },
-    /// There is none for it here: the request is being taken back.
-    NoMemory {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-        /// Or too little, where a receive has brought it.
-        why: Error,
-    },
-    /// A request was taken back, and nothing has come of it.
-    Withdrawn {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
-    },
-}
-
-/// A tensor in its buffer.
-pub struct Landed {
-    /// The buffer's number.
-    pub index: usize,
-    meta: Meta,
-    memory: Arc<Registered>,
-    copy: OnceLock<std::result::Result<Tensor, Failure>>,
-}
-
-impl Landed {
-    /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
-    ///
-    /// Errors: none that happens, as the sizes were checked.
-    pub fn copy(&self) -> (Result<Tensor>, bool) {
-        let mut made = false;
-        let copy = self.copy.get_or_init(|| {
-            made = true;
-            let mut bytes = vec![0; self.meta.bytes as usize];
-            let view = self.memory.view(HEADER, bytes.len()).map_err(|why| Failure::from_error(&why))?;
-            view.read(&mut bytes);
-            Ok(Tensor::received(self.meta, bytes))
-        });
-        (copy.clone().map_err(|why| why.error()), made)
-    }
-
-    /// One in this memory, by the only one who wants it.
-    ///
-    /// Errors: it has too few bytes.
-    pub fn copy_into(&self, into: &Arc<Memory>) -> Result<Tensor> {
-        fits(&self.meta, into)?;
-        let len = self.meta.bytes as usize;
-        if let Some(place) = into.view(len) {
-            place.copy_from(&self.memory.view(HEADER, len)?);
-        }
-        Ok(Tensor::placed(self.meta, into.clone()))
-    }
-
-    /// Its bytes.
-    pub fn len(&self) -> u64 {
-        self.meta.bytes
-    }
-}
-
-/// A tensor that is to be copied before it is sent, for which no lock is needed; [`Hands::filled`] sends it then.
+/// A tensor that is to be copied before it is sent, for which no lock is needed; [`ChannelIo::filled`] sends it then.
 pub struct Fill {
     tensor: Tensor,
     to: Place,
@@ -185,7 +68,7 @@ impl Fill {
 }
 
 /// What executes what the channel says.
-pub struct Hands {
+pub struct ChannelIo {
     /// First, so that nobody reads or writes the memory below when that is dropped.
     pub link: Duplex,
     device: Arc<Device>,
@@ -210,7 +93,7 @@ pub struct Hands {
     writes: VecDeque<(Announced, Tensor)>,
     /// By the index of a request: what it writes.
     sent: Vec<Option<Sent>>,
-    pub told: VecDeque<Told>,
+    pub events: VecDeque<ChannelEvent>,
     /// What could not be done.
     broken: Option<Error>,
     #[cfg(test)]
@@ -219,7 +102,7 @@ pub struct Hands {
 
 /// Changes where a tensor is written, and its bytes.
 #[cfg(test)]
-pub type Tamper = fn(&mut RemoteMr, &mut u64);
+pub type Tamper = fn(&mut super::message::RemoteMr, &mut u64);
 
 /// A write whose memory is not to be touched yet.
 enum Sent {
@@ -238,10 +121,10 @@ struct Post {
     lkeys: [u32; MAX_RAILS],
 }
 
-impl Hands {
+impl ChannelIo {
     /// Over a link, with the named buffers; `to` are the peer's, for messages and for acks.
-    pub fn new(link: Duplex, device: &Arc<Device>, pool: &Arc<Pool>, buffers: Registered, to: [Target; 2]) -> Hands {
-        Hands {
+    pub fn new(link: Duplex, device: &Arc<Device>, pool: &Arc<Pool>, buffers: Registered, to: [Target; 2]) -> ChannelIo {
+        ChannelIo {
             link,
             device: device.clone(),
             pool: pool.clone(),
@@ -256,7 +139,7 @@ impl Hands {
             posts: VecDeque::new(),
             writes: VecDeque::new(),
             sent: std::iter::repeat_with(|| None).take(MAX_REQUESTS).collect(),
-            told: VecDeque::new(),
+            events: VecDeque::new(),
             broken: None,
             #[cfg(test)]
             tamper: None,
@@ -403,13 +286,7 @@ fn stage(kind: Kind) -> Option<Stage> {
     }
 }
 
-/// What the channel believes and its hands do not: never seen.
-#[cold]
-fn no_memory(index: usize) -> Error {
-    Error::internal(format!("buffer {index} has no memory"))
-}
-
-impl Mail for Hands {
+impl Mail for ChannelIo {
     fn ack(&mut self) {
         let [_, to] = self.to;
         self.put(Tx::Ack, to, &Packet::new(Kind::Ack, "", 0), "");
@@ -422,166 +299,29 @@ impl Mail for Hands {
 }
 
 /// What a channel's end does with a tensor that was asked for, whichever its mode.
-impl Hands {
+impl ChannelIo {
     fn tell_find(&mut self, name: &str, step: u64) {
-        self.told.push_back(Told::Find { name: name.to_owned(), step });
+        self.events.push_back(ChannelEvent::Find { name: name.to_owned(), step });
     }
 
     fn tell_forget(&mut self, name: &str, step: u64) {
-        self.told.push_back(Told::Forget { name: name.to_owned(), step });
+        self.events.push_back(ChannelEvent::Forget { name: name.to_owned(), step });
     }
 
     fn tell_failed(&mut self, name: &str, step: u64, why: Error) {
         self.count(CommCounter::Completions);
         self.count(CommCounter::Errors);
-        self.told.push_back(Told::Failed { name: name.to_owned(), step, why });
+        self.events.push_back(ChannelEvent::Failed { name: name.to_owned(), step, why });
     }
 
     fn tell_withdrawn(&mut self, name: &str, step: u64) {
         self.count(CommCounter::Completions);
-        self.told.push_back(Told::Withdrawn { name: name.to_owned(), step });
-    }
-}
-
-impl channel::Actions<Tensor> for Hands {
-    fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr> {
-        let bytes = usize::try_from(bytes).map_err(|_| Error::usage(format!("a buffer of {bytes} bytes")))?;
-        let spare = self.spare.iter().position(|memory| memory.len() == bytes).and_then(|spare| self.spare.remove(spare));
-        let memory = match spare {
-            Some(memory) => memory,
-            None => Arc::new(self.device.scratch(bytes)?),
-        };
-        let remote = RemoteMr { addr: memory.view(0, bytes)?.addr() as u64, rkeys: memory.rkeys() };
-        let [coming, going] = &mut self.tensors;
-        if outgoing { going } else { coming }.insert(index, memory);
-        Ok(remote)
-    }
-
-    fn give_up(&mut self, outgoing: bool, index: usize) {
-        let [coming, going] = &mut self.tensors;
-        self.spare.extend(if outgoing { going } else { coming }.remove(&index));
-        if self.spare.len() > SPARE {
-            self.spare.pop_front();
-        }
-    }
-
-    fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Tensor) {
-        let target = Target { sequence: TENSORS, addr: to.memory.addr, len: to.len, rkeys: to.memory.rkeys };
-        let [_, going] = &self.tensors;
-        match going.get(&index).cloned() {
-            Some(memory) => {
-                let packet = Box::new(packet.clone());
-                self.fill(tensor, Place::Buffer { index, to: target, value: to.index, memory, packet });
-            }
-            None => self.broken = Some(no_memory(index)),
-        }
-    }
-
-    fn find(&mut self, name: &str, step: u64) {
-        self.tell_find(name, step);
-    }
-
-    fn forget(&mut self, name: &str, step: u64) {
-        self.tell_forget(name, step);
-    }
-
-    fn deliver(&mut self, index: usize, packet: &Packet) {
-        self.count(CommCounter::Completions);
-        match self.incoming(index).cloned() {
-            Some(memory) => {
-                let tensor = Arc::new(Landed { index, meta: packet.meta, memory, copy: OnceLock::new() });
-                self.told.push_back(Told::Landed { name: packet.name.clone(), step: packet.step, tensor });
-            }
-            None => self.broken = Some(no_memory(index)),
-        }
-    }
-
-    fn fail(&mut self, name: &str, step: u64, why: Error) {
-        self.tell_failed(name, step, why);
-    }
-
-    fn withdrawn(&mut self, name: &str, step: u64) {
-        self.tell_withdrawn(name, step);
-    }
-}
-
-impl direct::Actions<Tensor, Arc<Memory>> for Hands {
-    fn open(&mut self, into: Option<&Arc<Memory>>, bytes: u64, ahead: bool) -> Result<Option<Announced>> {
-        let (len, kept) = (bytes as usize, if ahead { KEPT_SLOTS } else { 0 });
-        let ahead = if ahead && into.is_none() { len } else { 0 };
-        if self.link.free_slots() <= kept || self.ahead > 0 && self.ahead.saturating_add(ahead) > AHEAD {
-            return Ok(None);
-        }
-        let memory = match into {
-            Some(memory) => memory.clone(),
-            None => Arc::new(self.pool.take(len)?),
-        };
-        let Some(place) = memory.view(len) else {
-            return Err(Error::usage(format!("a tensor of {bytes} bytes, received into {}", memory.len())));
-        };
-        let (addr, (_, rkeys)) = (place.addr() as u64, memory.keys());
-        let Some(sequence) = self.link.open(bytes) else { return Ok(None) };
-        self.ahead += ahead;
-        self.opened.insert(sequence, (memory, ahead));
-        Ok(Some(Announced { sequence, memory: RemoteMr { addr, rkeys }, bytes }))
-    }
-
-    fn close(&mut self, sequence: u64) {
-        self.link.close(sequence);
-        self.take_opened(sequence);
-    }
-
-    fn write(&mut self, to: &Announced, tensor: Tensor) {
-        match tensor.memory().filter(|memory| memory.is_registered(&self.pool)) {
-            Some(memory) => {
-                self.link.stats().add(CommCounter::Copied, if memory.is_copy() { tensor.len() as u64 } else { 0 });
-                self.write_from(*to, tensor);
-            }
-            None => self.fill(tensor, Place::Pooled { to: *to, pool: self.pool.clone(), copy: None }),
-        }
-    }
-
-    fn find(&mut self, name: &str, step: u64) {
-        self.tell_find(name, step);
-    }
-
-    fn forget(&mut self, name: &str, step: u64) {
-        self.tell_forget(name, step);
-    }
-
-    fn give_back(&mut self, name: &str, step: u64, tensor: Tensor) {
-        self.told.push_back(Told::Back { name: name.to_owned(), step, tensor });
-    }
-
-    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>) {
-        self.count(CommCounter::Completions);
-        let tensor = match sequence.map(|sequence| self.take_opened(sequence)) {
-            Some(Some(memory)) => Tensor::placed(*meta, memory),
-            Some(None) => {
-                self.broken = Some(Error::internal("a slot has no memory"));
-                return;
-            }
-            None => Tensor::received(*meta, Vec::new()),
-        };
-        self.told.push_back(Told::Here { name: name.to_owned(), step, tensor });
-    }
-
-    fn fail(&mut self, name: &str, step: u64, why: Error) {
-        self.tell_failed(name, step, why);
-    }
-
-    fn no_memory(&mut self, name: &str, step: u64, why: Error) {
-        self.count(CommCounter::Errors);
-        self.told.push_back(Told::NoMemory { name: name.to_owned(), step, why });
-    }
-
-    fn withdrawn(&mut self, name: &str, step: u64) {
-        self.tell_withdrawn(name, step);
+        self.events.push_back(ChannelEvent::Withdrawn { name: name.to_owned(), step });
     }
 }
 
 #[cfg(test)]
-impl Hands {
+impl ChannelIo {
     /// Whether a thread copies a tensor that goes out.
     pub fn is_copying(&self) -> bool {
         self.filling > self.fills.len()

@@ -1,0 +1,130 @@
+//! What a channel tells its worker: what the peer wants, and what has become of what was asked of it. Under the lock of the manager; a tensor in its
+//! buffer is copied out without it.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::base::error::{Error, Result};
+use crate::link::Failure;
+use crate::link::device::Registered;
+
+use super::memory::Memory;
+use super::message::{HEADER, Meta};
+use super::value::{Tensor, fits};
+
+/// What the peer wants of this worker, or has for it.
+pub enum ChannelEvent {
+    /// It wants a tensor: `found` or `not_found` of the adapter answers.
+    Find {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// It does not want it any more: `forgotten` of the adapter, if it was still looked for.
+    Forget {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+    /// It was found, and is not wanted any more.
+    Back {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// As it was found.
+        tensor: Tensor,
+    },
+    /// A tensor is here.
+    Here {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// With its memory, which nobody writes to any more.
+        tensor: Tensor,
+    },
+    /// A tensor is here: the adapter's `consumed` once it was copied out.
+    Landed {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// Where it is.
+        tensor: Arc<Landed>,
+    },
+    /// A tensor will not come, and why.
+    Failed {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// In the peer's words.
+        why: Error,
+    },
+    /// There is none for it here: the request is being taken back.
+    NoMemory {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// Or too little, where a receive has brought it.
+        why: Error,
+    },
+    /// A request was taken back, and nothing has come of it.
+    Withdrawn {
+        /// Its key.
+        name: String,
+        /// Its step.
+        step: u64,
+    },
+}
+
+/// A tensor in its buffer.
+pub struct Landed {
+    /// The buffer's number.
+    pub index: usize,
+    meta: Meta,
+    memory: Arc<Registered>,
+    copy: OnceLock<std::result::Result<Tensor, Failure>>,
+}
+
+impl Landed {
+    /// In the buffer of this number, whose memory it is.
+    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>) -> Landed {
+        Landed { index, meta, memory, copy: OnceLock::new() }
+    }
+
+    /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
+    ///
+    /// Errors: none that happens, as the sizes were checked.
+    pub fn copy(&self) -> (Result<Tensor>, bool) {
+        let mut made = false;
+        let copy = self.copy.get_or_init(|| {
+            made = true;
+            let mut bytes = vec![0; self.meta.bytes as usize];
+            let view = self.memory.view(HEADER, bytes.len()).map_err(|why| Failure::from_error(&why))?;
+            view.read(&mut bytes);
+            Ok(Tensor::received(self.meta, bytes))
+        });
+        (copy.clone().map_err(|why| why.error()), made)
+    }
+
+    /// One in this memory, by the only one who wants it.
+    ///
+    /// Errors: it has too few bytes.
+    pub fn copy_into(&self, into: &Arc<Memory>) -> Result<Tensor> {
+        fits(&self.meta, into)?;
+        let len = self.meta.bytes as usize;
+        if let Some(place) = into.view(len) {
+            place.copy_from(&self.memory.view(HEADER, len)?);
+        }
+        Ok(Tensor::placed(self.meta, into.clone()))
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        self.meta.bytes
+    }
+}

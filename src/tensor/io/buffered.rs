@@ -1,0 +1,84 @@
+//! What a channel in Buffered mode has done: its buffers have memory, and tensors are copied into them. Under the lock of the manager.
+
+use std::sync::Arc;
+
+use crate::base::error::{Error, Result};
+use crate::base::stats::CommCounter;
+use crate::link::duplex::Target;
+
+use super::super::channel::{Actions, RemoteBuffer};
+use super::super::event::{ChannelEvent, Landed};
+use super::super::message::{Packet, RemoteMr};
+use super::super::value::Tensor;
+use super::{ChannelIo, Place, TENSORS};
+
+/// Buffers that were given up whose memory is kept: the next one is often of the same size.
+const SPARE: usize = 4;
+
+/// What the channel believes and its memory does not show: never seen.
+#[cold]
+fn no_memory(index: usize) -> Error {
+    Error::internal(format!("buffer {index} has no memory"))
+}
+
+impl Actions<Tensor> for ChannelIo {
+    fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr> {
+        let bytes = usize::try_from(bytes).map_err(|_| Error::usage(format!("a buffer of {bytes} bytes")))?;
+        let spare = self.spare.iter().position(|memory| memory.len() == bytes).and_then(|spare| self.spare.remove(spare));
+        let memory = match spare {
+            Some(memory) => memory,
+            None => Arc::new(self.device.scratch(bytes)?),
+        };
+        let remote = RemoteMr { addr: memory.view(0, bytes)?.addr() as u64, rkeys: memory.rkeys() };
+        let [coming, going] = &mut self.tensors;
+        if outgoing { going } else { coming }.insert(index, memory);
+        Ok(remote)
+    }
+
+    fn give_up(&mut self, outgoing: bool, index: usize) {
+        let [coming, going] = &mut self.tensors;
+        self.spare.extend(if outgoing { going } else { coming }.remove(&index));
+        if self.spare.len() > SPARE {
+            self.spare.pop_front();
+        }
+    }
+
+    fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Tensor) {
+        let target = Target { sequence: TENSORS, addr: to.memory.addr, len: to.len, rkeys: to.memory.rkeys };
+        let [_, going] = &self.tensors;
+        match going.get(&index).cloned() {
+            Some(memory) => {
+                let packet = Box::new(packet.clone());
+                self.fill(tensor, Place::Buffer { index, to: target, value: to.index, memory, packet });
+            }
+            None => self.broken = Some(no_memory(index)),
+        }
+    }
+
+    fn find(&mut self, name: &str, step: u64) {
+        self.tell_find(name, step);
+    }
+
+    fn forget(&mut self, name: &str, step: u64) {
+        self.tell_forget(name, step);
+    }
+
+    fn deliver(&mut self, index: usize, packet: &Packet) {
+        self.count(CommCounter::Completions);
+        match self.incoming(index).cloned() {
+            Some(memory) => {
+                let tensor = Arc::new(Landed::new(index, packet.meta, memory));
+                self.events.push_back(ChannelEvent::Landed { name: packet.name.clone(), step: packet.step, tensor });
+            }
+            None => self.broken = Some(no_memory(index)),
+        }
+    }
+
+    fn fail(&mut self, name: &str, step: u64, why: Error) {
+        self.tell_failed(name, step, why);
+    }
+
+    fn withdrawn(&mut self, name: &str, step: u64) {
+        self.tell_withdrawn(name, step);
+    }
+}

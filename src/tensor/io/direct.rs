@@ -1,0 +1,93 @@
+//! What a channel in Direct mode has done: slots are opened over memory, and tensors are written from where they are. Under the lock of the manager.
+
+use std::sync::Arc;
+
+use crate::base::error::{Error, Result};
+use crate::base::stats::CommCounter;
+
+use super::super::direct::{Actions, Announced};
+use super::super::event::ChannelEvent;
+use super::super::memory::Memory;
+use super::super::message::{Meta, RemoteMr};
+use super::super::value::Tensor;
+use super::{ChannelIo, Place};
+
+/// Slots that are left to tensors of which their producer has told.
+const KEPT_SLOTS: usize = 64;
+/// Bytes of the library's memory that a worker announces to another for tensors which may not be produced yet, or one tensor's.
+const AHEAD: usize = 256 << 20;
+
+impl Actions<Tensor, Arc<Memory>> for ChannelIo {
+    fn open(&mut self, into: Option<&Arc<Memory>>, bytes: u64, ahead: bool) -> Result<Option<Announced>> {
+        let (len, kept) = (bytes as usize, if ahead { KEPT_SLOTS } else { 0 });
+        let ahead = if ahead && into.is_none() { len } else { 0 };
+        if self.link.free_slots() <= kept || self.ahead > 0 && self.ahead.saturating_add(ahead) > AHEAD {
+            return Ok(None);
+        }
+        let memory = match into {
+            Some(memory) => memory.clone(),
+            None => Arc::new(self.pool.take(len)?),
+        };
+        let Some(place) = memory.view(len) else {
+            return Err(Error::usage(format!("a tensor of {bytes} bytes, received into {}", memory.len())));
+        };
+        let (addr, (_, rkeys)) = (place.addr() as u64, memory.keys());
+        let Some(sequence) = self.link.open(bytes) else { return Ok(None) };
+        self.ahead += ahead;
+        self.opened.insert(sequence, (memory, ahead));
+        Ok(Some(Announced { sequence, memory: RemoteMr { addr, rkeys }, bytes }))
+    }
+
+    fn close(&mut self, sequence: u64) {
+        self.link.close(sequence);
+        self.take_opened(sequence);
+    }
+
+    fn write(&mut self, to: &Announced, tensor: Tensor) {
+        match tensor.memory().filter(|memory| memory.is_registered(&self.pool)) {
+            Some(memory) => {
+                self.link.stats().add(CommCounter::Copied, if memory.is_copy() { tensor.len() as u64 } else { 0 });
+                self.write_from(*to, tensor);
+            }
+            None => self.fill(tensor, Place::Pooled { to: *to, pool: self.pool.clone(), copy: None }),
+        }
+    }
+
+    fn find(&mut self, name: &str, step: u64) {
+        self.tell_find(name, step);
+    }
+
+    fn forget(&mut self, name: &str, step: u64) {
+        self.tell_forget(name, step);
+    }
+
+    fn give_back(&mut self, name: &str, step: u64, tensor: Tensor) {
+        self.events.push_back(ChannelEvent::Back { name: name.to_owned(), step, tensor });
+    }
+
+    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>) {
+        self.count(CommCounter::Completions);
+        let tensor = match sequence.map(|sequence| self.take_opened(sequence)) {
+            Some(Some(memory)) => Tensor::placed(*meta, memory),
+            Some(None) => {
+                self.broken = Some(Error::internal("a slot has no memory"));
+                return;
+            }
+            None => Tensor::received(*meta, Vec::new()),
+        };
+        self.events.push_back(ChannelEvent::Here { name: name.to_owned(), step, tensor });
+    }
+
+    fn fail(&mut self, name: &str, step: u64, why: Error) {
+        self.tell_failed(name, step, why);
+    }
+
+    fn no_memory(&mut self, name: &str, step: u64, why: Error) {
+        self.count(CommCounter::Errors);
+        self.events.push_back(ChannelEvent::NoMemory { name: name.to_owned(), step, why });
+    }
+
+    fn withdrawn(&mut self, name: &str, step: u64) {
+        self.tell_withdrawn(name, step);
+    }
+}
