@@ -157,12 +157,13 @@ fn a_rank_that_is_stopped_is_reported_by_its_number() {
     let mut line = |with: &str| told.find_map(|line| line.ok().filter(|line| line.contains(with))).expect("rank 0 says that it waits");
     let stall = line("stalled: ");
     // Between two allreduces there is a barrier.
-    let is_in = |operation: &str| stall.contains(&format!("stalled: {operation}, tag 0x0: rank 0 waited for "));
-    assert!((is_in("allreduce") || is_in("barrier")) && stall.contains(" rank 1, silent for "), "{stall}");
+    let is_in = |operation: &&str| stall.contains(&format!("stalled: {operation}, tag 0x0: rank 0 waited for "));
+    let operation = ["allreduce", "barrier"].into_iter().find(is_in).unwrap_or_else(|| panic!("{stall}"));
+    assert!(stall.contains(" rank 1, silent for "), "{stall}");
     signal(asked, libc::SIGUSR1);
     let dump = line("mesh of rank 0 of 2 on lo: 1 waiting, ");
     assert!(dump.ends_with(" operations"), "{dump}");
-    let wait = line(" rank 1 (allreduce, tag 0x0), silent for ");
+    let wait = line(&format!(" rank 1 ({operation}, tag 0x0), silent for "));
     assert!(wait.contains("[a "), "{wait}");
     signal(stopped, libc::SIGCONT);
     ranks.0.iter().for_each(until_it_computes);
