@@ -35,6 +35,7 @@ stages! {
     AcceptH2Sent = "accept_h2_sent", "Acceptor: H2 is out.";
     AcceptH3Received = "accept_h3_received", "Acceptor: H3 is in and verified.";
     WireDialed = "wire_dialed", "Fabric: a wire's control stream is connected, nothing was sent.";
+    WireHelloReady = "wire_hello_ready", "Fabric: a wire's memory is made, its Hello is about to be sent.";
     WireHelloSent = "wire_hello_sent", "Fabric: the wire's Hello was sent.";
     WireUp = "wire_up", "Fabric: both ends are authenticated and have the wire.";
     RecvPosted = "recv_posted", "Receiver: a clear-to-send was written.";

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use crate::support;
 use support::comms::{self, SIZES};
-use support::holdings::{Holdings, dev_shm, shm_files};
+use support::holdings::{Holdings, abandoned_files, dev_shm, shm_files};
 #[cfg(feature = "stages")]
 use support::netns::Cable;
 use support::netns::usable;
@@ -461,27 +461,19 @@ fn the_next_start_sweeps_dev_shm() {
     }
     let _alone = dev_shm();
     let cable = Cable::new();
-    let mut seen = false;
-    for _ in 0..40 {
+    // Another test's process may start, and sweep, before it is seen.
+    let seen = (0..40).any(|_| {
         let world =
             (0..2).fold(World::new("faults::exchange", 2), |w, r| w.wrap(r, &cable.at(r)).env_of(r, "RAILHEAD_SOCKET_IFNAME", "rht"));
-        let mut ranks = world.env_of(1, "RH_STAGE", "wire_hello_sent=kill").spawn();
-        // Rank 1 dials in every second case or so; if it does, it dies having just made the file, which rank 0 may or may not open. Rank 0 may then wait
-        // for a connection that nobody opens.
-        until("a death or the end", || {
-            let ended = ranks.ranks[1].ended().is_some();
-            let survivor = ranks.ranks[0].ended().is_some();
-            (ended || survivor).then_some(())
-        });
-        ranks.ranks[0].signal(libc::SIGKILL);
-        ranks.ranks[0].wait();
-        ranks.ranks[1].signal(libc::SIGKILL);
-        ranks.ranks[1].wait();
-        if !shm_files().is_empty() {
-            seen = true;
-            break;
+        let mut ranks = world.env("RH_STAGE", "wire_hello_ready=kill").spawn();
+        // Whichever dials dies having just made the file; the other may wait for a connection that nobody opens.
+        until("a death", || ranks.ranks.iter_mut().any(|rank| rank.ended().is_some()).then_some(()));
+        for rank in &mut ranks.ranks {
+            rank.signal(libc::SIGKILL);
+            rank.wait();
         }
-    }
+        !abandoned_files().is_empty()
+    });
     assert!(seen, "no process died with a file in /dev/shm");
     World::new("starts", 1).spawn().finish();
     assert!(shm_files().is_empty(), "{:?}", shm_files());

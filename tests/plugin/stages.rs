@@ -114,7 +114,7 @@ fn ranks_of(stage: Stage) -> &'static [usize] {
         Stage::RecvPosted | Stage::RecvHalf | Stage::RecvDone | Stage::Flush => &[0],
         Stage::ConnectDialed | Stage::ConnectH1Sent | Stage::ConnectH2Received | Stage::ConnectH3Sent => &[1],
         Stage::SendPosted | Stage::SendHalf | Stage::SendShared | Stage::SendDone => &[1],
-        Stage::WireDialed | Stage::WireHelloSent | Stage::WireUp | Stage::Closing => &[0, 1],
+        Stage::WireDialed | Stage::WireHelloReady | Stage::WireHelloSent | Stage::WireUp | Stage::Closing => &[0, 1],
         // No comm gets there.
         Stage::TensorRequest | Stage::TensorBufferRequest | Stage::TensorBufferResponse | Stage::TensorBufferIdle => &[],
         Stage::TensorMetaDataUpdate | Stage::TensorReRequest | Stage::TensorWithdraw | Stage::TensorWithdrawn => &[],
@@ -124,7 +124,7 @@ fn ranks_of(stage: Stage) -> &'static [usize] {
 
 /// Only one side of a wire dials, and chance decides which; nor has the sender any part in a copy that the receiver was quick enough to make alone.
 fn by_chance(stage: Stage) -> bool {
-    matches!(stage, Stage::WireDialed | Stage::WireHelloSent | Stage::SendShared)
+    matches!(stage, Stage::WireDialed | Stage::WireHelloReady | Stage::WireHelloSent | Stage::SendShared)
 }
 
 /// Starts the ranks and waits until the victim has reached its stage.
@@ -228,7 +228,7 @@ fn expected(stage: Stage) -> &'static [WaitCause] {
         Stage::AcceptAccepted | Stage::AcceptH1Received => &[WaitCause::Handshake],
         // Here the other end may have its comm already, or not yet.
         Stage::ConnectH3Sent | Stage::AcceptH2Sent | Stage::AcceptH3Received => &[WaitCause::Handshake, WaitCause::PeerStopped],
-        Stage::WireDialed | Stage::WireHelloSent | Stage::WireUp => &[WaitCause::Handshake, WaitCause::PeerStopped],
+        Stage::WireDialed | Stage::WireHelloReady | Stage::WireHelloSent | Stage::WireUp => &[WaitCause::Handshake, WaitCause::PeerStopped],
         // A comm knows its peer's process on one host, and looks.
         _ => &[WaitCause::PeerStopped],
     }
@@ -286,6 +286,7 @@ tests! {
     accept_h2_sent = AcceptH2Sent,
     accept_h3_received = AcceptH3Received,
     wire_dialed = WireDialed,
+    wire_hello_ready = WireHelloReady,
     wire_hello_sent = WireHelloSent,
     wire_up = WireUp,
     recv_posted = RecvPosted,

@@ -29,20 +29,26 @@ pub fn dev_shm() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Files in /dev/shm that nobody owns, at this moment. The next start of anybody's takes them away.
+pub fn abandoned_files() -> BTreeSet<String> {
+    names("/dev/shm").into_iter().filter(|name| name.contains("railhead") && is_abandoned(name)).collect()
+}
+
+fn is_abandoned(name: &String) -> bool {
+    let file = std::fs::File::open(format!("/dev/shm/{name}"));
+    file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
 /// Our files in /dev/shm that nobody owns: a segment's owner holds a lock on its file as long as it has a name. Other tests' processes own some all the time.
 pub fn shm_files() -> BTreeSet<String> {
-    let is_left = |name: &String| {
-        let file = std::fs::File::open(format!("/dev/shm/{name}"));
-        file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
-    };
-    let mut left: BTreeSet<String> = names("/dev/shm").into_iter().filter(|n| n.contains("railhead")).filter(is_left).collect();
+    let mut left = abandoned_files();
     // One that is just made gets its lock, and one that is just given up loses its name: on a busy machine that takes a while.
     for _ in 0..50 {
         if left.is_empty() {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
-        left.retain(is_left);
+        left.retain(is_abandoned);
     }
     left
 }

@@ -310,6 +310,7 @@ impl Connecting {
             return Err(unreachable("shared memory with the peer is not possible, and RAILHEAD_SOFT_WIRE=shm allows nothing else"));
         }
         let memory = memory.as_ref().map(AsRawFd::as_raw_fd);
+        stage::reach(Stage::WireHelloReady);
         let hello = match dial::send_hello(&socket, &self.args.local, &self.args.remote, offer, memory) {
             Ok(hello) => hello,
             Err(e) => return self.redial(e).map(|()| None),
