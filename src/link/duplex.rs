@@ -1,11 +1,11 @@
-//! A link both ways: messages into slots that the receiver opened, and *says*, control messages of 64 bytes, in order, in either direction. For
-//! layers whose ranks exchange [`Address`]es through a store. Used by the thread that drives the link.
+//! A link both ways: messages into slots that the receiver opened, and control messages of 64 bytes, in order. For layers whose ranks exchange
+//! [`Address`]es through a store. Used by the thread that drives the link.
 //!
-//! How the receiver's memory becomes known to the sender is for the layer above, in a say of its own: a [`Target`] has all that a sender needs. A slot
-//! is open for one message, which is striped over all rails, or stands open for any number, which then come in order on one queue pair.
-//!
-//! A say is WRITTEN into the next place of a ring in the peer's memory, with an immediate that names slot 255 and tells how many of the peer's says
-//! were read; so nobody writes into a place that was not read, and a say never waits for a receive. A side that only reads returns its credit alone.
+//! How the receiver's memory becomes known to the sender is for the layer above, in a control message of its own: a [`Target`] has all that a sender
+//! needs. A slot is open for one message, which is striped over all rails, or stands open for any number, which then come in order on one queue pair.
+
+mod control;
+mod slots;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -13,30 +13,19 @@ use std::os::fd::RawFd;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::stats::{CommCounter, CommStats, Wait};
-use crate::fabric::{Completion, Endpoint, Opcode, Payload, PostError};
+use crate::fabric::{Completion, Endpoint, PostError};
 
 use super::address::{Address, Local};
-use super::incoming::{Imm, Incoming, Records, epoch};
-use super::limits::{IMM_LIMIT, MAX_MESSAGE, MAX_RAILS, RECORD_SIZE, SAY_SIZE, SAYS, SLOTS};
+use super::incoming::{Imm, Records};
+use super::limits::{CONTROL_SIZE, CONTROLS, IMM_LIMIT, MAX_MESSAGE, MAX_RAILS};
 use super::liveness::Liveness;
-use super::queue_pairs::{BATCH, CTS_QP, QueuePairs, RailDevice, Side, Wr};
+use super::queue_pairs::{BATCH, CTS_QP, QueuePairs, RailDevice, Side};
 use super::sends::{self, Message, stripe_completed};
 use super::wr_id::{RequestId, WrId, WrKind};
 use super::{Connection, Failure, Link, too_long};
 
-/// What the immediate of a say names.
-const SAY_SLOT: u8 = 255;
-const _: () = assert!(SAY_SLOT as usize == SLOTS - 1);
-/// The bit of its value for a say; without it, it is a credit alone. Below it, how many says were read.
-const SAY_BIT: u32 = 1 << 16;
-/// Says read after which a side that has nothing to say returns the credit.
-const CREDIT_EVERY: u16 = SAYS as u16 / 2;
-/// Where the ring begins in the memory that the peer writes to: behind the completion records.
-const RING: usize = SLOTS * RECORD_SIZE;
-/// No request has it.
-const NO_REQUEST: RequestId = RequestId(0);
-/// That of the last thing that is said: none has it either.
-const LAST: RequestId = RequestId(1);
+use control::{CONTROL_SLOT, ControlRing};
+use slots::{Received, Slots};
 
 /// What a receiver tells a sender of a slot, and of the memory behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +52,8 @@ pub enum Event {
         /// Its bytes; of one into a slot that stands open, the sender's value.
         value: u64,
     },
-    /// The peer's next say.
-    Said([u8; SAY_SIZE]),
+    /// The peer's next control message.
+    Control([u8; CONTROL_SIZE]),
 }
 
 /// One end that has not been told of the other.
@@ -81,7 +70,7 @@ pub struct Unconnected {
 impl Unconnected {
     /// On these devices, one per rail, which together are called `device`. `notify` if it is to be armed.
     pub fn new(devices: &[RailDevice], fabric: &str, device: &str, config: &Config, stats: CommStats, notify: bool) -> Result<Unconnected> {
-        let records = Records::with_more(SAYS * SAY_SIZE)?;
+        let records = Records::with_more(CONTROLS * CONTROL_SIZE)?;
         let qps_per_rail = config.qps_per_rail as usize;
         let qps = QueuePairs::new(devices, qps_per_rail, Side::Both, records.pages(), config.traffic_class, notify)?;
         Ok(Unconnected { qps, records, stats, local: Local::new(), fabric: fabric.to_owned(), device: device.to_owned(), qps_per_rail })
@@ -136,10 +125,8 @@ impl Unconnected {
         }
         let ends = Ends {
             records,
-            slots: Vec::with_capacity(SLOTS),
-            free: (0..SAY_SLOT).rev().collect(),
-            says: Says::default(),
-            last: Last::None,
+            slots: Slots::default(),
+            controls: ControlRing::default(),
             events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
         };
         Ok(Duplex { link, ends, split_min: config.split_min as usize })
@@ -156,63 +143,10 @@ pub struct Duplex {
 /// What is known of both directions.
 struct Ends {
     records: Records,
-    /// Those that were ever open: the others were never touched, so they take no memory.
-    slots: Vec<Slot>,
-    free: Vec<u8>,
-    says: Says,
-    last: Last,
+    slots: Slots,
+    controls: ControlRing,
     /// Not yet taken: as many as one poll finds.
     events: VecDeque<Event>,
-}
-
-/// How far the last thing is that is said.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Last {
-    /// There is none, or it is through.
-    None,
-    /// The next one is the last.
-    ToSay,
-    /// It is on its way.
-    Said,
-}
-
-/// A slot that messages come into.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    /// How often it was opened; with the number, the sequence.
-    uses: u64,
-    state: SlotState,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SlotState {
-    Free,
-    /// For one message of at most `room` bytes.
-    Once {
-        room: u64,
-        incoming: Incoming,
-    },
-    /// For any number.
-    Standing,
-}
-
-impl Slot {
-    const FREE: Slot = Slot { uses: 0, state: SlotState::Free };
-
-    fn sequence(&self, number: u8) -> u64 {
-        self.uses * SLOTS as u64 + u64::from(number)
-    }
-}
-
-/// Counters of says, which wrap.
-#[derive(Debug, Default)]
-struct Says {
-    sent: u16,
-    /// Of them, how many the peer has read.
-    taken: u16,
-    read: u16,
-    /// How many the peer knows to be read.
-    told: u16,
 }
 
 impl Duplex {
@@ -236,38 +170,22 @@ impl Duplex {
 
     /// Opens a slot for one message of at most `room` bytes: its sequence number, for the sender. `None`: all 255 are open.
     pub fn open(&mut self, room: u64) -> Option<u64> {
-        self.open_for(SlotState::Once { room, incoming: Incoming::NONE })
+        self.ends.slots.open(room)
     }
 
     /// How many slots can be opened.
     pub fn free_slots(&self) -> usize {
-        self.ends.free.len()
+        self.ends.slots.free()
     }
 
     /// Opens a slot for any number of [`Duplex::notify`]s.
     pub fn open_standing(&mut self) -> Option<u64> {
-        self.open_for(SlotState::Standing)
-    }
-
-    fn open_for(&mut self, state: SlotState) -> Option<u64> {
-        let number = self.ends.free.pop()?;
-        let slots = &mut self.ends.slots;
-        if slots.len() <= usize::from(number) {
-            slots.resize(usize::from(number) + 1, Slot::FREE);
-        }
-        let slot = slots.get_mut(usize::from(number))?;
-        *slot = Slot { uses: slot.uses + 1, state };
-        Some(slot.sequence(number))
+        self.ends.slots.open_standing()
     }
 
     /// Closes a slot. The peer must have said that it writes there no more.
     pub fn close(&mut self, sequence: u64) {
-        let number = (sequence % SLOTS as u64) as u8;
-        let Some(slot) = self.ends.slots.get_mut(usize::from(number)) else { return };
-        if slot.sequence(number) == sequence && slot.state != SlotState::Free {
-            slot.state = SlotState::Free;
-            self.ends.free.push(number);
-        }
+        self.ends.slots.close(sequence);
     }
 
     /// Sends `len` bytes at `addr`, of memory with these keys, to a slot that is open for one message. `None`: no room now; poll and call again. The memory is the link's until
@@ -290,7 +208,7 @@ impl Duplex {
     }
 
     /// Sends `len` bytes at `addr` to a slot that stands open, `offset` bytes behind the target's first, with a value below 2^23. Ordered among
-    /// themselves and with says.
+    /// themselves and with control messages.
     ///
     /// Errors: as for [`Duplex::write`].
     pub fn notify(
@@ -330,36 +248,27 @@ impl Duplex {
         }
     }
 
-    /// Says something to the peer. False: no place now; poll and call again.
+    /// Sends a control message. False: no place now; poll and call again.
     ///
     /// Errors: the link has failed.
-    pub fn say(&mut self, bytes: &[u8; SAY_SIZE]) -> Result<bool> {
+    pub fn send_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let Duplex { link, ends, .. } = self;
-        if usize::from(ends.says.sent.wrapping_sub(ends.says.taken)) >= SAYS || link.qps.room(CTS_QP) == 0 {
-            return Ok(false);
-        }
-        let place = RING + usize::from(ends.says.sent) % SAYS * SAY_SIZE;
-        ends.post_say(link, bytes, place, SAY_BIT);
-        ends.says.sent = ends.says.sent.wrapping_add(1);
-        self.link.check().map(|()| true)
+        let sent = self.ends.controls.send(&mut self.link, bytes);
+        self.link.check().map(|()| sent)
     }
 
-    /// The same, for the last thing that is said: [`Duplex::last_is_through`] tells when the peer's device has it and all before.
+    /// The same, for the last one: [`Duplex::last_control_is_through`] tells when the peer's device has it and all before.
     ///
-    /// Errors: as for [`Duplex::say`].
-    pub fn say_last(&mut self, bytes: &[u8; SAY_SIZE]) -> Result<bool> {
-        self.ends.last = Last::ToSay;
-        let said = self.say(bytes)?;
-        if self.ends.last == Last::ToSay && !said {
-            self.ends.last = Last::None;
-        }
-        Ok(said)
+    /// Errors: as for [`Duplex::send_control`].
+    pub fn send_last_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
+        self.link.check()?;
+        let sent = self.ends.controls.send_last(&mut self.link, bytes);
+        self.link.check().map(|()| sent)
     }
 
-    /// Whether the last thing that was said is through, or will never be.
-    pub fn last_is_through(&mut self) -> bool {
-        self.ends.last != Last::Said || self.link.has_failed()
+    /// Whether the last control message is through, or will never be.
+    pub fn last_control_is_through(&mut self) -> bool {
+        !self.ends.controls.last_is_under_way() || self.link.has_failed()
     }
 
     /// Counters, of which operations and their completions are for the layer above to count.
@@ -368,7 +277,7 @@ impl Duplex {
         &self.link.stats
     }
 
-    /// So many bytes of a say, to the peer or from it, were a message's.
+    /// So many bytes of a control message, to the peer or from it, were a message's.
     #[inline]
     pub fn carried(&self, len: usize) {
         self.link.stats.add(CommCounter::Bytes, (len as u64).wrapping_neg());
@@ -384,7 +293,7 @@ impl Duplex {
             moved = true;
             ends.completed(link, wr, completion);
         });
-        ends.return_credit(link);
+        ends.controls.return_credit(link);
         moved
     }
 
@@ -457,8 +366,8 @@ impl Ends {
                     self.events.push_back(Event::Sent(wr.id));
                 }
             }
-            WrKind::Say if self.last == Last::Said && wr.id == LAST => self.last = Last::None,
-            WrKind::Say | WrKind::Cts | WrKind::Flush => {}
+            WrKind::Control => self.controls.completed(wr.id),
+            WrKind::Cts | WrKind::Flush => {}
         }
     }
 
@@ -472,94 +381,20 @@ impl Ends {
         }
         let Some(imm) = completion.imm else { return link.protocol_error(format_args!("a message without an immediate")) };
         match Imm::decode(imm) {
-            (SAY_SLOT, Imm::Whole(value)) => self.said(link, value),
+            (CONTROL_SLOT, Imm::Whole(value)) => {
+                let control = self.controls.received(link, &self.records, value);
+                self.events.extend(control.map(Event::Control));
+            }
             (number, meaning) => {
                 if let Imm::Stripe(_) = meaning {
                     link.record_received();
                 }
-                if let Err(what) = self.message(number, meaning) {
-                    link.protocol_error(format_args!("{what} for slot {number}"));
+                match self.slots.received(&self.records, number, meaning) {
+                    Ok(message) => self.events.extend(message.map(|Received { sequence, value }| Event::Received { sequence, value })),
+                    Err(what) => link.protocol_error(format_args!("{what} for slot {number}")),
                 }
             }
         }
-    }
-
-    /// A message, or a stripe of one, is here.
-    fn message(&mut self, number: u8, meaning: Imm) -> std::result::Result<(), String> {
-        let Ends { records, slots, free, events, .. } = self;
-        let Some(slot) = slots.get_mut(usize::from(number)).filter(|slot| slot.state != SlotState::Free) else {
-            return Err("a message that nobody waits for,".into());
-        };
-        let sequence = slot.sequence(number);
-        match (&mut slot.state, meaning) {
-            (SlotState::Free, _) => {}
-            (SlotState::Standing, Imm::Whole(value)) => events.push_back(Event::Received { sequence, value: value.into() }),
-            (SlotState::Standing, Imm::Stripe(_)) => return Err("a stripe, in order,".into()),
-            (SlotState::Once { room, incoming }, meaning) => {
-                match meaning {
-                    Imm::Whole(size) if !incoming.whole(size) => return Err("all of a message, after stripes of it,".into()),
-                    Imm::Whole(_) => {}
-                    Imm::Stripe(index) => incoming
-                        .stripe(index, records.read(number), epoch(sequence), super::limits::MAX_QPS as u32)
-                        .map_err(|why| format!("stripe {index} {why}"))?,
-                }
-                if incoming.size > *room {
-                    return Err(format!("{} bytes into {room}", incoming.size));
-                }
-                if incoming.completed {
-                    events.push_back(Event::Received { sequence, value: incoming.size });
-                    slot.state = SlotState::Free;
-                    free.push(number);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A say or a credit is here.
-    fn said(&mut self, link: &mut Link, value: u32) {
-        let says = &mut self.says;
-        let taken = value as u16;
-        if taken.wrapping_sub(says.taken) > says.sent.wrapping_sub(says.taken) {
-            return link.protocol_error(format_args!("a credit of {taken} control messages, {} of {} were left", says.taken, says.sent));
-        }
-        says.taken = taken;
-        if value & SAY_BIT == 0 {
-            return;
-        }
-        if usize::from(says.read.wrapping_sub(says.told)) >= SAYS {
-            return link.protocol_error(format_args!("more than {SAYS} control messages at a time"));
-        }
-        link.stats.add(CommCounter::Bytes, SAY_SIZE as u64);
-        let mut bytes = [0; SAY_SIZE];
-        self.records.pages().read(RING + usize::from(says.read) % SAYS * SAY_SIZE, &mut bytes);
-        says.read = says.read.wrapping_add(1);
-        self.events.push_back(Event::Said(bytes));
-    }
-
-    /// Tells the peer how many of its says were read, if it has not heard for long.
-    #[inline]
-    fn return_credit(&mut self, link: &mut Link) {
-        if self.says.read.wrapping_sub(self.says.told) >= CREDIT_EVERY && link.qps.room(CTS_QP) > 0 && !link.has_failed() {
-            self.post_say(link, &[], RING, 0);
-        }
-    }
-
-    /// Posts a say or a credit, for which there is room.
-    fn post_say(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) {
-        let imm = Imm::Whole(bit | u32::from(self.says.read)).encode(SAY_SLOT);
-        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(CTS_QP, place), imm };
-        let last = self.last == Last::ToSay;
-        match link.qps.post_send(CTS_QP, [wr], WrKind::Say, if last { LAST } else { NO_REQUEST }, last) {
-            Ok(()) => {
-                self.says.told = self.says.read;
-                if last {
-                    self.last = Last::Said;
-                }
-            }
-            Err(error) => link.post_failed(WrKind::Say, CTS_QP, error),
-        }
-        link.stats.add(CommCounter::Bytes, bytes.len() as u64);
     }
 }
 

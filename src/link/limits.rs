@@ -26,9 +26,9 @@ const _: () = assert!(SLOTS == 256, "a slot is a byte of an immediate");
 pub const SLOT_SIZE: usize = 64;
 /// Bytes of a completion record `{u64 size, u32 stripes, u32 epoch}`.
 pub const RECORD_SIZE: usize = 16;
-/// Bytes of a say, a control message of a [`Duplex`](super::duplex::Duplex).
-pub const SAY_SIZE: usize = SLOT_SIZE;
-/// Says on their way at most: places of the ring that they are written into.
-pub const SAYS: usize = 64;
+/// Bytes of a control message of a [`Duplex`](super::duplex::Duplex).
+pub const CONTROL_SIZE: usize = SLOT_SIZE;
+/// Control messages on their way at most: places of the ring that they are written into.
+pub const CONTROLS: usize = 64;
 /// Sizes below it fit an immediate.
 pub const IMM_LIMIT: usize = 1 << 23;

@@ -384,7 +384,7 @@ impl Link {
         }
         let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(CTS_QP, 0), imm: 0 };
         // A queue pair that takes nothing has failed, which the next poll says in its own words.
-        let kind = if self.side == Side::Both { WrKind::Say } else { WrKind::Cts };
+        let kind = if self.side == Side::Both { WrKind::Control } else { WrKind::Cts };
         let _ = self.qps.post_send(CTS_QP, [nothing], kind, id, true);
     }
 

@@ -16,7 +16,7 @@ use crate::fabric::{
     RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SAYS, SLOT_SIZE, SLOTS};
+use super::limits::{CONTROLS, IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
 use super::plan::{Plan, wrapped};
 use super::wr_id::{RequestId, WrId, WrKind};
 
@@ -145,13 +145,13 @@ impl Side {
         match self {
             Side::Send => 1,
             Side::Recv => MAX_REQUESTS,
-            Side::Both => SLOTS + 2 * SAYS,
+            Side::Both => SLOTS + 2 * CONTROLS,
         }
     }
 
     /// Entries of a send queue besides those of messages.
     fn control_entries(self) -> u32 {
-        if self == Side::Both { 2 * SAYS as u32 } else { 0 }
+        if self == Side::Both { 2 * CONTROLS as u32 } else { 0 }
     }
 }
 

@@ -16,8 +16,8 @@ pub enum WrKind {
     Recv,
     /// The READ of a flush; `id` is the flush request.
     Flush,
-    /// A say or a credit of a [`Duplex`](super::duplex::Duplex); `id` is no request's.
-    Say,
+    /// A control message or a credit of a [`Duplex`](super::duplex::Duplex); `id` is no request's.
+    Control,
 }
 
 impl WrKind {
@@ -28,7 +28,7 @@ impl WrKind {
             WrKind::Cts => "the WRITE of a clear-to-send",
             WrKind::Recv => "a receive",
             WrKind::Flush => "the READ of a flush",
-            WrKind::Say => "the WRITE of a control message",
+            WrKind::Control => "the WRITE of a control message",
         }
     }
 }
@@ -55,7 +55,7 @@ impl WrId {
             WrKind::Cts => 2,
             WrKind::Recv => 3,
             WrKind::Flush => 4,
-            WrKind::Say => 5,
+            WrKind::Control => 5,
         };
         kind << 56 | u64::from(self.qp) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
     }
@@ -68,7 +68,7 @@ impl WrId {
             2 => WrKind::Cts,
             3 => WrKind::Recv,
             4 => WrKind::Flush,
-            5 => WrKind::Say,
+            5 => WrKind::Control,
             _ => return None,
         };
         Some(WrId { kind, qp: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn work_request_ids_round_trip() {
-        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Say] {
+        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Control] {
             let wr = WrId { kind, qp: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
             assert_eq!(WrId::decode(wr.encode()), Some(wr));
         }

@@ -14,7 +14,7 @@ use crate::base::stats::WaitCause;
 use crate::base::wakeup::{Wakeup, Woken};
 use crate::link::address::{Address, MAX_ADDRESS};
 use crate::link::driver::Driven;
-use crate::store::{Deadline, FOREVER, Meeting, Store};
+use crate::store::{Deadline, Exchange, FOREVER, Store};
 
 use super::addresses;
 use super::coll::Options;
@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 const READ_AT_ONCE: usize = 1 << 20;
 
 impl Context {
-    /// The address of this rank's end towards another, which that has to be told. It makes the end if there is none.
+    /// The address of this rank's end towards another, which that has to be published. It makes the end if there is none.
     ///
     /// Errors: a rank that is not another, or is connected; no memory or queue pair left.
     pub fn address(&self, peer: usize) -> Result<Vec<u8>> {
@@ -106,11 +106,11 @@ impl Context {
     }
 
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
-        let (meeting, deadline) = (Meeting::new(store, "ranks", timeout), Deadline::after(timeout));
+        let (exchange, deadline) = (Exchange::new(store, "ranks", timeout), Deadline::after(timeout));
         let others = || (0..self.size()).filter(|peer| *peer != self.rank());
         self.check_descriptors(others().count())?;
         let addresses = addresses::encode(&others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)?;
-        meeting.tell(&self.rank().to_string(), &addresses)?;
+        exchange.publish(&self.rank().to_string(), &addresses)?;
         let names: Vec<_> = others().map(|peer| (peer.to_string(), format!("rank {peer}"))).collect();
         let most = (READ_AT_ONCE / addresses.len().max(1)).max(1);
         // One is waited for, and then those behind it are here as a rule: ever more are read at once.
@@ -118,15 +118,15 @@ impl Context {
         while let Some((first, who)) = rest.first() {
             let part = rest.get(..at_once).unwrap_or(rest);
             let keys: Vec<&str> = part.iter().map(|(key, _)| key.as_str()).collect();
-            let told = if at_once == 1 { Some(vec![meeting.hear(first, who)?]) } else { meeting.heard(&keys)? };
-            at_once = if told.is_some() { (2 * at_once).min(most) } else { 1 };
-            let told = told.unwrap_or_default();
-            for (all, peer) in told.iter().zip(others().skip(names.len() - rest.len())) {
+            let published = if at_once == 1 { Some(vec![exchange.fetch(first, who)?]) } else { exchange.fetch_all(&keys)? };
+            at_once = if published.is_some() { (2 * at_once).min(most) } else { 1 };
+            let published = published.unwrap_or_default();
+            for (all, peer) in published.iter().zip(others().skip(names.len() - rest.len())) {
                 self.connect_to(peer, all)?;
             }
-            rest = rest.get(told.len()..).unwrap_or_default();
+            rest = rest.get(published.len()..).unwrap_or_default();
         }
-        meeting.wait_for_all(&self.rank().to_string(), &names)?;
+        exchange.wait_for_all(&self.rank().to_string(), &names)?;
         self.wait_connected(deadline, timeout)
     }
 

@@ -165,7 +165,7 @@ impl Context {
         result.inspect_err(|error| {
             self.poison(error);
             if self.driver.lock().has_lost() {
-                self.say_byes(BAD_NEWS_NS);
+                self.send_byes(BAD_NEWS_NS);
             }
         })
     }
@@ -216,22 +216,22 @@ impl Context {
         let closed = Failure::from_error(&Error::usage("this rank has closed the mesh"));
         let first = self.with(|core| {
             core.failed.get_or_insert(closed);
-            core.say_byes();
+            core.send_byes();
             !std::mem::replace(&mut core.closed, true)
         });
         self.driver.leave();
         if first {
-            self.say_byes(FAREWELL_NS);
+            self.send_byes(FAREWELL_NS);
         }
     }
 
     /// Waits, for so long at most, until the ranks have all that they were sent, and know that this one has come to an end: what was sent in its last
     /// moments is theirs, and is read from this rank's memory or sent by its queue pairs.
-    fn say_byes(&self, time: u64) {
+    fn send_byes(&self, time: u64) {
         let until = clock::now() + time;
         let through = |core: &mut Core| {
             // Some had no room for it.
-            core.say_byes();
+            core.send_byes();
             core.byes_are_through()
         };
         while clock::now() < until && !self.with(through) {

@@ -11,7 +11,7 @@ use crate::link::duplex::Unconnected;
 use super::device::{Part, Place};
 use super::matching::MAX_OFFERS;
 use super::ops::{Asked, OpId, Ops, Outcome, What};
-use super::pair::{Heard, Pair, fits};
+use super::pair::{Pair, PairEvent, fits};
 use super::protocol::Tag;
 use super::small::{Ranks, SmallMessages, other_length};
 
@@ -57,7 +57,7 @@ pub struct Core {
     pub(super) any: VecDeque<AnyRecv>,
     offers: u64,
     pub(super) small: SmallMessages,
-    heard: Vec<Heard>,
+    events: Vec<PairEvent>,
     /// Threads that wait for something.
     pub(super) waiters: usize,
     /// Only the remainder matters.
@@ -79,7 +79,7 @@ impl Core {
             any: VecDeque::new(),
             offers: 0,
             small: SmallMessages::new(size),
-            heard: Vec::new(),
+            events: Vec::new(),
             waiters: 0,
             idle_polls: 0,
             shows_waits: false,
@@ -200,14 +200,14 @@ impl Core {
                     self.misfit(rank, &other_length(sent as usize, tag, len));
                 }
                 match one {
-                    Some(rank) => self.tell_wanted(rank, tag),
-                    None => (0..self.peers.len()).for_each(|rank| self.tell_wanted(rank, tag)),
+                    Some(rank) => self.send_wanted(rank, tag),
+                    None => (0..self.peers.len()).for_each(|rank| self.send_wanted(rank, tag)),
                 }
             }
             Ok(from) => {
-                self.tell_received(from, tag);
+                self.send_received(from, tag);
                 if let Some(rank) = from {
-                    self.tell_wanted(rank, tag);
+                    self.send_wanted(rank, tag);
                 }
             }
             Err((rank, error)) => self.misfit(rank, &error),
@@ -228,22 +228,22 @@ impl Core {
     }
 
     /// Tells a rank that its small messages were received, if it has to know.
-    fn tell_received(&mut self, rank: Option<usize>, tag: Tag) {
+    fn send_received(&mut self, rank: Option<usize>, tag: Tag) {
         if let Some(rank) = rank
-            && let Some(number) = self.small.tells(rank, tag)
+            && let Some(number) = self.small.credit(rank, tag)
             && let Ok(pair) = self.pair(rank)
         {
             // A rank that is lost is noticed by the next poll.
-            let _ = pair.say_received(tag, number);
+            let _ = pair.send_received(tag, number);
         }
     }
 
     /// Tells a rank that has no room for more small messages which of this tag's kind are waited for.
-    fn tell_wanted(&mut self, rank: usize, tag: Tag) {
+    fn send_wanted(&mut self, rank: usize, tag: Tag) {
         while let Some(tag) = self.small.wants(rank, tag.kind()) {
             if let Ok(pair) = self.pair(rank) {
                 // As above.
-                let _ = pair.say_wanted(tag);
+                let _ = pair.send_wanted(tag);
             }
         }
     }
@@ -275,20 +275,20 @@ impl Core {
         self.offer();
     }
 
-    /// What a rank has said that is not for its pair alone.
-    fn heard(&mut self, rank: usize, heard: Heard) {
-        match heard {
-            Heard::Claimed(number) => self.claimed(rank, number),
-            Heard::Message(tag, small) => match self.small.arrived(rank, tag, small, &mut self.ops) {
+    /// What came from a rank that is not for its pair alone.
+    fn on_event(&mut self, rank: usize, event: PairEvent) {
+        match event {
+            PairEvent::Claimed(number) => self.claimed(rank, number),
+            PairEvent::Message(tag, small) => match self.small.arrived(rank, tag, small, &mut self.ops) {
                 Ok(received) => {
                     if received {
-                        self.tell_received(Some(rank), tag);
+                        self.send_received(Some(rank), tag);
                     }
-                    self.tell_wanted(rank, tag);
+                    self.send_wanted(rank, tag);
                 }
                 Err(error) => self.misfit(rank, &error),
             },
-            Heard::Unmatched(tag, sent) => {
+            PairEvent::Unmatched(tag, sent) => {
                 if let Some(len) = tag.other_kind().and_then(|other| self.small.waits(rank, other)) {
                     self.misfit(rank, &other_length(sent as usize, tag, len));
                 }
@@ -318,11 +318,11 @@ impl Core {
     }
 
     /// Tells all ranks that this one goes, and for which other one if it has lost one.
-    pub fn say_byes(&mut self) {
+    pub fn send_byes(&mut self) {
         let gone = self.gone.as_ref().map(|(rank, _)| *rank);
         for peer in &mut self.peers {
             if let Peer::Here(pair) = peer {
-                pair.say_bye(gone);
+                pair.send_bye(gone);
             }
         }
     }
@@ -349,7 +349,7 @@ impl Core {
         {
             self.failed = Some(failure);
             // Others may wait for this one, which has come to an end.
-            self.say_byes();
+            self.send_byes();
         }
     }
 
@@ -415,14 +415,14 @@ impl Driven for Core {
         let (mut moved, mut lost) = (false, Vec::new());
         for rank in 0..self.peers.len() {
             let waits = self.waits_for_any(rank);
-            let Core { peers, ops, heard, .. } = self;
+            let Core { peers, ops, events, .. } = self;
             let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
-            let polled = pair.poll(ops, waits, heard);
+            let polled = pair.poll(ops, waits, events);
             let left = pair.left();
-            if !self.heard.is_empty() {
-                let mut all = std::mem::take(&mut self.heard);
-                all.drain(..).for_each(|heard| self.heard(rank, heard));
-                self.heard = all;
+            if !self.events.is_empty() {
+                let mut all = std::mem::take(&mut self.events);
+                all.drain(..).for_each(|event| self.on_event(rank, event));
+                self.events = all;
             }
             match polled {
                 Ok(some) => moved |= some,
@@ -503,7 +503,7 @@ impl Driven for Core {
         for peer in &mut self.peers {
             if let Peer::Here(pair) = peer {
                 // A rank that is lost is noticed by the next poll.
-                let _ = pair.tell_unmatched();
+                let _ = pair.send_unmatched();
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Which send to a rank goes into which of its receives: of one tag, the first to the first. Plain data under the lock of the mesh; [`super::pair`] feeds
-//! it with what this rank sends and what the peer says.
+//! it with what this rank sends and what the peer sends.
 
 use std::collections::VecDeque;
 
@@ -25,10 +25,10 @@ pub struct Send {
     pub part: Part,
 }
 
-/// A receive that the peer has told of.
+/// A receive that the peer has advertised or offered.
 #[derive(Debug, Clone, Copy)]
 enum Recv {
-    Announced(Target),
+    Ready(Target),
     Offered(u64),
 }
 
@@ -49,23 +49,23 @@ impl Matching {
         self.matches(send.tag)
     }
 
-    /// The peer announces a receive.
+    /// The peer advertises a receive.
     ///
     /// Errors: as above; more than it can have.
-    pub fn announced(&mut self, tag: Tag, target: Target) -> Result<()> {
-        self.told_of(tag, Recv::Announced(target))
+    pub fn recv_is_ready(&mut self, tag: Tag, target: Target) -> Result<()> {
+        self.recv_ready(tag, Recv::Ready(target))
     }
 
     /// The peer offers one.
     ///
     /// Errors: as above.
     pub fn offered(&mut self, number: u64, tag: Tag) -> Result<()> {
-        self.told_of(tag, Recv::Offered(number))
+        self.recv_ready(tag, Recv::Offered(number))
     }
 
-    fn told_of(&mut self, tag: Tag, recv: Recv) -> Result<()> {
+    fn recv_ready(&mut self, tag: Tag, recv: Recv) -> Result<()> {
         if self.recvs.len() >= SLOTS + MAX_OFFERS {
-            return Err(Error::remote("the peer announced more receives than it has slots"));
+            return Err(Error::remote("the peer advertised more receives than it has slots"));
         }
         self.recvs.push_back((tag, recv));
         self.matches(tag)
@@ -93,9 +93,9 @@ impl Matching {
         self.matches(tag)
     }
 
-    /// The peer takes an announcement back: whether there is no message for it yet.
+    /// The peer takes an advertised receive back: whether there is no message for it yet.
     pub fn withdraw(&mut self, sequence: u64) -> bool {
-        let here = |recv: &Recv| matches!(recv, Recv::Announced(target) if target.sequence == sequence);
+        let here = |recv: &Recv| matches!(recv, Recv::Ready(target) if target.sequence == sequence);
         let found = self.recvs.iter().position(|(_, recv)| here(recv));
         found.is_some_and(|at| self.recvs.remove(at).is_some())
     }
@@ -146,7 +146,7 @@ impl Matching {
                     *claim = Some(number);
                     self.claims.push_back(number);
                 }
-                Some((_, Recv::Announced(target))) => {
+                Some((_, Recv::Ready(target))) => {
                     self.sends.remove(at);
                     self.is_matched(send, target)?;
                 }
@@ -202,12 +202,12 @@ mod tests {
         let mut matching = Matching::default();
         matching.send(a).unwrap();
         matching.send(Send { tag: Tag::Collective(7), ..b }).unwrap();
-        matching.announced(Tag::User(8), target(1)).unwrap();
+        matching.recv_is_ready(Tag::User(8), target(1)).unwrap();
         assert_eq!(posted(&mut matching), []);
-        matching.announced(TAG, target(2)).unwrap();
-        matching.announced(TAG, target(3)).unwrap();
+        matching.recv_is_ready(TAG, target(2)).unwrap();
+        matching.recv_is_ready(TAG, target(3)).unwrap();
         matching.send(c).unwrap();
-        matching.announced(Tag::Collective(7), target(4)).unwrap();
+        matching.recv_is_ready(Tag::Collective(7), target(4)).unwrap();
         assert_eq!(posted(&mut matching), [(a.op, 2), (c.op, 3), (b.op, 4)]);
     }
 
@@ -219,7 +219,7 @@ mod tests {
         matching.send(a).unwrap();
         matching.send(b).unwrap();
         assert_eq!((matching.next_claim(), matching.next_claim()), (Some(5), None));
-        matching.announced(TAG, target(1)).unwrap();
+        matching.recv_is_ready(TAG, target(1)).unwrap();
         assert_eq!(posted(&mut matching), [], "the second must not overtake the first");
         assert!(!matching.cancel(a.op), "its receiver may wait for it");
         matching.granted(5, target(2)).unwrap();
@@ -240,7 +240,7 @@ mod tests {
         matching.withdrawn_offer(5).unwrap();
         assert_eq!((matching.next_claim(), matching.next_claim(), matching.next_claim()), (Some(5), Some(6), None));
         matching.withdrawn_offer(6).unwrap();
-        matching.announced(TAG, target(1)).unwrap();
+        matching.recv_is_ready(TAG, target(1)).unwrap();
         assert_eq!(posted(&mut matching), [(a.op, 1)]);
         // One that nobody has claimed.
         matching.withdrawn_offer(77).unwrap();
@@ -252,11 +252,11 @@ mod tests {
         let mut matching = Matching::default();
         matching.send(a).unwrap();
         assert!(matching.cancel(a.op) && !matching.cancel(a.op));
-        matching.announced(TAG, target(1)).unwrap();
+        matching.recv_is_ready(TAG, target(1)).unwrap();
         assert!(matching.withdraw(1) && !matching.withdraw(1));
         matching.send(b).unwrap();
         assert_eq!(posted(&mut matching), []);
-        matching.announced(TAG, target(2)).unwrap();
+        matching.recv_is_ready(TAG, target(2)).unwrap();
         assert!(!matching.withdraw(2) && !matching.cancel(b.op), "it is on its way");
         assert_eq!(posted(&mut matching), [(b.op, 2)]);
     }
@@ -265,10 +265,10 @@ mod tests {
     fn other_sizes_and_too_many_receives_are_errors() {
         let [a] = sends();
         let mut matching = Matching::default();
-        matching.announced(TAG, Target { len: 9, ..target(1) }).unwrap();
+        matching.recv_is_ready(TAG, Target { len: 9, ..target(1) }).unwrap();
         let error = matching.send(a).unwrap_err().to_string();
         assert_eq!(error, "it receives 9 bytes, tag 0x7: this rank sends 8");
-        let mut told = (0..2000).map(|i| matching.announced(Tag::User(i + 100), target(i)));
-        assert!(told.any(|told| told.is_err()));
+        let mut ready = (0..2000).map(|i| matching.recv_is_ready(Tag::User(i + 100), target(i)));
+        assert!(ready.any(|ready| ready.is_err()));
     }
 }

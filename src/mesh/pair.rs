@@ -1,28 +1,30 @@
 //! One rank as seen by another: a link both ways, and the sends and receives that wait for it. Under the lock of the mesh, on whichever thread drives it.
 
+mod events;
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use crate::base::error::{Error, Result};
 use crate::base::stats::{CommStats, MeshOp, Wait, WaitCause};
 use crate::link::Failure;
-use crate::link::duplex::{Duplex, Event};
-use crate::link::limits::{MAX_MESSAGE, MAX_REQUESTS, SAY_SIZE, SLOTS};
+use crate::link::duplex::Duplex;
+use crate::link::limits::{CONTROL_SIZE, MAX_MESSAGE, MAX_REQUESTS, SLOTS};
 
 use super::device::{Part, Place};
 use super::matching::{Matching, Send};
 use super::ops::{OpId, Ops, Outcome};
-use super::protocol::{Said, Tag};
-use super::recvs::{Open, Recv, Recvs, put};
+use super::protocol::{Control, Tag};
+use super::recvs::{Recv, Recvs, put};
 use super::slots::{SlotSend, Slots};
 use super::small::Small;
 use super::small_sends::{SmallSend, SmallSends};
 
-/// Says that wait at most: more than a peer that keeps to the protocol can ask for.
-const MAX_SAYS: usize = 16 * SLOTS;
+/// Control messages that wait at most: more than a peer that keeps to the protocol can ask for.
+const MAX_QUEUED: usize = 16 * SLOTS;
 
-/// Messages of collectives that the peer is told of at a time because none of its receives is for them.
-const MAX_TOLD: usize = 8;
+/// Messages of collectives which match none of the peer's receives, that it is told of at a time.
+const MAX_UNMATCHED: usize = 8;
 
 /// A peer.
 pub struct Pair {
@@ -31,29 +33,29 @@ pub struct Pair {
     matching: Matching,
     slots: Slots,
     recvs: Recvs,
-    /// What else is to be said to it.
-    says: VecDeque<Said>,
+    /// Other control messages to it, not sent yet.
+    controls: VecDeque<Control>,
     /// Of collectives and of users.
     small: [SmallSends; 2],
-    /// Receives that the peer has told of.
-    heard_of: u64,
-    /// The messages of which the peer was told, when it had told of so many receives, that they match none.
-    told_unmatched: (u64, Vec<OpId>),
+    /// Receives that the peer has advertised or offered.
+    recvs_ready: u64,
+    /// The messages that the peer knows to match none of its receives, when there were so many.
+    sent_unmatched: (u64, Vec<OpId>),
     /// By the index of a request: which send it is of, and its bytes.
     sent: Vec<Option<(OpId, usize)>>,
     /// Operations that wait for this peer.
     outstanding: usize,
-    /// It has said that it goes, and for which rank that it has lost.
+    /// It has sent its bye, and for which rank that it has lost.
     left: Option<Option<usize>>,
-    /// So has this rank.
-    said_bye: bool,
+    /// This rank has sent its own.
+    bye_sent: bool,
     /// What is waited for from it, when last looked at; nothing once something has moved.
     wait: Wait,
 }
 
-/// What a peer has said that is not for its pair alone.
+/// What came from a peer that is not for its pair alone.
 #[derive(Debug, Clone, Copy)]
-pub enum Heard {
+pub enum PairEvent {
     /// It has a message for this offer.
     Claimed(u64),
     /// A small message.
@@ -71,14 +73,14 @@ impl Pair {
             matching: Matching::default(),
             slots: Slots::default(),
             recvs: Recvs::default(),
-            says: VecDeque::new(),
+            controls: VecDeque::new(),
             small: Default::default(),
-            heard_of: 0,
-            told_unmatched: (0, Vec::new()),
+            recvs_ready: 0,
+            sent_unmatched: (0, Vec::new()),
             sent: Vec::with_capacity(MAX_REQUESTS),
             outstanding: 0,
             left: None,
-            said_bye: false,
+            bye_sent: false,
             wait: Wait::NONE,
         }
     }
@@ -104,9 +106,9 @@ impl Pair {
             false if unmatched() => WaitCause::PeerNoReceive,
             false => WaitCause::Fabric,
         };
-        let says = |wait: &Wait| (wait.op.is_collective(), wait.cause == WaitCause::PeerNoSend);
+        let weight = |wait: &Wait| (wait.op.is_collective(), wait.cause == WaitCause::PeerNoSend);
         let wait = Wait { cause, op, tag };
-        if self.wait.cause == WaitCause::None || says(&wait) > says(&self.wait) {
+        if self.wait.cause == WaitCause::None || weight(&wait) > weight(&self.wait) {
             self.wait = wait;
         }
     }
@@ -132,7 +134,7 @@ impl Pair {
             // Whatever waits for this peer has to hear of it.
             self.fail(&error);
         }
-        self.tell()?;
+        self.flush_controls()?;
         self.post()
     }
 
@@ -142,14 +144,14 @@ impl Pair {
     pub fn recv(&mut self, op: OpId, tag: Tag, place: Place) -> Result<()> {
         fits(place.len)?;
         self.outstanding += 1;
-        self.tell_of(Recv::One { op, tag, place })
+        self.add_recv(Recv::One { op, tag, place })
     }
 
     /// Offers a receive which others may get.
     ///
     /// Errors: a peer that is gone.
     pub fn offer(&mut self, number: u64, tag: Tag) -> Result<()> {
-        self.tell_of(Recv::Offered { number, tag })
+        self.add_recv(Recv::Offered { number, tag })
     }
 
     /// Receives the message that has claimed an offer.
@@ -157,14 +159,14 @@ impl Pair {
     /// Errors: a peer that is gone.
     pub fn grant(&mut self, op: OpId, number: u64, tag: Tag, place: Place) -> Result<()> {
         self.outstanding += 1;
-        self.tell_of(Recv::Granted { op, number, tag, place })
+        self.add_recv(Recv::Granted { op, number, tag, place })
     }
 
     /// Takes an offer back.
     ///
     /// Errors: a peer that is gone.
     pub fn withdraw_offer(&mut self, number: u64) -> Result<()> {
-        if self.recvs.remove_offer(number) { Ok(()) } else { self.say(Said::WithdrawnOffer(number)) }
+        if self.recvs.remove_offer(number) { Ok(()) } else { self.queue_control(Control::WithdrawnOffer(number)) }
     }
 
     /// Takes an operation back, if nothing has come of it: it ends then, at once or once the peer has answered. A send that a peer has in mind is to
@@ -175,7 +177,7 @@ impl Pair {
         if let Some(recv) = self.recvs.remove(op) {
             self.ends(op, Outcome::Cancelled, ops);
             return match recv {
-                Recv::Granted { number, .. } => self.say(Said::WithdrawnOffer(number)),
+                Recv::Granted { number, .. } => self.queue_control(Control::WithdrawnOffer(number)),
                 _ => Ok(()),
             };
         }
@@ -183,7 +185,7 @@ impl Pair {
             self.ends(op, Outcome::Cancelled, ops);
             return Ok(());
         }
-        self.recvs.withdraw(op).map_or(Ok(()), |sequence| self.say(Said::Withdraw(sequence)))
+        self.recvs.withdraw(op).map_or(Ok(()), |sequence| self.queue_control(Control::Withdraw(sequence)))
     }
 
     /// The bytes that a receive with this tag is for, which is no small one.
@@ -199,15 +201,15 @@ impl Pair {
     /// Tells the peer that so many more of its small messages were received, of this tag's kind.
     ///
     /// Errors: a peer that is gone.
-    pub fn say_received(&mut self, tag: Tag, number: u64) -> Result<()> {
-        self.say(Said::Received(tag.kind(), number))
+    pub fn send_received(&mut self, tag: Tag, number: u64) -> Result<()> {
+        self.queue_control(Control::Received(tag.kind(), number))
     }
 
     /// Tells the peer that a small message with this tag is waited for, though there is no room for others.
     ///
     /// Errors: a peer that is gone.
-    pub fn say_wanted(&mut self, tag: Tag) -> Result<()> {
-        self.say(Said::Wanted(tag))
+    pub fn send_wanted(&mut self, tag: Tag) -> Result<()> {
+        self.queue_control(Control::Wanted(tag))
     }
 
     /// It is lost: what was taken back needs no answer any more.
@@ -239,7 +241,7 @@ impl Pair {
     /// Errors: another does; a peer that is gone.
     pub fn take_incoming(&mut self, slot: u64, place: Place) -> Result<()> {
         self.slots.take_incoming(slot)?;
-        self.tell_of(Recv::Slot { slot, place })
+        self.add_recv(Recv::Slot { slot, place })
     }
 
     /// It does so no more, once `op` has ended.
@@ -256,7 +258,7 @@ impl Pair {
         };
         self.outstanding += 1;
         self.slots.closing_incoming(slot, op);
-        self.say(Said::Withdraw(sequence))
+        self.queue_control(Control::Withdraw(sequence))
     }
 
     /// Sends to a slot, as soon as the peer has it open.
@@ -282,182 +284,29 @@ impl Pair {
         ops.end(op, outcome);
     }
 
-    /// Moves everything along; whether something has moved. `heard` gets what the peer has said to the mesh. `waits`: somebody waits for the peer whom it does
-    /// not know of.
-    ///
-    /// Errors: a peer that is gone or misbehaves; a message and a receive of different sizes.
-    pub fn poll(&mut self, ops: &mut Ops, waits: bool, heard: &mut Vec<Heard>) -> Result<bool> {
-        if self.outstanding == 0 && !waits {
-            self.link.nobody_waits();
-        }
-        let moved = self.link.poll(self.wait);
-        if moved {
-            self.wait = Wait::NONE;
-        }
-        let mut gone = None;
-        while let Some(event) = self.link.next_event() {
-            match event {
-                Event::Sent(id) => {
-                    let place = self.sent.get_mut((id.0 & 0xff) as usize);
-                    if let Some((op, len)) = place.and_then(Option::take) {
-                        self.ends(op, Outcome::Done { rank: self.rank, len: len as u64, small: None }, ops);
-                    }
-                }
-                Event::Received { sequence, value } => self.received(sequence, value, ops)?,
-                Event::Said(bytes) => match Said::decode(&bytes) {
-                    Ok(Said::Bye(of)) => gone = Some(of),
-                    Ok(Said::Message(tag, small)) => {
-                        self.link.carried(small.len());
-                        heard.push(Heard::Message(tag, small));
-                    }
-                    Ok(Said::Claimed(number)) => heard.push(Heard::Claimed(number)),
-                    Ok(Said::Unmatched { tag, len, announced }) => {
-                        if self.recvs.is_unmatched(tag, len, announced) {
-                            heard.push(Heard::Unmatched(tag, len));
-                        }
-                    }
-                    Ok(said) => self.heard(said, ops)?,
-                    Err(what) => self.misbehaves(&what),
-                },
-            }
-        }
-        if let Some(of) = gone {
-            self.left = Some(of);
-            let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
-            return Err(Error::remote(format!("it has closed its mesh{why}")));
-        }
-        if moved {
-            self.tell()?;
-            self.post_small(ops)?;
-            self.post()?;
-            self.post_slots(ops)?;
-        }
-        self.link.check().map(|()| moved)
-    }
-
-    fn received(&mut self, sequence: u64, value: u64, ops: &mut Ops) -> Result<()> {
-        match self.recvs.received(sequence) {
-            Some(Open::Slot { slot, .. }) => {
-                if let Some(op) = self.slots.arrived(slot) {
-                    self.ends(op, Outcome::Done { rank: self.rank, len: 0, small: None }, ops);
-                }
-            }
-            Some(Open::Once { tag, len, .. }) if value != len as u64 => {
-                return Err(Error::usage(format!("it sent {value} bytes, {tag}: this rank receives {len}")));
-            }
-            Some(Open::Once { op, .. }) => self.ends(op, Outcome::Done { rank: self.rank, len: value, small: None }, ops),
-            None => {}
-        }
-        Ok(())
-    }
-
-    fn heard(&mut self, said: Said, ops: &mut Ops) -> Result<()> {
-        match said {
-            Said::Announced(tag, target) => {
-                self.heard_of += 1;
-                self.matching.announced(tag, target)?;
-            }
-            Said::Offered(number, tag) => {
-                self.heard_of += 1;
-                self.matching.offered(number, tag)?;
-            }
-            Said::Received(kind, number) => self.small.get_mut(kind).map_or(Ok(()), |sends| sends.received(number))?,
-            Said::Wanted(tag) => self.small.get_mut(tag.kind()).map_or(Ok(()), |sends| sends.wanted(tag))?,
-            Said::Granted(number, target) => self.matching.granted(number, target)?,
-            Said::WithdrawnOffer(number) => self.matching.withdrawn_offer(number)?,
-            Said::Opened(slot, target) if self.slots.opened(slot, target) => {}
-            Said::Withdraw(sequence) => {
-                if self.matching.withdraw(sequence) || self.slots.withdraw(sequence) {
-                    self.says.push_back(Said::Withdrawn(sequence));
-                }
-            }
-            Said::Withdrawn(sequence) => {
-                let slots = &self.slots;
-                let asked = |open: &Open| match open {
-                    Open::Once { withdrawn, .. } => *withdrawn,
-                    Open::Slot { slot, .. } => slots.is_closing(*slot),
-                };
-                let Some(open) = self.recvs.close(sequence, asked) else {
-                    self.misbehaves("an answer to nothing");
-                    return Ok(());
-                };
-                self.link.close(open.sequence());
-                match open {
-                    Open::Once { op, .. } => self.ends(op, Outcome::Cancelled, ops),
-                    Open::Slot { slot, .. } => {
-                        if let Some(op) = self.slots.give_incoming(slot) {
-                            self.ends(op, Outcome::Cancelled, ops);
-                        }
-                    }
-                }
-            }
-            Said::Opened(..) => self.misbehaves("a slot twice, or too many"),
-            Said::Claimed(_) | Said::Message(..) | Said::Unmatched { .. } | Said::Bye(_) => {}
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn misbehaves(&mut self, what: &str) {
-        self.link.fail(Failure::remote(format!("the peer sent {what}")));
-    }
-
-    /// Whether the peer has said that it goes, and for which rank that it has lost.
-    pub fn left(&self) -> Option<Option<usize>> {
-        self.left
-    }
-
-    /// Tells the peer that this rank goes, if there is a place for it: a peer that waits for it learns why. It may go for a rank that it has lost. Once is
-    /// enough.
-    pub fn say_bye(&mut self, gone: Option<usize>) {
-        if !self.said_bye && self.tell().is_ok() && self.says.is_empty() {
-            self.said_bye = self.link.say_last(&Said::Bye(gone).encode()).unwrap_or(false);
-        }
-    }
-
-    /// Whether that, and all that was sent before, is through, or will never be.
-    pub fn bye_is_through(&mut self) -> bool {
-        // A peer that has it, or has said the same, may go at once: what a poll finds after that means nothing.
-        if !self.is_done() {
-            self.link.poll(Wait::NONE);
-            while let Some(event) = self.link.next_event() {
-                if let Event::Said(bytes) = event
-                    && let Ok(Said::Bye(of)) = Said::decode(&bytes)
-                {
-                    self.left = Some(of);
-                }
-            }
-        }
-        self.is_done() || self.link.check().is_err()
-    }
-
-    fn is_done(&mut self) -> bool {
-        self.left.is_some() || self.said_bye && self.link.last_is_through()
-    }
-
     /// Tells the peer of messages of collectives that none of its receives is for, once: it may wait for one of another size.
     ///
     /// Errors: a peer that is gone.
-    pub fn tell_unmatched(&mut self) -> Result<()> {
-        let (heard_of, told) = &mut self.told_unmatched;
-        if *heard_of != self.heard_of {
-            told.clear();
-            *heard_of = self.heard_of;
+    pub fn send_unmatched(&mut self) -> Result<()> {
+        let (recvs_ready, sent) = &mut self.sent_unmatched;
+        if *recvs_ready != self.recvs_ready {
+            sent.clear();
+            *recvs_ready = self.recvs_ready;
         }
         let mut any = false;
-        for send in self.matching.unmatched().take(MAX_TOLD) {
-            if !told.contains(&send.op) {
-                told.push(send.op);
+        for send in self.matching.unmatched().take(MAX_UNMATCHED) {
+            if !sent.contains(&send.op) {
+                sent.push(send.op);
                 any = true;
-                self.says.push_back(Said::Unmatched { tag: send.tag, len: send.part.len as u64, announced: self.heard_of });
+                self.controls.push_back(Control::Unmatched { tag: send.tag, len: send.part.len as u64, ready: self.recvs_ready });
             }
         }
-        if any { self.tell() } else { Ok(()) }
+        if any { self.flush_controls() } else { Ok(()) }
     }
 
     /// Asks to be woken, and names the descriptors to sleep on. `waits` as for [`Pair::poll`]. `Some`: see [`Duplex::arm`].
     pub fn arm(&mut self, waits: bool, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
-        self.tell_unmatched()?;
+        self.send_unmatched()?;
         self.link.arm((self.outstanding > 0 || waits).then_some(self.wait), watch)
     }
 
@@ -466,35 +315,35 @@ impl Pair {
         self.link.needs_repoll()
     }
 
-    fn tell_of(&mut self, recv: Recv) -> Result<()> {
+    fn add_recv(&mut self, recv: Recv) -> Result<()> {
         self.recvs.push(recv);
-        self.tell()
+        self.flush_controls()
     }
 
-    fn say(&mut self, said: Said) -> Result<()> {
-        self.says.push_back(said);
-        self.tell()
+    fn queue_control(&mut self, control: Control) -> Result<()> {
+        self.controls.push_back(control);
+        self.flush_controls()
     }
 
-    /// Tells the peer what it was not told, in order, as far as there are slots and room.
-    fn tell(&mut self) -> Result<()> {
-        let mut bytes = [0; SAY_SIZE];
+    /// Sends the peer's control messages, in order, as far as there are slots and room.
+    fn flush_controls(&mut self) -> Result<()> {
+        let mut bytes = [0; CONTROL_SIZE];
         loop {
             while let Some(number) = self.matching.next_claim() {
-                self.says.push_back(Said::Claimed(number));
+                self.controls.push_back(Control::Claimed(number));
             }
-            while let Some(said) = self.says.front() {
-                bytes.copy_from_slice(&said.encode());
-                if !self.link.say(&bytes)? {
-                    if self.says.len() > MAX_SAYS {
-                        self.misbehaves("more than it reads answers to");
+            while let Some(control) = self.controls.front() {
+                bytes.copy_from_slice(&control.encode());
+                if !self.link.send_control(&bytes)? {
+                    if self.controls.len() > MAX_QUEUED {
+                        self.protocol_error("more than it reads answers to");
                     }
                     return Ok(());
                 }
-                self.says.pop_front();
+                self.controls.pop_front();
             }
-            let Some(said) = self.recvs.next(&mut self.link) else { return Ok(()) };
-            self.says.push_back(said);
+            let Some(control) = self.recvs.next(&mut self.link) else { return Ok(()) };
+            self.controls.push_back(control);
         }
     }
 
@@ -502,7 +351,7 @@ impl Pair {
     fn post_small(&mut self, ops: &mut Ops) -> Result<()> {
         for kind in 0..self.small.len() {
             while let Some((at, SmallSend { op, tag, small })) = self.small.get(kind).and_then(SmallSends::next) {
-                if !self.says.is_empty() || !self.link.say(&Said::Message(tag, small).encode())? {
+                if !self.controls.is_empty() || !self.link.send_control(&Control::Message(tag, small).encode())? {
                     return Ok(());
                 }
                 if let Some(sends) = self.small.get_mut(kind) {

@@ -1,12 +1,12 @@
-//! What ranks say to each other besides their messages. Plain bytes, made and read by [`super::pair`].
+//! The control messages that ranks send each other. Plain bytes, made and read by [`super::pair`].
 //!
-//! A receive from one rank is *announced* to it: a message with this tag may be written here. A receive from any of several is *offered* to all of them;
+//! A receive from one rank is *advertised* to it: a message with this tag may be written here. A receive from any of several is *offered* to all of them;
 //! who has a message for it *claims* it, and waits; the first is *granted* it, with the place to write to, and from the others it is *withdrawn*. So is a
-//! receive that is given up: an announcement that a message was not written for already is answered, after which nothing is written.
+//! receive that is given up: an advertisement that a message was not written for already is answered, after which nothing is written.
 
 use crate::base::stats::MeshOp;
 use crate::link::duplex::Target;
-use crate::link::limits::{MAX_RAILS, SAY_SIZE};
+use crate::link::limits::{CONTROL_SIZE, MAX_RAILS};
 
 use super::small::{MAX_SMALL, Small};
 
@@ -81,11 +81,11 @@ impl std::fmt::Display for Tag {
     }
 }
 
-/// What a rank says.
+/// A control message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said {
+pub enum Control {
     /// A message with this tag may be written here.
-    Announced(Tag, Target),
+    RecvReady(Tag, Target),
     /// The message that claimed this offer may be written here.
     Granted(u64, Target),
     /// Messages for this slot of a buffer may be written here, until it is withdrawn.
@@ -106,43 +106,43 @@ pub enum Said {
     Received(usize, u64),
     /// A message with this tag is waited for, though there is no room for others.
     Wanted(Tag),
-    /// For a message of so many bytes with this tag there is no receive among as many as were announced.
+    /// For a message of so many bytes with this tag there is no receive among as many as were ready.
     Unmatched {
         /// Of the message.
         tag: Tag,
         /// Its bytes.
         len: u64,
-        /// Announcements so far.
-        announced: u64,
+        /// Receives advertised or offered so far.
+        ready: u64,
     },
     /// The rank closes its mesh: it sends nothing, and receives nothing, any more. It has lost this rank.
     Bye(Option<usize>),
 }
 
-const _: () = assert!(SAY_SIZE == 32 + 4 * MAX_RAILS);
+const _: () = assert!(CONTROL_SIZE == 32 + 4 * MAX_RAILS);
 
 /// Slots that a target may name: the last one is the link's own.
 const TARGETS: u64 = 255;
 
-impl Said {
+impl Control {
     /// `{u8 kind, u8 tag's kind, u16 slot, u32 use of the slot, u64 tag or number, u64 addr, u64 len, u32 rkeys[8]}`, little endian; what a kind has
     /// not is zero. Of a slot's use the low 32 bits travel, which is what an epoch has of it, and more.
-    pub fn encode(&self) -> [u8; SAY_SIZE] {
+    pub fn encode(&self) -> [u8; CONTROL_SIZE] {
         let none = Target { sequence: 0, addr: 0, len: 0, rkeys: [0; MAX_RAILS] };
         let (kind, tag_kind, number, target) = match *self {
-            Said::Announced(tag, target) => (1, tag.number().0, tag.number().1, target),
-            Said::Bye(gone) => (2, 0, gone.map_or(0, |rank| rank as u64 + 1), none),
-            Said::Granted(number, target) => (3, 0, number, target),
-            Said::Opened(number, target) => (4, 0, number, target),
-            Said::Offered(number, tag) => (5, tag.number().0, tag.number().1, Target { addr: number, ..none }),
-            Said::Claimed(number) => (6, 0, number, none),
-            Said::WithdrawnOffer(number) => (7, 0, number, none),
-            Said::Withdraw(sequence) => (8, 0, 0, Target { sequence, ..none }),
-            Said::Withdrawn(sequence) => (9, 0, 0, Target { sequence, ..none }),
-            Said::Message(tag, small) => return message(tag, &small),
-            Said::Received(kind, number) => (11, kind as u64, number, none),
-            Said::Wanted(tag) => (13, tag.number().0, tag.number().1, none),
-            Said::Unmatched { tag, len, announced } => (12, tag.number().0, tag.number().1, Target { addr: announced, len, ..none }),
+            Control::RecvReady(tag, target) => (1, tag.number().0, tag.number().1, target),
+            Control::Bye(gone) => (2, 0, gone.map_or(0, |rank| rank as u64 + 1), none),
+            Control::Granted(number, target) => (3, 0, number, target),
+            Control::Opened(number, target) => (4, 0, number, target),
+            Control::Offered(number, tag) => (5, tag.number().0, tag.number().1, Target { addr: number, ..none }),
+            Control::Claimed(number) => (6, 0, number, none),
+            Control::WithdrawnOffer(number) => (7, 0, number, none),
+            Control::Withdraw(sequence) => (8, 0, 0, Target { sequence, ..none }),
+            Control::Withdrawn(sequence) => (9, 0, 0, Target { sequence, ..none }),
+            Control::Message(tag, small) => return message(tag, &small),
+            Control::Received(kind, number) => (11, kind as u64, number, none),
+            Control::Wanted(tag) => (13, tag.number().0, tag.number().1, none),
+            Control::Unmatched { tag, len, ready } => (12, tag.number().0, tag.number().1, Target { addr: ready, len, ..none }),
         };
         let head = kind | tag_kind << 8 | (target.sequence & 0xff) << 16 | (target.sequence >> 8) << 32;
         let words = [head, number, target.addr, target.len].into_iter().flat_map(u64::to_le_bytes);
@@ -151,38 +151,38 @@ impl Said {
     }
 
     /// Errors: what is wrong, in words that follow "the peer sent".
-    pub fn decode(bytes: &[u8; SAY_SIZE]) -> Result<Said, String> {
+    pub fn decode(bytes: &[u8; CONTROL_SIZE]) -> Result<Control, String> {
         let word = |i: usize| bytes.get(8 * i..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
         let key = |i: usize| bytes.get(32 + 4 * i..).and_then(|rest| rest.first_chunk()).map_or(0, |key| u32::from_le_bytes(*key));
         let (head, number) = (word(0), word(1));
         let sequence = head >> 32 << 8 | head >> 16 & 0xff;
         let target = Target { sequence, addr: word(2), len: word(3), rkeys: std::array::from_fn(key) };
         let tag = if head >> 8 & 0xff == 0 { Tag::Collective(number) } else { Tag::User(number) };
-        let said = match head as u8 {
-            1 => Said::Announced(tag, target),
-            2 => Said::Bye((number as usize).checked_sub(1)),
-            3 => Said::Granted(number, target),
-            4 => Said::Opened(number, target),
-            5 => Said::Offered(word(2), tag),
-            6 => Said::Claimed(number),
-            7 => Said::WithdrawnOffer(number),
-            8 => Said::Withdraw(sequence),
-            9 => Said::Withdrawn(sequence),
+        let control = match head as u8 {
+            1 => Control::RecvReady(tag, target),
+            2 => Control::Bye((number as usize).checked_sub(1)),
+            3 => Control::Granted(number, target),
+            4 => Control::Opened(number, target),
+            5 => Control::Offered(word(2), tag),
+            6 => Control::Claimed(number),
+            7 => Control::WithdrawnOffer(number),
+            8 => Control::Withdraw(sequence),
+            9 => Control::Withdrawn(sequence),
             MESSAGE => {
                 let len = (head >> 16 & 0xffff) as usize;
                 let small = Small::new(len, |to| to.copy_from_slice(bytes.get(16..16 + len).unwrap_or_default()));
-                let said = small.map(|small| Said::Message(tag, small)).filter(|said| said.encode() == *bytes);
-                return said.ok_or_else(|| format!("a message of {len} bytes in {SAY_SIZE}"));
+                let control = small.map(|small| Control::Message(tag, small)).filter(|control| control.encode() == *bytes);
+                return control.ok_or_else(|| format!("a message of {len} bytes in {CONTROL_SIZE}"));
             }
-            11 => Said::Received(tag.kind(), number),
-            12 => Said::Unmatched { tag, len: word(3), announced: word(2) },
-            13 => Said::Wanted(tag),
+            11 => Control::Received(tag.kind(), number),
+            12 => Control::Unmatched { tag, len: word(3), ready: word(2) },
+            13 => Control::Wanted(tag),
             _ => return Err(format!("a control message that begins with {head:#x}")),
         };
-        if said.encode() != *bytes || sequence % 256 >= TARGETS {
+        if control.encode() != *bytes || sequence % 256 >= TARGETS {
             return Err(format!("a control message of kind {}, with something in it that does not belong there", head as u8));
         }
-        Ok(said)
+        Ok(control)
     }
 }
 
@@ -190,7 +190,7 @@ impl Said {
 const MESSAGE: u8 = 10;
 
 /// `{u8 kind, u8 tag's kind, u16 len, u32 0, u64 tag, u8 bytes[48]}`
-fn message(tag: Tag, small: &Small) -> [u8; SAY_SIZE] {
+fn message(tag: Tag, small: &Small) -> [u8; CONTROL_SIZE] {
     let head = u64::from(MESSAGE) | tag.number().0 << 8 | (small.len() as u64) << 16;
     let mut bytes = [head, tag.number().1].into_iter().flat_map(u64::to_le_bytes).chain(small.bytes().iter().copied());
     std::array::from_fn(|_| bytes.next().unwrap_or(0))
@@ -201,25 +201,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_said() -> impl Strategy<Value = Said> {
+    fn any_control() -> impl Strategy<Value = Control> {
         let target = (any::<u32>(), 0u64..255, any::<u64>(), any::<u64>(), any::<[u32; MAX_RAILS]>())
             .prop_map(|(uses, slot, addr, len, rkeys)| Target { sequence: u64::from(uses) << 8 | slot, addr, len, rkeys });
         (0..13, any::<bool>(), any::<u64>(), any::<u64>(), target).prop_map(|(kind, user, number, more, target)| {
             let tag = if user { Tag::User(number) } else { Tag::Collective(number) };
             match kind {
-                0 => Said::Announced(tag, target),
-                1 => Said::Bye((number as usize).checked_sub(1)),
-                2 => Said::Granted(number, target),
-                3 => Said::Opened(number, target),
-                4 => Said::Offered(more, tag),
-                5 => Said::Claimed(number),
-                6 => Said::WithdrawnOffer(number),
-                7 => Said::Withdraw(target.sequence),
-                8 => Said::Message(tag, Small::new(number as usize % 49, |bytes| bytes.fill(more as u8)).unwrap()),
-                9 => Said::Received(usize::from(user), number),
-                10 => Said::Unmatched { tag, len: number, announced: more },
-                11 => Said::Wanted(tag),
-                _ => Said::Withdrawn(target.sequence),
+                0 => Control::RecvReady(tag, target),
+                1 => Control::Bye((number as usize).checked_sub(1)),
+                2 => Control::Granted(number, target),
+                3 => Control::Opened(number, target),
+                4 => Control::Offered(more, tag),
+                5 => Control::Claimed(number),
+                6 => Control::WithdrawnOffer(number),
+                7 => Control::Withdraw(target.sequence),
+                8 => Control::Message(tag, Small::new(number as usize % 49, |bytes| bytes.fill(more as u8)).unwrap()),
+                9 => Control::Received(usize::from(user), number),
+                10 => Control::Unmatched { tag, len: number, ready: more },
+                11 => Control::Wanted(tag),
+                _ => Control::Withdrawn(target.sequence),
             }
         })
     }
@@ -241,19 +241,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_what_is_heard(said in any_said()) {
-            prop_assert_eq!(Said::decode(&said.encode()), Ok(said));
+        fn what_is_said_is_what_is_heard(control in any_control()) {
+            prop_assert_eq!(Control::decode(&control.encode()), Ok(control));
         }
 
         #[test]
-        fn other_bytes_are_refused_or_mean_something(said in any_said(), at in 0..SAY_SIZE, byte: u8, more: [u8; 32]) {
-            let mut bytes = said.encode();
+        fn other_bytes_are_refused_or_mean_something(control in any_control(), at in 0..CONTROL_SIZE, byte: u8, more: [u8; 32]) {
+            let mut bytes = control.encode();
             bytes[at] = byte;
-            if let Ok(it) = Said::decode(&bytes) {
+            if let Ok(it) = Control::decode(&bytes) {
                 prop_assert_eq!(it.encode(), bytes);
             }
             bytes[..32].copy_from_slice(&more);
-            if let Ok(it) = Said::decode(&bytes) {
+            if let Ok(it) = Control::decode(&bytes) {
                 prop_assert_eq!(it.encode(), bytes);
             }
         }

@@ -1,4 +1,4 @@
-//! Receives from one rank: those that it was not told of yet, and those that it was, by slot of the link. Under the lock of the mesh; used by
+//! Receives from one rank: those that were not advertised yet, and those that were, by slot of the link. Under the lock of the mesh; used by
 //! [`super::pair`].
 
 use std::collections::VecDeque;
@@ -8,9 +8,9 @@ use crate::link::limits::SLOTS;
 
 use super::device::Place;
 use super::ops::OpId;
-use super::protocol::{Said, Tag};
+use super::protocol::{Control, Tag};
 
-/// A receive, before the peer is told of it.
+/// A receive, before it is advertised.
 #[derive(Debug, Clone, Copy)]
 pub enum Recv {
     /// From this peer.
@@ -70,49 +70,49 @@ pub struct Recvs {
     waiting: [VecDeque<Recv>; CLASSES],
     /// By slot, as far as any was ever open: the others take no memory.
     open: Vec<Option<Open>>,
-    /// Receives from this peer, or from others as well, that it was told of.
-    announced: u64,
+    /// Receives from this peer, or from others as well, that were advertised or offered to it.
+    ready: u64,
     /// Messages of the peer's that match none of these.
     unmatched: Vec<(Tag, u64)>,
 }
 
 impl Default for Recvs {
     fn default() -> Recvs {
-        Recvs { waiting: Default::default(), open: Vec::with_capacity(SLOTS), announced: 0, unmatched: Vec::new() }
+        Recvs { waiting: Default::default(), open: Vec::with_capacity(SLOTS), ready: 0, unmatched: Vec::new() }
     }
 }
 
 impl Recvs {
-    /// One of which the peer is to be told.
+    /// One to advertise.
     pub fn push(&mut self, recv: Recv) {
         if let Some(queue) = self.waiting.get_mut(recv.class()) {
             queue.push_back(recv);
         }
     }
 
-    /// What is to be said of the next one. `None`: there is none, or all slots are open that it may have.
-    pub fn next(&mut self, link: &mut Duplex) -> Option<Said> {
+    /// The control message of the next one. `None`: there is none, or all slots are open that it may have.
+    pub fn next(&mut self, link: &mut Duplex) -> Option<Control> {
         for class in 0..CLASSES {
             let Some(recv) = self.waiting.get(class).and_then(VecDeque::front).copied() else { continue };
-            if let Some(said) = self.announce(recv, link) {
+            if let Some(control) = self.advertise(recv, link) {
                 self.waiting.get_mut(class).and_then(VecDeque::pop_front);
-                return Some(said);
+                return Some(control);
             }
         }
         None
     }
 
-    fn announce(&mut self, recv: Recv, link: &mut Duplex) -> Option<Said> {
+    fn advertise(&mut self, recv: Recv, link: &mut Duplex) -> Option<Control> {
         let (tag, place) = match recv {
             Recv::Offered { number, tag } => {
-                self.announces();
-                return Some(Said::Offered(number, tag));
+                self.one_more_ready();
+                return Some(Control::Offered(number, tag));
             }
             _ if link.free_slots() <= KEPT * recv.class() => return None,
             Recv::Slot { slot, place } => {
                 let sequence = link.open_standing()?;
                 self.opened(Open::Slot { sequence, slot });
-                return Some(Said::Opened(slot, target(sequence, place)));
+                return Some(Control::Opened(slot, target(sequence, place)));
             }
             Recv::One { tag, place, .. } | Recv::Granted { tag, place, .. } => (tag, place),
         };
@@ -121,23 +121,23 @@ impl Recvs {
         self.opened(Open::Once { sequence, op, tag, len: place.len, withdrawn: false });
         let target = target(sequence, place);
         if let Recv::Granted { number, .. } = recv {
-            return Some(Said::Granted(number, target));
+            return Some(Control::Granted(number, target));
         }
-        self.announces();
-        Some(Said::Announced(tag, target))
+        self.one_more_ready();
+        Some(Control::RecvReady(tag, target))
     }
 
     fn opened(&mut self, open: Open) {
         put(&mut self.open, place_of(open.sequence()), open);
     }
 
-    /// The peer is told of one more: what it has said of its messages means nothing any more.
-    fn announces(&mut self) {
-        self.announced += 1;
+    /// One more is: what the peer has sent of messages that match none means nothing any more.
+    fn one_more_ready(&mut self) {
+        self.ready += 1;
         self.unmatched.clear();
     }
 
-    /// Forgets one that the peer was not told of.
+    /// Forgets one that was not advertised.
     pub fn remove(&mut self, op: OpId) -> Option<Recv> {
         self.take(|recv| recv.is_of(op))
     }
@@ -164,7 +164,7 @@ impl Recvs {
         })
     }
 
-    /// Those that are withdrawn, of which the peer has said nothing.
+    /// Those that are withdrawn, which the peer has not answered.
     pub fn withdrawn(&self) -> impl Iterator<Item = OpId> + '_ {
         self.open.iter().flatten().filter_map(|open| match open {
             Open::Once { op, withdrawn: true, .. } => Some(*op),
@@ -208,8 +208,8 @@ impl Recvs {
     }
 
     /// The peer has a message of so many bytes that matches none of as many receives; whether that is all of them.
-    pub fn is_unmatched(&mut self, tag: Tag, len: u64, announced: u64) -> bool {
-        let all = announced == self.announced;
+    pub fn is_unmatched(&mut self, tag: Tag, len: u64, ready: u64) -> bool {
+        let all = ready == self.ready;
         if all && self.unmatched.len() < SLOTS {
             self.unmatched.push((tag, len));
         }

@@ -6,13 +6,13 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::base::error::{Error, Result};
-use crate::link::limits::SAY_SIZE;
+use crate::link::limits::CONTROL_SIZE;
 
 use super::ops::{OpId, Ops, Outcome};
 use super::protocol::Tag;
 
 /// Longest one: what a control message has room for behind its head and the tag.
-pub const MAX_SMALL: usize = SAY_SIZE - 16;
+pub const MAX_SMALL: usize = CONTROL_SIZE - 16;
 /// How many of one rank may wait for their receives: of collectives, and of users. So neither holds the other back.
 pub const MAX_EARLY: u64 = 128;
 
@@ -188,7 +188,7 @@ impl SmallMessages {
     }
 
     /// How many of a rank's, of a tag's kind, were received of which it was not told, if it has to be: it is told then.
-    pub fn tells(&mut self, rank: usize, tag: Tag) -> Option<u64> {
+    pub fn credit(&mut self, rank: usize, tag: Tag) -> Option<u64> {
         let early = self.early.get_mut(rank)?;
         let matched = early.matched.get_mut(tag.kind()).filter(|matched| **matched >= MAX_EARLY / 4)?;
         early.wanted.retain(|wanted| wanted.kind() != tag.kind());
@@ -325,10 +325,10 @@ mod tests {
             let op = op(&mut ops);
             all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
             all.recv(op, TAG, 1, Ranks::One(1), &mut ops).unwrap();
-            told += all.tells(1, TAG).unwrap_or(0);
+            told += all.credit(1, TAG).unwrap_or(0);
         }
         assert!((1000 - MAX_EARLY / 4..=1000).contains(&told), "{told}");
-        assert_eq!((all.tells(0, TAG), all.tells(1, Tag::Collective(7))), (None, None));
+        assert_eq!((all.credit(0, TAG), all.credit(1, Tag::Collective(7))), (None, None));
     }
 
     #[test]
@@ -354,7 +354,7 @@ mod tests {
             let op = op(&mut ops);
             all.recv(op, TAG, 1, Ranks::One(1), &mut ops).unwrap();
         }
-        assert!(all.tells(1, TAG).is_some() && all.wants(1, TAG.kind()).is_none());
+        assert!(all.credit(1, TAG).is_some() && all.wants(1, TAG.kind()).is_none());
         (1..MAX_EARLY / 4).for_each(|_| _ = all.arrived(1, TAG, small(b"1"), &mut ops).unwrap());
         assert_eq!((all.wants(1, TAG.kind()), all.wants(1, TAG.kind())), (Some(other), Some(third)));
     }

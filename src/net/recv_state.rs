@@ -90,7 +90,7 @@ impl RecvState {
                 }
             }
             WrKind::Cts => link.cts_completed(wr.id),
-            WrKind::Data | WrKind::Recv | WrKind::Say => {}
+            WrKind::Data | WrKind::Recv | WrKind::Control => {}
         }
     }
 

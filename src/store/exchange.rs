@@ -7,17 +7,17 @@ use crate::base::error;
 use super::{Deadline, Error, FOREVER, Store};
 
 /// A store in which all members meet, until a deadline. Its keys are nobody else's: a prefix of one.
-pub struct Meeting<'a> {
+pub struct Exchange<'a> {
     store: &'a dyn Store,
     deadline: Deadline,
     /// What they are called: "ranks".
     members: &'static str,
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> Exchange<'a> {
     /// In this store, for so long at most.
     pub fn new(store: &'a dyn Store, members: &'static str, timeout: Duration) -> Self {
-        Meeting { store, deadline: Deadline::after(timeout), members }
+        Exchange { store, deadline: Deadline::after(timeout), members }
     }
 
     /// The time left.
@@ -28,14 +28,14 @@ impl<'a> Meeting<'a> {
     /// Tells all others something.
     ///
     /// Errors: a store that cannot be used.
-    pub fn tell(&self, key: &str, value: &[u8]) -> error::Result<()> {
+    pub fn publish(&self, key: &str, value: &[u8]) -> error::Result<()> {
         self.store.set(key, value).map_err(|error| self.in_store(error))
     }
 
     /// What `who` has told.
     ///
     /// Errors: it has not come in time; a store that cannot be used.
-    pub fn hear(&self, key: &str, who: &str) -> error::Result<Vec<u8>> {
+    pub fn fetch(&self, key: &str, who: &str) -> error::Result<Vec<u8>> {
         self.store.get(key, self.left()).map_err(|error| match error {
             Error::Timeout(why) => error::Error::timeout(format!("{who} has not come: {why}")),
             other => self.in_store(other),
@@ -45,7 +45,7 @@ impl<'a> Meeting<'a> {
     /// What all who are known by these keys have told; nothing if some have not yet.
     ///
     /// Errors: a store that cannot be used.
-    pub fn heard(&self, keys: &[&str]) -> error::Result<Option<Vec<Vec<u8>>>> {
+    pub fn fetch_all(&self, keys: &[&str]) -> error::Result<Option<Vec<Vec<u8>>>> {
         if !self.store.check(keys).map_err(|error| self.in_store(error))? {
             return Ok(None);
         }
@@ -57,7 +57,7 @@ impl<'a> Meeting<'a> {
     /// Errors: they have not in time; a store that cannot be used.
     pub fn wait_for_all(&self, own: &str, others: &[(String, String)]) -> error::Result<()> {
         let ready = |key: &str| format!("{key} connects");
-        self.tell(&ready(own), b"")?;
+        self.publish(&ready(own), b"")?;
         let keys: Vec<String> = others.iter().map(|(key, _)| ready(key)).collect();
         let waited = self.store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), self.left());
         waited.map_err(|error| {

@@ -9,9 +9,9 @@
 
 mod deadline;
 mod error;
+mod exchange;
 mod file;
 mod hash;
-mod meeting;
 mod prefix;
 pub mod rendezvous;
 pub mod tcp;
@@ -23,9 +23,9 @@ use std::time::Duration;
 
 pub use deadline::Deadline;
 pub use error::{Error, Result};
+pub use exchange::Exchange;
 pub use file::FileStore;
 pub use hash::HashStore;
-pub use meeting::Meeting;
 pub use prefix::PrefixStore;
 pub use tcp::TcpStore;
 pub use watch::{Callback, Change, KeyWatch};

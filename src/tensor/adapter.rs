@@ -13,7 +13,7 @@ use crate::link::Failure;
 use crate::link::address::Address;
 use crate::link::device::{Device, Registered};
 use crate::link::duplex::{Event, Target, Unconnected};
-use crate::link::limits::{MAX_RAILS, SAY_SIZE, SLOTS};
+use crate::link::limits::{CONTROL_SIZE, MAX_RAILS, SLOTS};
 
 use super::channel::{Channel, Tx};
 use super::direct::Direct;
@@ -38,7 +38,7 @@ pub enum Mode {
 }
 
 /// All that is ever said beside the slots: this worker goes.
-const BYE: [u8; SAY_SIZE] = [b'B'; SAY_SIZE];
+const BYE: [u8; CONTROL_SIZE] = [b'B'; CONTROL_SIZE];
 
 /// One end that has not been told of the other.
 pub struct Waiting {
@@ -235,11 +235,11 @@ impl Adapter {
                 }
                 Event::Received { sequence, value } => arrived(flow, io, sequence, value),
                 // What comes behind it is how the peer ends what this one has asked for.
-                Event::Said(BYE) => {
+                Event::Control(BYE) => {
                     gone = true;
                     break;
                 }
-                Event::Said(_) => Err(Error::remote("it sent something that is not said")),
+                Event::Control(_) => Err(Error::remote("it sent an unknown control message")),
             };
             if let Err(error) = done {
                 io.link.fail(Failure::from_error(&error));
@@ -296,16 +296,16 @@ impl Adapter {
 
     /// Tells the peer that this worker goes, if there is a place for it.
     pub fn say_bye(&mut self) {
-        let _ = self.io.link.say_last(&BYE);
+        let _ = self.io.link.send_last_control(&BYE);
     }
 
     /// Whether that, and all that was sent before, is through.
     pub fn bye_is_through(&mut self) -> bool {
         // A peer that has it may go at once: what a poll finds after that means nothing.
-        if !self.io.link.last_is_through() {
+        if !self.io.link.last_control_is_through() {
             self.io.link.poll(WaitCause::PeerNoSend);
         }
-        self.io.link.last_is_through()
+        self.io.link.last_control_is_through()
     }
 }
 

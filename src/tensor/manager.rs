@@ -11,7 +11,7 @@ use crate::base::mem::UserMemory;
 use crate::engine::{self, DumpGuard};
 use crate::link::device::Device;
 use crate::link::driver::{Driven, Driver};
-use crate::store::{Deadline, Meeting, Store};
+use crate::store::{Deadline, Exchange, Store};
 
 #[cfg(test)]
 use super::adapter::Adapter;
@@ -277,7 +277,7 @@ impl Shared {
 
     /// Each worker tells all others, under its name, the addresses of its ends towards them: `{u16 size, name, u32 size, address}` for each.
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
-        let (meeting, deadline) = (Meeting::new(store, "workers", timeout), Deadline::after(timeout));
+        let (exchange, deadline) = (Exchange::new(store, "workers", timeout), Deadline::after(timeout));
         let key = |name: &str| format!("worker/{name}");
         let (mut ends, mut addresses) = (Vec::new(), Vec::new());
         for name in &self.others {
@@ -289,10 +289,10 @@ impl Shared {
             addresses.extend(address);
             ends.push(end);
         }
-        meeting.tell(&key(&self.name), &addresses)?;
+        exchange.publish(&key(&self.name), &addresses)?;
         for (index, (name, end)) in self.others.iter().zip(ends).enumerate() {
             let who = format!("worker {name}");
-            let all = meeting.hear(&key(name), &who)?;
+            let all = exchange.fetch(&key(name), &who)?;
             let told = address_of(&self.name, &all).ok_or_else(|| Error::usage(format!("it was not told of worker {}", self.name)));
             let what = format!("channel of {} to {name},", self.name);
             let connected = told.and_then(|address| end.connect(name, address, &what, &self.device, &self.pool));
@@ -304,7 +304,7 @@ impl Shared {
             });
         }
         let others: Vec<_> = self.others.iter().map(|name| (key(name), format!("worker {name}"))).collect();
-        meeting.wait_for_all(&key(&self.name), &others)?;
+        exchange.wait_for_all(&key(&self.name), &others)?;
         while !self.driver.with(Core::poll_connected)? {
             if deadline.passed() {
                 let time = timeout.as_secs_f64();

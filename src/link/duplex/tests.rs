@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::control::NO_REQUEST;
 use super::*;
 use crate::base::clock;
 use crate::base::config::SoftWire;
 use crate::base::mem::Pages;
 use crate::base::stats::{self, CommKind, WaitCause};
-use crate::fabric::{self, Access, MemoryRegion};
+use crate::fabric::{self, Access, MemoryRegion, Opcode, Payload};
+use crate::link::limits::CONTROLS;
+use crate::link::queue_pairs::Wr;
 
 const WIRES: [SoftWire; 2] = [SoftWire::Shm, SoftWire::Tcp];
 
@@ -110,8 +113,8 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-fn numbered(n: u64) -> [u8; SAY_SIZE] {
-    let mut bytes = [n as u8; SAY_SIZE];
+fn numbered(n: u64) -> [u8; CONTROL_SIZE] {
+    let mut bytes = [n as u8; CONTROL_SIZE];
     bytes[..8].copy_from_slice(&n.to_le_bytes());
     bytes
 }
@@ -139,7 +142,7 @@ fn a_message_of_any_size_is_whole_and_tells_its_size() {
 }
 
 #[test]
-fn says_come_in_order_and_wait_for_their_reader() {
+fn control_messages_come_in_order_and_wait_for_their_reader() {
     for wire in WIRES {
         let mut world = World::new(config(wire), 1);
         world.until("queue pairs", |world| world.a.link.poll_connected().unwrap() && world.b.link.poll_connected().unwrap());
@@ -147,24 +150,24 @@ fn says_come_in_order_and_wait_for_their_reader() {
         // Nobody reads: as many go out as have a place.
         for _ in 0..10_000 {
             world.a.link.poll(WaitCause::Fabric);
-            sent += u64::from(world.a.link.say(&numbered(sent)).unwrap());
+            sent += u64::from(world.a.link.send_control(&numbered(sent)).unwrap());
         }
-        assert_eq!(sent, SAYS as u64);
+        assert_eq!(sent, CONTROLS as u64);
         // One way only, over several wraps of the counters, and then both ways.
         let (mut heard, mut back) = (0u64, 0u64);
         while heard < 140_000 {
-            sent += u64::from(world.a.link.say(&numbered(sent)).unwrap());
+            sent += u64::from(world.a.link.send_control(&numbered(sent)).unwrap());
             if heard > 130_000 {
-                back += u64::from(world.b.link.say(&numbered(back)).unwrap());
+                back += u64::from(world.b.link.send_control(&numbered(back)).unwrap());
             }
             world.poll();
             for event in world.b.events.drain(..) {
-                assert_eq!(event, Event::Said(numbered(heard)));
+                assert_eq!(event, Event::Control(numbered(heard)));
                 heard += 1;
             }
         }
         world.until("all that was said", |world| world.a.events.len() as u64 == back);
-        let said: Vec<Event> = (0..back).map(|n| Event::Said(numbered(n))).collect();
+        let said: Vec<Event> = (0..back).map(|n| Event::Control(numbered(n))).collect();
         assert!(back > 100 && world.a.events == said);
     }
 }
@@ -196,7 +199,7 @@ fn there_are_255_slots_and_each_is_used_again() {
 }
 
 #[test]
-fn what_is_written_to_a_standing_slot_comes_in_order_with_says() {
+fn what_is_written_to_a_standing_slot_comes_in_order_with_control_messages() {
     for wire in WIRES {
         let mut world = World::new(config(wire), 2);
         let standing = world.b.link.open_standing().unwrap();
@@ -208,8 +211,8 @@ fn what_is_written_to_a_standing_slot_comes_in_order_with_says() {
             let at = u64::from(sent % 500) * 8;
             if a.link.notify(&to, at, sent, pages.addr(), 8, lkeys).unwrap().is_some() {
                 sent += 1;
-                // One say after each ten, if there is a place for it.
-                if sent.is_multiple_of(10) && a.link.say(&numbered(said * 0x1_0000_0000 + u64::from(sent))).unwrap() {
+                // One control message after each ten, if there is a place for it.
+                if sent.is_multiple_of(10) && a.link.send_control(&numbered(said * 0x1_0000_0000 + u64::from(sent))).unwrap() {
                     said += 1;
                 }
             }
@@ -221,7 +224,7 @@ fn what_is_written_to_a_standing_slot_comes_in_order_with_says() {
                         assert_eq!((sequence, value), (standing, next.0));
                         next.0 += 1;
                     }
-                    Event::Said(bytes) => {
+                    Event::Control(bytes) => {
                         let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
                         assert_eq!((number >> 32, number & 0xffff_ffff), (next.1, next.0), "behind the notifications before it");
                         next.1 += 1;
@@ -286,7 +289,7 @@ fn a_peer_that_goes_fails_the_link() {
         }
         let refused = a.link.write(&to, pages.addr(), 8, &lkeys);
         assert!(matches!(refused, Err(Error::Remote(_))), "{refused:?}");
-        assert!(a.link.say(&[0; SAY_SIZE]).is_err());
+        assert!(a.link.send_control(&[0; CONTROL_SIZE]).is_err());
     }
 }
 
@@ -298,13 +301,13 @@ fn hostile(imms: &[u32]) {
     for imm in imms {
         let link = &mut world.a.link.link;
         let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(&[]), remote: link.qps.remote(CTS_QP, 0), imm: *imm };
-        let _ = link.qps.post_send(CTS_QP, [wr], WrKind::Say, NO_REQUEST, false);
+        let _ = link.qps.post_send(CTS_QP, [wr], WrKind::Control, NO_REQUEST, false);
         world.poll();
     }
     world.until("what was written", |world| {
         let link = &mut world.a.link.link;
         let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: link.qps.remote(CTS_QP, 0), imm: 0 };
-        world.b.link.check().is_err() || (link.qps.post_send(CTS_QP, [nothing], WrKind::Say, NO_REQUEST, true).is_err()) || {
+        world.b.link.check().is_err() || (link.qps.post_send(CTS_QP, [nothing], WrKind::Control, NO_REQUEST, true).is_err()) || {
             world.poll();
             !world.a.link.link.qps.has_unsignaled(CTS_QP)
         }
@@ -312,7 +315,7 @@ fn hostile(imms: &[u32]) {
     for event in &world.b.events {
         match event {
             Event::Received { sequence, value } => assert!(*value <= 1000 || !once.contains(sequence)),
-            Event::Said(_) | Event::Sent(_) => {}
+            Event::Control(_) | Event::Sent(_) => {}
         }
     }
     if let Err(error) = world.b.link.check() {

@@ -9,10 +9,10 @@ pub async fn barrier(mesh: &Context, tag: u64) -> Result<()> {
     let (rank, size) = (mesh.rank(), mesh.size());
     let mut distance = 1;
     while distance < size {
-        let heard = mesh.recv((rank + size - distance) % size, tag, Destination::NOTHING)?;
-        let told = mesh.send((rank + distance) % size, tag, Part::NOTHING)?;
-        heard.await?;
-        told.await?;
+        let received = mesh.recv((rank + size - distance) % size, tag, Destination::NOTHING)?;
+        let sent = mesh.send((rank + distance) % size, tag, Part::NOTHING)?;
+        received.await?;
+        sent.await?;
         distance *= 2;
     }
     Ok(())

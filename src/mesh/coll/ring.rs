@@ -17,7 +17,7 @@ const SEGMENT: usize = 1 << 20;
 const LEAST_SEGMENTS: usize = 2;
 /// Shortest segment that is worth a message of its own.
 const SHORTEST: usize = 16 << 10;
-/// Receives that are announced ahead.
+/// Receives that are posted ahead.
 const AHEAD: usize = 4;
 
 /// How memory is cut: all ranks do it alike.
@@ -135,11 +135,11 @@ async fn around<'a>(
     let before = (first + cut.ranks() - 1) % cut.ranks();
     let mut sends: VecDeque<Operation<'_>> = VecDeque::new();
     let mut recvs: VecDeque<Operation<'_>> = VecDeque::new();
-    let (all, mut sent, mut announced) = ((cut.ranks() - 1) * cut.segments, 0, 0);
+    let (all, mut sent, mut posted) = ((cut.ranks() - 1) * cut.segments, 0, 0);
     for n in 0..all {
-        while announced < all.min(n + AHEAD) {
-            recvs.push_back(mesh.recv(left, tag, receive(announced, cut.nth(before, announced))?)?);
-            announced += 1;
+        while posted < all.min(n + AHEAD) {
+            recvs.push_back(mesh.recv(left, tag, receive(posted, cut.nth(before, posted))?)?);
+            posted += 1;
         }
         while sent < all.min(n + cut.segments) {
             let (at, len) = cut.nth(first, sent);

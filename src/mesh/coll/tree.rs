@@ -10,7 +10,7 @@ use crate::mesh::reduce::Reduction;
 
 /// Longest segment.
 const SEGMENT: usize = 1 << 20;
-/// Receives that are announced ahead.
+/// Receives that are posted ahead.
 const AHEAD: usize = 4;
 
 /// This rank's place in the tree of a root.
@@ -76,14 +76,14 @@ pub async fn reduce(mesh: &Context, mine: &Registered, len: usize, reduction: Re
         segments.iter().flat_map(|(at, len)| place.children.iter().rev().map(|child| (*child, *at, *len))).collect();
     let mut sends: Vec<Operation<'_>> = Vec::new();
     let mut recvs: VecDeque<Operation<'_>> = VecDeque::new();
-    let (mut announced, mut done) = (0, 0);
+    let (mut posted, mut done) = (0, 0);
     for &(at, len) in &segments {
         for _ in &place.children {
-            while announced < done + AHEAD
-                && let Some(&(child, _, len)) = work.get(announced)
+            while posted < done + AHEAD
+                && let Some(&(child, _, len)) = work.get(posted)
             {
-                recvs.push_back(mesh.recv(child, tag, inbox.place(announced % AHEAD * longest, len)?)?);
-                announced += 1;
+                recvs.push_back(mesh.recv(child, tag, inbox.place(posted % AHEAD * longest, len)?)?);
+                posted += 1;
             }
             if let Some(received) = recvs.pop_front() {
                 received.await?;
