@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use super::launch::own_place;
 
@@ -19,21 +20,21 @@ const ABIS: [u32; 5] = [8, 9, 10, 11, 12];
 
 #[test]
 fn pingpong_on_shared_memory() {
-    let run = Pingpong::plain("shm").env("RAILHEAD_SOFT_WIRE", "shm").run(&["--max", "4M", "--iters", "200"]);
+    let run = Pingpong::plain().env("RAILHEAD_SOFT_WIRE", "shm").run(&["--max", "4M", "--iters", "200"]);
     run.passes();
     run.moved_on(|path| path != "tcp");
 }
 
 #[test]
 fn pingpong_on_tcp() {
-    let run = Pingpong::plain("tcp").env("RAILHEAD_SOFT_WIRE", "tcp").run(&["--max", "4M", "--iters", "200"]);
+    let run = Pingpong::plain().env("RAILHEAD_SOFT_WIRE", "tcp").run(&["--max", "4M", "--iters", "200"]);
     run.passes();
     run.moved_on(|path| path == "tcp");
 }
 
 #[test]
 fn pingpong_on_each_abi_version() {
-    let pingpong = Pingpong::plain("abi");
+    let pingpong = Pingpong::plain();
     for abi in ABIS {
         let run = pingpong.run(&["--abi", &abi.to_string(), "--max", "64K", "--iters", "20"]);
         run.passes();
@@ -43,14 +44,14 @@ fn pingpong_on_each_abi_version() {
 
 #[test]
 fn pingpong_takes_the_newest_version_and_sizes_that_are_not_usual() {
-    let run = Pingpong::plain("sizes").run(&["--max", "1000003", "--iters", "20"]);
+    let run = Pingpong::plain().run(&["--max", "1000003", "--iters", "20"]);
     run.passes();
     assert!(run.stdout.contains("plugin Railhead, ncclNetPlugin_v12,"), "{}", run.text());
 }
 
 #[test]
 fn pingpong_finds_the_plugin_by_name_as_nccl_does() {
-    let pingpong = Pingpong::plain("by_name");
+    let pingpong = Pingpong::plain();
     let link = pingpong.build.join("libnccl-net-railhead.so");
     let _ = fs::remove_file(&link);
     std::os::unix::fs::symlink(library(), &link).expect("symlink");
@@ -65,7 +66,7 @@ fn pingpong_under_sanitizers() {
         return skip("the compiler has no AddressSanitizer here");
     }
     for wire in ["shm", "tcp"] {
-        let run = Pingpong::new("sanitizers", SANITIZE, &[]).env("RAILHEAD_SOFT_WIRE", wire).run(&["--max", "1M", "--iters", "50"]);
+        let run = Pingpong::new(SANITIZE, &[]).env("RAILHEAD_SOFT_WIRE", wire).run(&["--max", "1M", "--iters", "50"]);
         run.passes();
     }
 }
@@ -74,14 +75,14 @@ fn pingpong_under_sanitizers() {
 fn pingpong_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
     for wire in ["shm", "tcp"] {
-        let run = Pingpong::new("valgrind", "-g", &valgrind).env("RAILHEAD_SOFT_WIRE", wire).run(&["--max", "64K", "--iters", "10"]);
+        let run = Pingpong::new("-g", &valgrind).env("RAILHEAD_SOFT_WIRE", wire).run(&["--max", "64K", "--iters", "10"]);
         run.passes();
     }
 }
 
 #[test]
 fn pingpong_is_not_linked_with_the_library() {
-    let pingpong = Pingpong::plain("needed");
+    let pingpong = Pingpong::plain();
     let Some(output) = try_run(Command::new("readelf").arg("-d").arg(pingpong.binary())) else {
         return skip("readelf is not installed");
     };
@@ -94,7 +95,7 @@ fn pingpong_is_not_linked_with_the_library() {
 
 #[test]
 fn header_alone_in_c11_and_cxx17() {
-    let build = make("header_only", "header_only", "");
+    let build = make("header_only", "");
     for program in ["header_only_c11", "header_only_cxx17"] {
         succeed(&mut Command::new(build.join(program)));
     }
@@ -105,7 +106,7 @@ fn header_alone_under_sanitizers() {
     if !sanitizers_work() {
         return skip("the compiler has no AddressSanitizer here");
     }
-    let build = make("header_only_sanitizers", "header_only", SANITIZE);
+    let build = make("header_only", SANITIZE);
     for program in ["header_only_c11", "header_only_cxx17"] {
         succeed(&mut Command::new(build.join(program)));
     }
@@ -114,7 +115,7 @@ fn header_alone_under_sanitizers() {
 #[test]
 fn header_alone_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let build = make("header_only_valgrind", "header_only", "-g");
+    let build = make("header_only", "-g");
     for program in ["header_only_c11", "header_only_cxx17"] {
         succeed(Command::new(&valgrind[0]).args(&valgrind[1..]).arg(build.join(program)));
     }
@@ -124,7 +125,7 @@ fn header_alone_under_valgrind() {
 
 #[test]
 fn store_kv_demonstrates_every_operation() {
-    let build = make("store", "store", "");
+    let build = make("store", "");
     succeed(&mut Command::new(build.join("store_kv")));
 }
 
@@ -133,19 +134,19 @@ fn store_kv_under_sanitizers() {
     if !sanitizers_work() {
         return skip("the compiler has no AddressSanitizer here");
     }
-    succeed(&mut Command::new(make("store_sanitizers", "store", SANITIZE).join("store_kv")));
+    succeed(&mut Command::new(make("store", SANITIZE).join("store_kv")));
 }
 
 #[test]
 fn store_kv_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let build = make("store_valgrind", "store", "-g");
+    let build = make("store", "-g");
     succeed(Command::new(&valgrind[0]).args(&valgrind[1..]).arg(build.join("store_kv")));
 }
 
 #[test]
 fn store_kv_serves_other_processes() {
-    let program = make("store_serve", "store", "").join("store_kv");
+    let program = make("store", "").join("store_kv");
     let mut server = Command::new(&program)
         .args(["serve", "0"])
         .env("RAILHEAD_STORE_BIND", "127.0.0.1")
@@ -201,7 +202,7 @@ fn by_file(folder: &tempfile::TempDir) -> impl Fn(&mut Command, usize) {
 #[test]
 fn ranks_find_each_other_through_a_file_and_ping() {
     let folder = tempfile::tempdir().expect("a folder");
-    ranks_ping(&make("ping", "store", ""), &[], 3, by_file(&folder));
+    ranks_ping(&make("store", ""), &[], 3, by_file(&folder));
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "the last rank removes the file");
 }
 
@@ -211,20 +212,20 @@ fn ranks_ping_under_sanitizers() {
         return skip("the compiler has no AddressSanitizer here");
     }
     let folder = tempfile::tempdir().expect("a folder");
-    ranks_ping(&make("ping_sanitizers", "store", SANITIZE), &[], 3, by_file(&folder));
+    ranks_ping(&make("store", SANITIZE), &[], 3, by_file(&folder));
 }
 
 #[test]
 fn ranks_ping_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
     let folder = tempfile::tempdir().expect("a folder");
-    ranks_ping(&make("ping_valgrind", "store", "-g"), &valgrind, 3, by_file(&folder));
+    ranks_ping(&make("store", "-g"), &valgrind, 3, by_file(&folder));
 }
 
 #[test]
 fn ranks_started_by_hand_find_each_other_through_the_environment() {
     let (address, port) = own_place(201);
-    ranks_ping(&make("ping_env", "store", ""), &[], 4, |command, rank| {
+    ranks_ping(&make("store", ""), &[], 4, |command, rank| {
         let by_launcher = rank % 2 == 1;
         command.env("MASTER_ADDR", &address).env("MASTER_PORT", &port).env("RAILHEAD_STORE_BIND", &address);
         command.env(if by_launcher { "OMPI_COMM_WORLD_RANK" } else { "RANK" }, rank.to_string());
@@ -234,7 +235,7 @@ fn ranks_started_by_hand_find_each_other_through_the_environment() {
 
 #[test]
 fn ranks_without_an_environment_are_told_what_is_missing() {
-    let output = Command::new(make("ping_missing", "store", "").join("rendezvous_ping")).env_clear().output().expect("starts");
+    let output = Command::new(make("store", "").join("rendezvous_ping")).env_clear().output().expect("starts");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(text.contains("env:// rendezvous: environment variable RANK expected, but not set"), "{text}");
@@ -244,7 +245,7 @@ fn ranks_without_an_environment_are_told_what_is_missing() {
 
 #[test]
 fn proxy_examples() {
-    let build = make("proxy", "proxy", "");
+    let build = make("proxy", "");
     for wire in ["shm", "tcp"] {
         proxy_examples_run(&build, wire, &[], ["1000", "524288"], ["1000", "65536"], ["20", "1000000"]);
     }
@@ -255,7 +256,7 @@ fn proxy_examples_under_sanitizers() {
     if !sanitizers_work() {
         return skip("the compiler has no AddressSanitizer here");
     }
-    let build = make("proxy_sanitizers", "proxy", SANITIZE);
+    let build = make("proxy", SANITIZE);
     for wire in ["shm", "tcp"] {
         proxy_examples_run(&build, wire, &[], ["200", "65536"], ["200", "4000"], ["5", "300000"]);
     }
@@ -264,14 +265,14 @@ fn proxy_examples_under_sanitizers() {
 #[test]
 fn proxy_examples_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let build = make("proxy_valgrind", "proxy", "-g");
+    let build = make("proxy", "-g");
     proxy_examples_run(&build, "shm", &valgrind, ["40", "4096"], ["40", "1000"], ["2", "20000"]);
 }
 
 /// What makes the header alone enough for a producer.
 #[test]
 fn proxy_producer_is_not_linked_with_the_library() {
-    let build = make("proxy_needed", "proxy", "");
+    let build = make("proxy", "");
     let Some(output) = try_run(Command::new("readelf").arg("-d").arg(build.join("proxy_producer"))) else {
         return skip("readelf is not installed");
     };
@@ -286,7 +287,7 @@ fn proxy_between_cuda_kernels() {
     if try_run(Command::new("nvcc").arg("--version")).is_none() {
         return skip("nvcc is not installed");
     }
-    let build = make("proxy_cuda", "cuda", "");
+    let build = make("cuda", "");
     let mut command = Command::new(build.join("proxy_cuda"));
     command.env("RAILHEAD_SOCKET_IFNAME", "=lo");
     let output = command.output().expect("proxy_cuda starts");
@@ -388,18 +389,18 @@ struct Run {
 }
 
 impl Pingpong {
-    fn new(test: &str, cflags: &str, wrapper: &[String]) -> Self {
-        let build = make(test, "pingpong", cflags);
+    fn new(cflags: &str, wrapper: &[String]) -> Self {
+        let build = make("pingpong", cflags);
         Pingpong { build, plugin: library(), wrapper: wrapper.to_vec(), environment: Vec::new() }
     }
 
-    fn plain(test: &str) -> Self {
-        Self::new(test, "", &[])
+    fn plain() -> Self {
+        Self::new("", &[])
     }
 
     fn fake(test: &str, abi: u32) -> Self {
-        let pingpong = Self::plain(test);
-        let plugin = pingpong.build.join(format!("libfake{abi}.so"));
+        let pingpong = Self::plain();
+        let plugin = pingpong.build.join(format!("lib{test}{abi}.so"));
         succeed(
             Command::new(compiler())
                 .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"])
@@ -466,9 +467,18 @@ impl Run {
     }
 }
 
-/// Builds a target of c_examples/Makefile into a folder of the test's own: tests run side by side.
-pub fn make(test: &str, target: &str, cflags: &str) -> PathBuf {
-    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_examples").join(test);
+/// Builds a target of c_examples/Makefile, once for all tests that want it with these flags, and gives the folder.
+pub fn make(target: &str, cflags: &str) -> PathBuf {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = match cflags {
+        "" => "plain",
+        SANITIZE => "sanitizers",
+        _ => cflags,
+    };
+    let library = library().parent().expect("a folder").to_path_buf();
+    let profile = library.file_name().expect("a name");
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_examples").join(profile).join(folder);
     succeed(
         Command::new("make")
             .arg("-C")
@@ -476,7 +486,7 @@ pub fn make(test: &str, target: &str, cflags: &str) -> PathBuf {
             .arg(target)
             .arg(format!("BUILD={}", build.display()))
             .arg(format!("CFLAGS={cflags}"))
-            .arg(format!("RAILHEAD_LIB={}", library().parent().expect("a folder").display()))
+            .arg(format!("RAILHEAD_LIB={}", library.display()))
             .env_remove("MAKEFLAGS"),
     );
     build

@@ -54,7 +54,7 @@ impl Launcher {
 }
 
 fn ping_under(launcher: Launcher, last: u8) {
-    let program = make(&format!("ping_{last}"), "store", "").join("rendezvous_ping");
+    let program = make("store", "").join("rendezvous_ping");
     let line = [program.into(), "--plugin".into(), library().into(), "--rounds".into(), "20".into()];
     let Some(text) = launcher.run(last, &line) else { return };
     for rank in 0..4 {
@@ -82,7 +82,7 @@ fn ranks_started_by_slurm_find_each_other() {
 }
 
 fn under(launcher: Launcher, last: u8) {
-    let programs = make(&format!("mesh_{last}"), "mesh", "");
+    let programs = make("mesh", "");
     for (at, (program, option, says)) in
         [("mesh_allreduce", ["--rounds", "3"], "3 rounds, no element wrong"), ("mesh_pair", ["--messages", "50"], "no byte wrong")]
             .into_iter()

@@ -43,7 +43,7 @@ pub fn passes(ranks: Vec<Child>, says: &str) {
 
 #[test]
 fn ranks_compute_sums_together() {
-    let program = make("mesh", "mesh", "").join("mesh_allreduce");
+    let program = make("mesh", "").join("mesh_allreduce");
     for wire in WIRES {
         for elements in ["1", "1000", "1000003"] {
             let folder = tempfile::tempdir().expect("a folder");
@@ -55,7 +55,7 @@ fn ranks_compute_sums_together() {
 
 #[test]
 fn ranks_exchange_buffers_and_messages() {
-    let program = make("mesh", "mesh", "").join("mesh_pair");
+    let program = make("mesh", "").join("mesh_pair");
     for wire in WIRES {
         for (ranks, bytes) in [(2, "1"), (3, "65536"), (2, "3000001")] {
             let folder = tempfile::tempdir().expect("a folder");
@@ -81,19 +81,19 @@ fn examples_run_under_sanitizers() {
     if !sanitizers_work() {
         return skip("the compiler has no AddressSanitizer here");
     }
-    both_run(&make("mesh_sanitizers", "mesh", SANITIZE), &[], 3, "100000", "20");
+    both_run(&make("mesh", SANITIZE), &[], 3, "100000", "20");
 }
 
 #[test]
 fn examples_run_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    both_run(&make("mesh_valgrind", "mesh", "-g"), &valgrind, 2, "50000", "5");
+    both_run(&make("mesh", "-g"), &valgrind, 2, "50000", "5");
 }
 
 /// As the examples' first lines say.
 #[test]
 fn examples_find_their_ranks_in_the_environment() {
-    let programs = make("mesh_env", "mesh", "");
+    let programs = make("mesh", "");
     for (last, program) in [(210, "mesh_allreduce"), (211, "mesh_pair")] {
         let (address, port) = own_place(last);
         let start = |rank: usize| {
@@ -122,7 +122,7 @@ pub fn until_it_computes(rank: &Child) {
 /// Of its loss, long before a wait would be over.
 #[test]
 fn ranks_whose_peer_is_killed_end_with_its_name() {
-    let program = make("mesh_killed", "mesh", "").join("mesh_allreduce");
+    let program = make("mesh", "").join("mesh_allreduce");
     for wire in WIRES {
         let folder = tempfile::tempdir().expect("a folder");
         let mut ranks = Ranks(start(&program, &[], folder.path(), wire, 3, &["--elements", "300000", "--rounds", "1000000"]));
@@ -142,7 +142,7 @@ fn ranks_whose_peer_is_killed_end_with_its_name() {
 /// By the ranks that wait for it, unasked and when asked; they go on when it does.
 #[test]
 fn a_rank_that_is_stopped_is_reported_by_its_number() {
-    let program = make("mesh_stopped", "mesh", "").join("mesh_allreduce");
+    let program = make("mesh", "").join("mesh_allreduce");
     let folder = tempfile::tempdir().expect("a folder");
     let mut ranks = Ranks(start(&program, &[], folder.path(), "shm", 2, &["--elements", "300000", "--rounds", "1000000"]));
     until_it_computes(&ranks.0[1]);

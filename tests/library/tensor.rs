@@ -66,7 +66,7 @@ fn key(from: usize, to: usize, edge: &CStr) -> CString {
 
 #[test]
 fn a_pipeline_passes_tensors_on() {
-    let program = make("tensor", "tensor", "").join("tensor_pipeline");
+    let program = make("tensor", "").join("tensor_pipeline");
     for wire in WIRES {
         for mode in MODES {
             for bytes in ["1", "100000", "3000001"] {
@@ -81,7 +81,7 @@ fn a_pipeline_passes_tensors_on() {
 
 #[test]
 fn four_workers_train_with_a_parameter_server() {
-    let program = make("tensor_params", "tensor", "").join("tensor_params");
+    let program = make("tensor", "").join("tensor_params");
     for (wire, mode) in WIRES.into_iter().flat_map(|wire| MODES.map(|mode| (wire, mode))) {
         for elements in ["1", "20000", "300000"] {
             let folder = tempfile::tempdir().expect("a folder");
@@ -96,7 +96,7 @@ fn the_examples_run_under_sanitizers() {
     if !sanitizers_work() {
         return skip("the compiler has no AddressSanitizer here");
     }
-    let build = make("tensor_sanitizers", "tensor", SANITIZE);
+    let build = make("tensor", SANITIZE);
     for (program, workers, says) in [("tensor_pipeline", 3, "no byte wrong"), ("tensor_params", 5, "no parameter wrong")] {
         for mode in MODES {
             let folder = tempfile::tempdir().expect("a folder");
@@ -108,7 +108,7 @@ fn the_examples_run_under_sanitizers() {
 #[test]
 fn the_examples_run_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    let build = make("tensor_valgrind", "tensor", "-g");
+    let build = make("tensor", "-g");
     let folder = tempfile::tempdir().expect("a folder");
     let pipeline = start(&build.join("tensor_pipeline"), &valgrind, folder.path(), "shm", 3, &["--bytes", "20000"]);
     passes(pipeline, "no byte wrong");
@@ -120,7 +120,7 @@ fn the_examples_run_under_valgrind() {
 /// Of its loss, and by its name, long before a wait would be over.
 #[test]
 fn workers_whose_peer_is_killed_end_with_its_name() {
-    let program = make("tensor_killed", "tensor", "").join("tensor_pipeline");
+    let program = make("tensor", "").join("tensor_pipeline");
     for (wire, mode) in WIRES.into_iter().zip(MODES) {
         let folder = tempfile::tempdir().expect("a folder");
         let options: Vec<&str> = ["--bytes", "1", "--steps", "100000000"].iter().chain(mode).copied().collect();
