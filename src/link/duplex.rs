@@ -367,7 +367,7 @@ impl Ends {
                 }
             }
             WrKind::Control => self.controls.completed(wr.id),
-            WrKind::Cts | WrKind::Flush => {}
+            WrKind::Cts | WrKind::Flush | WrKind::Probe => {}
         }
     }
 

@@ -192,17 +192,22 @@ impl Link {
         self.failed.is_some()
     }
 
-    /// Takes completions and hands each successful one to `on`; whether there was any.
+    /// Takes completions and hands each successful one to `on`, but those of probes; whether there was any.
     #[inline(always)]
     fn poll_completions(&mut self, mut on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
-        let (mut found, mut rail, mut batches) = (0, 0, 0);
+        let (mut found, mut probes, mut rail, mut batches) = (0, 0, 0, 0);
         while let Some(n) = self.qps.poll(rail, &mut self.batch) {
             for i in 0..n {
                 let Some(completion) = self.batch.get(i).copied() else { break };
                 match WrId::decode(completion.wr_id) {
                     Some(wr) if completion.status == WcStatus::Success => {
                         self.qps.retire(&wr);
-                        on(self, &wr, &completion);
+                        if wr.kind == WrKind::Probe {
+                            self.stall.answer(wr.id);
+                            probes += 1;
+                        } else {
+                            on(self, &wr, &completion);
+                        }
                     }
                     Some(wr) => self.on_failed(&wr, completion.status),
                     None => self.unknown(completion.wr_id),
@@ -216,9 +221,13 @@ impl Link {
         }
         if found > 0 {
             self.liveness.busy();
+        }
+        // Whoever waited when a probe was posted still does.
+        let moved = found > probes;
+        if moved {
             self.waits_over();
         }
-        found > 0
+        moved
     }
 
     /// What was waited for is here, or nobody waits for it any more.
@@ -384,14 +393,7 @@ impl Link {
         }
         let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(CTS_QP, 0), imm: 0 };
         // A queue pair that takes nothing has failed, which the next poll says in its own words.
-        let kind = if self.side == Side::Both { WrKind::Control } else { WrKind::Cts };
-        let _ = self.qps.post_send(CTS_QP, [nothing], kind, id, true);
-    }
-
-    /// A clear-to-send has completed, or a probe.
-    #[inline]
-    pub fn cts_completed(&mut self, id: RequestId) {
-        self.stall.answer(id);
+        let _ = self.qps.post_send(CTS_QP, [nothing], WrKind::Probe, id, true);
     }
 
     #[cold]
@@ -519,6 +521,17 @@ impl Link {
 
 #[cfg(test)]
 impl Link {
+    /// Probes the peer.
+    pub fn probe_for_test(&mut self) {
+        let id = self.stall.probe();
+        self.probe(id);
+    }
+
+    /// Whether it has answered.
+    pub fn answered_for_test(&self) -> bool {
+        self.stall.answered()
+    }
+
     /// Puts bytes on the control connection.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.liveness.say_for_test(bytes);

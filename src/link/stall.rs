@@ -9,7 +9,7 @@ use super::wr_id::RequestId;
 
 /// Looks per limit: how late a report may come.
 const LOOKS: u64 = 8;
-/// Work request ids of probes; those of requests are larger.
+/// Numbers of probes, of which one or two are under way at once.
 const PROBES: u32 = 255;
 
 /// What a caller waits for.
@@ -133,19 +133,19 @@ impl StallWatch {
         self.waiting.filter(|waiting| waiting.sequence == sequence).map(|_| now.saturating_sub(self.since))
     }
 
-    /// A new work request id for a probe of the peer's fabric: its completion shows that the peer has taken all that was posted before.
+    /// The number of a new probe of the peer's fabric: its completion shows that the peer has taken all that was posted before.
     pub fn probe(&mut self) -> RequestId {
         self.last_probe = self.last_probe % PROBES + 1;
         self.answered = false;
         RequestId(self.last_probe)
     }
 
-    /// The id of a probe for another purpose, which does not take back what the last one found out.
+    /// The number of a probe for another purpose, which does not take back what the last one found out.
     pub fn last_probe_id(&self) -> RequestId {
         RequestId(self.last_probe)
     }
 
-    /// A completion that may be the answer to the last probe.
+    /// A probe was answered, which may be the last one.
     #[inline]
     pub fn answer(&mut self, id: RequestId) {
         if id.0 == self.last_probe {

@@ -10,7 +10,7 @@ pub struct RequestId(pub u32);
 pub enum WrKind {
     /// A stripe of a message and the record before it; `id` is the send request.
     Data,
-    /// A clear-to-send; `id` is the receive request, or the number of a probe, which no request has.
+    /// A clear-to-send; `id` is the receive request.
     Cts,
     /// A pre-posted receive.
     Recv,
@@ -18,6 +18,8 @@ pub enum WrKind {
     Flush,
     /// A control message or a credit of a [`Duplex`](super::duplex::Duplex); `id` is no request's.
     Control,
+    /// A WRITE of nothing, to find out what the peer has taken; `id` is its number.
+    Probe,
 }
 
 impl WrKind {
@@ -29,6 +31,7 @@ impl WrKind {
             WrKind::Recv => "a receive",
             WrKind::Flush => "the READ of a flush",
             WrKind::Control => "the WRITE of a control message",
+            WrKind::Probe => "the WRITE of nothing that probes the peer",
         }
     }
 }
@@ -56,6 +59,7 @@ impl WrId {
             WrKind::Recv => 3,
             WrKind::Flush => 4,
             WrKind::Control => 5,
+            WrKind::Probe => 6,
         };
         kind << 56 | u64::from(self.qp) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
     }
@@ -69,6 +73,7 @@ impl WrId {
             3 => WrKind::Recv,
             4 => WrKind::Flush,
             5 => WrKind::Control,
+            6 => WrKind::Probe,
             _ => return None,
         };
         Some(WrId { kind, qp: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
@@ -81,11 +86,11 @@ mod tests {
 
     #[test]
     fn work_request_ids_round_trip() {
-        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Control] {
+        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Control, WrKind::Probe] {
             let wr = WrId { kind, qp: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
             assert_eq!(WrId::decode(wr.encode()), Some(wr));
         }
         assert_eq!(WrId::decode(0), None);
-        assert_eq!(WrId::decode(6 << 56), None);
+        assert_eq!(WrId::decode(7 << 56), None);
     }
 }

@@ -81,16 +81,11 @@ impl RecvState {
     #[inline(always)]
     pub fn completed(&mut self, link: &mut Link, wr: &WrId, completion: &Completion) {
         if wr.kind == WrKind::Recv {
-            return self.received(link, wr, completion);
-        }
-        match wr.kind {
-            WrKind::Flush => {
-                if let Some(request) = link.requests.get_mut(wr.id) {
-                    request.left = request.left.saturating_sub(1);
-                }
-            }
-            WrKind::Cts => link.cts_completed(wr.id),
-            WrKind::Data | WrKind::Recv | WrKind::Control => {}
+            self.received(link, wr, completion);
+        } else if wr.kind == WrKind::Flush
+            && let Some(request) = link.requests.get_mut(wr.id)
+        {
+            request.left = request.left.saturating_sub(1);
         }
     }
 

@@ -280,17 +280,17 @@ impl Adapter {
         self.io.link.stats()
     }
 
-    /// The stats page is to show this receive, of a number that no other has: its key, and its step.
-    pub fn shows(&mut self, number: u64, key: &Key, step: u64) {
+    /// The stats page is to show this receive, of a number that no other has: its key, its step, and since when it waits.
+    pub fn shows(&mut self, number: u64, key: &Key, step: u64, since: u64) {
         if self.shown.replace(number) != Some(number) {
-            self.stats().set_wait_key(&format!("{};{}:{}", key.edge(), key.frame, key.iter), step);
+            self.stats().set_wait_key(&format!("{};{}:{}", key.edge(), key.frame, key.iter), step, since);
         }
     }
 
     /// And this, none.
     pub fn shows_none(&mut self) {
         if self.shown.take().is_some() {
-            self.stats().set_wait_key("", 0);
+            self.stats().set_wait_key("", 0, 0);
         }
     }
 

@@ -43,7 +43,8 @@ pub struct Call {
     pub into: Option<Arc<Memory>>,
     /// That worker may write to it: the receive is not over before that is.
     pub is_exposed: bool,
-    since: u64,
+    /// When it was called.
+    pub since: u64,
     /// None: somebody waits for it.
     callback: Option<Callback>,
 }

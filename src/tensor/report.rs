@@ -26,7 +26,7 @@ impl Core {
         for worker in workers {
             let Peer::Here(adapter) = &mut worker.peer else { continue };
             match worker.oldest.and_then(|id| Some((id, calls.get(id)?))) {
-                Some((id, call)) => adapter.shows(id, &call.key, call.step.id),
+                Some((id, call)) => adapter.shows(id, &call.key, call.step.id, call.since),
                 None => adapter.shows_none(),
             }
         }

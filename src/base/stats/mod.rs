@@ -334,6 +334,8 @@ pub struct CommStats {
     waiting: Cell<WaitCause>,
     /// What the record says that a rank of a mesh waits in.
     waits_in: Cell<(MeshOp, u64)>,
+    /// Since when the owner waits, if it says so; 0: since a poll first found nothing.
+    waits_since: Cell<u64>,
     kind: CommKind,
     owned: OwnedCommRecord,
 }
@@ -351,6 +353,7 @@ pub fn comm(kind: CommKind, dev_name: &str) -> CommStats {
         sampled_at: Cell::new(0),
         waiting: Cell::new(WaitCause::None),
         waits_in: Cell::new((MeshOp::None, 0)),
+        waits_since: Cell::new(0),
         kind,
         owned,
     }
@@ -388,15 +391,19 @@ impl CommStats {
         self.record().describe(|record| record.set_ranks(rank, peer));
     }
 
-    /// Of a channel of tensors: which one its waits are for, and of which step, from now on.
+    /// Of a channel of tensors: which one its waits are for, of which step, and since when, from now on; or none, and 0.
     #[cold]
-    pub fn set_wait_key(&self, key: &str, step: u64) {
+    pub fn set_wait_key(&self, key: &str, step: u64, since: u64) {
+        self.waits_since.set(since);
         // A sample of a wait in no operation of a mesh leaves the tag as it is.
         self.waits_in.set((MeshOp::None, 0));
         self.record().describe(|record| {
             record.set_wait_key(key);
             record.wait_op.store(MeshOp::None as u32, Ordering::Relaxed);
             record.wait_tag.store(step, Ordering::Relaxed);
+            if since != 0 {
+                record.wait_since_ns.store(since, Ordering::Relaxed);
+            }
         });
     }
 
@@ -443,7 +450,8 @@ impl CommStats {
             bump(&record.wait_ns[cause as usize], now.saturating_sub(before));
         }
         if self.waiting.replace(cause) != cause {
-            record.wait_since_ns.store(now, Ordering::Relaxed);
+            let since = self.waits_since.get();
+            record.wait_since_ns.store(if since == 0 { now } else { since }, Ordering::Relaxed);
             record.wait_cause.store(cause as u32, Ordering::Relaxed);
         }
     }

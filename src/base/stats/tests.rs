@@ -128,10 +128,16 @@ fn a_pair_of_a_mesh_counts_both_ways_and_says_who_waits_for_whom_in_what() {
         assert_eq!(op as usize, i);
     }
     // A channel of tensors.
-    pair.set_wait_key("edge;0:0", 7);
+    pair.set_wait_key("edge;0:0", 7, 9200);
     assert_eq!(seen().wait_key, "", "nobody waits");
     pair.sample_in(WaitCause::PeerNoSend.into(), 9500);
-    assert_eq!((seen().wait_key.as_str(), seen().wait_tag), ("edge;0:0", 7));
+    assert_eq!((seen().wait_key.as_str(), seen().wait_tag, pair.wait_age(9600)), ("edge;0:0", 7, Some(400)));
+    // Something else has arrived meanwhile.
+    pair.end_wait(9700);
+    pair.sample_in(WaitCause::PeerNoSend.into(), 9800);
+    assert_eq!(pair.wait_age(9900), Some(700));
+    pair.set_wait_key("next;0:0", 7, 9850);
+    assert_eq!(pair.wait_age(9900), Some(50));
     drop(pair);
     let next = comm(CommKind::Pair, "eth0");
     next.set_peer("both ways", 0);

@@ -293,6 +293,26 @@ fn a_peer_that_goes_fails_the_link() {
     }
 }
 
+#[test]
+fn a_wait_goes_on_when_a_probe_is_answered_and_ends_with_a_message() {
+    for wire in WIRES {
+        let mut world = World::new(config(wire), 1);
+        world.until("queue pairs", |world| world.a.link.poll_connected().unwrap() && world.b.link.poll_connected().unwrap());
+        let wait = |world: &World| world.b.link.stats().wait_age(clock::now());
+        let link = &mut world.b.link;
+        // As `until` polls for.
+        assert_eq!(link.arm(Some(WaitCause::Fabric.into()), |_| {}).unwrap(), None);
+        let before = clock::now();
+        link.link.probe_for_test();
+        world.until("an answer", |world| world.b.link.link.answered_for_test());
+        let passed = clock::now() - before;
+        assert!(wait(&world).is_some_and(|age| age >= passed), "{:?} after {passed} ns", wait(&world));
+        assert!(world.a.link.send_control(&[1; CONTROL_SIZE]).unwrap());
+        world.until("a message", |world| !world.b.events.is_empty());
+        assert_eq!(wait(&world), None);
+    }
+}
+
 /// A peer that writes any immediates fails the link at worst.
 fn hostile(imms: &[u32]) {
     let mut world = World::new(config(SoftWire::Shm), 1);
