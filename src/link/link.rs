@@ -192,7 +192,7 @@ impl Link {
         self.failed.is_some()
     }
 
-    /// Takes completions and hands each successful one to `on`, but those of probes; whether there was any.
+    /// Takes completions and hands each successful one to `on`; whether there was any, after which the queues are not armed any more.
     #[inline(always)]
     fn poll_completions(&mut self, mut on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
         let (mut found, mut probes, mut rail, mut batches) = (0, 0, 0, 0);
@@ -205,9 +205,8 @@ impl Link {
                         if wr.kind == WrKind::Probe {
                             self.stall.answer(wr.id);
                             probes += 1;
-                        } else {
-                            on(self, &wr, &completion);
                         }
+                        on(self, &wr, &completion);
                     }
                     Some(wr) => self.on_failed(&wr, completion.status),
                     None => self.unknown(completion.wr_id),
@@ -223,11 +222,10 @@ impl Link {
             self.liveness.busy();
         }
         // Whoever waited when a probe was posted still does.
-        let moved = found > probes;
-        if moved {
+        if found > probes {
             self.waits_over();
         }
-        moved
+        found > 0
     }
 
     /// What was waited for is here, or nobody waits for it any more.

@@ -101,12 +101,12 @@ impl ShmWire {
         }
     }
 
-    /// Receives, polls acks and sends, as far as possible without waiting; true if anything moved.
+    /// Receives, polls acks and sends, as far as possible without waiting; true if anything moved, or a doorbell was read: then, who is to sleep arms
+    /// again.
     #[inline(never)]
     pub fn progress(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
-        if self.armed {
-            self.poll_control(wq)?;
-        }
+        // A doorbell that is read here may have been for something that was received before: without another arm, nothing later rings one.
+        let woken = self.armed && self.poll_control(wq)?;
         // The peer's descriptors carry acks, so that often its ack word, which costs a cache miss, need not be loaded.
         let mut moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         if self.rx.needs_mapping {
@@ -132,9 +132,9 @@ impl ShmWire {
         }
         self.idle = self.idle.wrapping_add(1);
         if self.idle.is_multiple_of(IDLE_POLLS) || self.ended.is_some() || self.segment.peer_closed() {
-            self.check_ended(wq)?;
+            return Ok(self.check_ended(wq)? || woken);
         }
-        Ok(false)
+        Ok(woken)
     }
 
     /// Sends requests that were just posted.
@@ -150,12 +150,10 @@ impl ShmWire {
     /// socket, unless the peer made a protocol error.
     #[inline(never)]
     fn receive_mapped(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
-        if self.control.passes_descriptors() {
-            self.poll_control(wq)?;
-        }
+        let woken = self.control.passes_descriptors() && self.poll_control(wq)?;
         let moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         self.rx.needs_mapping = false;
-        Ok(moved)
+        Ok(moved || woken)
     }
 
     /// Sends requests for which there was no room when they were posted.
@@ -164,15 +162,16 @@ impl ShmWire {
         self.tx.transmit(wq, &self.segment, &self.control)
     }
 
-    /// Reads the control socket until nothing is left.
+    /// Reads the control socket until nothing is left; true if a doorbell was in it, after which the peer takes this side to be awake.
     #[cold]
     #[inline(never)]
-    fn poll_control(&mut self, wq: &WorkQueues) -> std::result::Result<(), Fault> {
+    fn poll_control(&mut self, wq: &WorkQueues) -> std::result::Result<bool, Fault> {
+        let mut woken = false;
         while self.ended.is_none() {
             wq.stats.add(RailCounter::Syscalls, 1);
             match self.control.receive() {
                 ControlEvent::Nothing => break,
-                ControlEvent::Record(Record::Doorbell) => {}
+                ControlEvent::Record(Record::Doorbell) => woken = true,
                 ControlEvent::Record(Record::Memory(passed)) => {
                     let id = passed.id;
                     if self.maps.mapped.len() >= requester::MAPPED_MAX {
@@ -195,7 +194,7 @@ impl ShmWire {
                 ControlEvent::End(why) => self.ended = Some(why),
             }
         }
-        Ok(())
+        Ok(woken)
     }
 
     /// Lets the peer map memory of ours that it writes to. Where that cannot be, bytes go as before; if the peer has gone, others notice.
@@ -209,13 +208,13 @@ impl ShmWire {
         self.rx.offered(offer, passed);
     }
 
-    /// Fails the queue pair if the peer is gone and everything that it published before was handled.
+    /// Fails the queue pair if the peer is gone and everything that it published before was handled; true if anything moved.
     #[cold]
     #[inline(never)]
-    fn check_ended(&mut self, wq: &mut WorkQueues) -> std::result::Result<(), Fault> {
-        self.poll_control(wq)?;
+    fn check_ended(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
+        let woken = self.poll_control(wq)?;
         if self.ended.is_none() && !self.segment.peer_closed() {
-            return Ok(());
+            return Ok(woken);
         }
         // Everything that the peer did before it went is visible in the segment now.
         fence(Ordering::SeqCst);
@@ -225,7 +224,7 @@ impl ShmWire {
             moved |= self.receive_mapped(wq)?;
         }
         if moved {
-            return Ok(());
+            return Ok(true);
         }
         let why = match &self.ended {
             Some(why) if !self.segment.peer_closed() => format!("the peer process is gone: {why}"),

@@ -185,6 +185,31 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
     assert!(steps > 6000 && faults > 500, "{steps} steps, {faults} faults: this tested little");
 }
 
+/// The peer rings for what this side has received by then, while it arms again: nothing rings for what comes next.
+#[test]
+fn who_reads_a_doorbell_for_nothing_new_is_to_arm_again() {
+    let (dialer, acceptor) = sides(64 * 1024);
+    dialer.introduce(true);
+    acceptor.introduce(true);
+    let (a, b) = UnixStream::pair().unwrap();
+    let peers = ControlSocket::new(OwnedFd::new(b), true);
+    let mut wq = WorkQueues::new(&QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() }, RailStats::detached(), 1, 0);
+    wq.ready(7);
+    let mut wire = ShmWire::new(dialer, OwnedFd::new(a), true, 16, RailStats::detached());
+    let sleeping = &acceptor.side(0).sleeping;
+    // Armed, or at a poll that reads the socket in any case.
+    for armed in [true, false] {
+        wire.arm(|_| Ok(())).unwrap();
+        (wire.armed, wire.idle) = if armed { (true, 0) } else { (false, IDLE_POLLS - 1) };
+        assert_eq!(sleeping.swap(0, Ordering::SeqCst), 1);
+        peers.doorbell();
+        assert!(wire.progress(&mut wq).unwrap(), "who sleeps now is not woken");
+        wire.arm(|_| Ok(())).unwrap();
+        assert_eq!(sleeping.load(Ordering::SeqCst), 1);
+        assert!(!wire.progress(&mut wq).unwrap(), "there is nothing to do");
+    }
+}
+
 /// A process that the peer forked has its cookie, and may get its pid.
 #[test]
 fn nothing_is_written_to_another_process_that_has_the_pid_of_the_peer() {
