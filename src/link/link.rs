@@ -66,13 +66,6 @@ struct PendingFault {
     since: u64,
 }
 
-impl PendingFault {
-    /// Whether the status says only that the other end is not there.
-    fn is_silent(&self) -> bool {
-        matches!(self.status, WcStatus::RetryExcErr | WcStatus::WrFlushErr)
-    }
-}
-
 impl Link {
     /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Also gives the memory that the peer writes to.
     pub fn new<M>(connection: Connection<M>, side: Side, what: &str, config: &Config) -> (Link, M) {
@@ -425,7 +418,8 @@ impl Link {
         let since = if fault.since == 0 { now } else { fault.since };
         let text = match self.liveness.explain() {
             Some(why) => format!("{why} ({})", fault.text),
-            None if fault.is_silent() && now.saturating_sub(since) < EXPLAIN_NS => {
+            // Memory of a dying process goes before the process, so its NIC may refuse an access first.
+            None if now.saturating_sub(since) < EXPLAIN_NS => {
                 self.fault = Some(PendingFault { since, ..fault });
                 return;
             }
@@ -528,6 +522,11 @@ impl Link {
     /// Whether it has answered.
     pub fn answered_for_test(&self) -> bool {
         self.stall.answered()
+    }
+
+    /// Takes a process for the peer's.
+    pub fn set_process_for_test(&mut self, process: &std::sync::Arc<crate::base::process::Process>) {
+        self.liveness.set_process(process);
     }
 
     /// Puts bytes on the control connection.

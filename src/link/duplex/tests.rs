@@ -9,6 +9,7 @@ use super::*;
 use crate::base::clock;
 use crate::base::config::SoftWire;
 use crate::base::mem::Pages;
+use crate::base::process::Process;
 use crate::base::stats::{self, CommKind, WaitCause};
 use crate::fabric::{self, Access, MemoryRegion, Opcode, Payload};
 use crate::link::limits::CONTROLS;
@@ -310,6 +311,35 @@ fn a_wait_goes_on_when_a_probe_is_answered_and_ends_with_a_message() {
         assert!(world.a.link.send_control(&[1; CONTROL_SIZE]).unwrap());
         world.until("a message", |world| !world.b.events.is_empty());
         assert_eq!(wait(&world), None);
+    }
+}
+
+/// The system takes a dying process' memory before its end can be seen, so that its device refuses a WRITE first.
+#[test]
+fn a_process_that_dies_is_the_reason_though_its_memory_goes_first() {
+    loop {
+        let mut world = World::new(config(SoftWire::Tcp), 1);
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        world.a.link.link.set_process_for_test(&Process::find(child.id() as i32).unwrap());
+        let sequence = world.b.link.open(4096).unwrap();
+        let gone = Target { rkeys: [0; MAX_RAILS], ..world.target(sequence, 0, 4096) };
+        world.write(&gone, MEMORY / 2, 4096).unwrap();
+        world.until("a refused WRITE", |world| world.a.link.link.has_fault());
+        // All receives are flushed, and then it looks for a reason.
+        let looked = clock::now();
+        (0..20).for_each(|_| world.poll());
+        let (early, took) = (world.a.link.check(), clock::now() - looked);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if took > 40_000_000 {
+            // This thread was away, and a reason is not waited for without end.
+            continue;
+        }
+        early.expect("it may be the end of the process");
+        world.until("a reason", |world| world.a.link.check().is_err());
+        let error = world.a.link.check().unwrap_err().to_string();
+        assert!(error.contains("its process died") && error.contains("remote access error"), "{error}");
+        return;
     }
 }
 
