@@ -81,8 +81,8 @@ class Measures:
 
     def plugin(self, row, wire):
         command = [self.options.railhead, "perf", "--plugin", self.options.plugin, "--json", "--limits", "none", "--rounds", "1"]
-        command += ["--sizes", str(row.size), "--outstanding", str(AHEAD), "--round-ms", str(int(self.options.seconds * 1000))]
-        command += ["--what", "latency" if row.figure == "p50_us" else "bandwidth"]
+        command += ["--sizes", str(row.size), "--round-ms", str(int(self.options.seconds * 1000))]
+        command += ["--what", "latency"] if row.figure == "p50_us" else ["--what", "bandwidth", "--outstanding", str(AHEAD)]
         return launch([command], environment(wire))["rows"][0]["plugins"][0]["figure"]["median"]
 
     def other(self, what, row, wire):
