@@ -171,7 +171,7 @@ pub unsafe extern "C" fn railhead_mesh_connect_pair(
 }
 
 /// Whether threads that wait for something on this mesh poll without end (`busy` not 0) instead of sleeping once nothing comes: less delay, at the cost of a
-/// core. Then nothing goes on while no thread waits. May be called at any time.
+/// core. May be called at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_mesh_set_sync(mesh: *mut railhead_mesh_t, busy: i32) -> railhead_status_t {
     call(|| {

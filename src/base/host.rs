@@ -1,4 +1,4 @@
-//! A name for this host, for handles and endpoints. Called at set-up, on any thread.
+//! What is known of this host: a name for it, for handles and endpoints, and its cores. Called at set-up, on any thread.
 
 use sha2::{Digest, Sha256};
 
@@ -21,6 +21,12 @@ pub fn name() -> Vec<u8> {
         return Vec::new();
     }
     uts.nodename.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect()
+}
+
+/// Cores that are online, whichever of them this process may use: a rank that is bound to one has the others for its peers. At least one.
+pub fn cores() -> u64 {
+    // SAFETY: sysconf takes any number.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u64
 }
 
 fn of(boot: &[u8], name: &[u8]) -> [u8; 16] {

@@ -1,6 +1,7 @@
 //! The thread that moves the links of a [`Driver`] on while nobody waits: what was asked may be waited for long after, and peers want answers. It sleeps
 //! in the kernel, and leaves the links to whoever waits.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,6 +18,8 @@ const GRACE: Duration = Duration::from_millis(1);
 /// What a driver has of its thread.
 #[derive(Default)]
 pub struct Background {
+    /// It was started: without it there is nothing to lock.
+    is_started: AtomicBool,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -47,6 +50,8 @@ impl Background {
         match thread::spawn(name, &Cpus::default(), move || shared.run(&driver)) {
             Ok(thread) => {
                 *state = State::Awake;
+                // Who does not see it need not wake a thread that is awake.
+                self.is_started.store(true, Ordering::Relaxed);
                 *lock(&self.thread) = Some(thread);
             }
             Err(error) => log_warn!(log::NET, "{name}: no thread for what nobody waits for: {error}"),
@@ -55,6 +60,9 @@ impl Background {
 
     /// Nobody waits now.
     pub fn wake(&self) {
+        if !self.is_started.load(Ordering::Relaxed) {
+            return;
+        }
         let mut state = lock(&self.shared.state);
         if *state == State::Asleep {
             *state = State::Awake;

@@ -100,7 +100,7 @@ impl Device {
 
     /// Holds memory of messages that are so small that neither this side's device nor a peer gets at it.
     pub fn hold(&self, memory: UserMemory) -> Registered {
-        Registered::new(if memory.is_empty() { Vec::new() } else { vec![Region::Held(HeldMemory::new(memory))] })
+        Registered { held: (!memory.is_empty()).then(|| HeldMemory::new(memory)), ..Registered::new(Vec::new()) }
     }
 
     fn register_for(&self, memory: UserMemory, access: Access) -> Result<Registered> {
@@ -128,7 +128,6 @@ impl Device {
 enum Region {
     User(MemoryRegion),
     Own(PagesRegion),
-    Held(HeldMemory),
 }
 
 impl Region {
@@ -136,7 +135,6 @@ impl Region {
         match self {
             Region::User(region) => region.lkey(),
             Region::Own(region) => region.lkey(),
-            Region::Held(_) => 0,
         }
     }
 
@@ -144,7 +142,6 @@ impl Region {
         match self {
             Region::User(region) => region.rkey(),
             Region::Own(region) => region.rkey(),
-            Region::Held(_) => 0,
         }
     }
 
@@ -152,15 +149,15 @@ impl Region {
         match self {
             Region::User(region) => region.view(),
             Region::Own(region) => region.view(),
-            Region::Held(memory) => memory.view(),
         }
     }
 }
 
 /// Memory that messages come from and go to, registered until this is dropped.
 pub struct Registered {
-    /// Rail by rail; none for no bytes.
+    /// Rail by rail; none for no bytes, and for those that are held.
     regions: Vec<Region>,
+    held: Option<HeldMemory>,
     /// Memory of our own. Dropped after the regions.
     _shared: Option<SharedPages>,
     lkeys: [u32; MAX_RAILS],
@@ -171,24 +168,28 @@ impl Registered {
     fn new(regions: Vec<Region>) -> Registered {
         let keys = |key: fn(&Region) -> u32| std::array::from_fn(|rail| regions.get(rail).map_or(0, key));
         let (lkeys, rkeys) = (keys(Region::lkey), keys(Region::rkey));
-        Registered { regions, _shared: None, lkeys, rkeys }
+        Registered { regions, held: None, _shared: None, lkeys, rkeys }
+    }
+
+    fn whole(&self) -> Option<RegionView<'_>> {
+        self.held.as_ref().map(HeldMemory::view).or_else(|| self.regions.first().map(Region::view))
     }
 
     /// Bytes.
     pub fn len(&self) -> usize {
-        self.regions.first().map_or(0, |region| region.view().len())
+        self.whole().map_or(0, |view| view.len())
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.regions.is_empty()
+        self.whole().is_none()
     }
 
     /// `len` bytes from `offset` on.
     ///
     /// Errors: they are not all inside.
     pub fn view(&self, offset: usize, len: usize) -> Result<RegionView<'_>> {
-        let part = self.regions.first().and_then(|region| region.view().part(offset, len));
+        let part = self.whole().and_then(|view| view.part(offset, len));
         part.ok_or_else(|| Error::usage(format!("{len} bytes at offset {offset} of a buffer of {}", self.len())))
     }
 

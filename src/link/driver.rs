@@ -13,13 +13,16 @@ use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::Result;
+use crate::base::host;
 use crate::base::sync::lock;
 use crate::base::wakeup::Wakeup;
 
 use super::background::Background;
 
-/// Polls that find nothing, with others allowed to run in between, before the driver sleeps.
+/// How often the driver polls and finds nothing, with others allowed to run in between, before it sleeps.
 const YIELDS: u64 = 40;
+/// Polls one after the other each time, where there is a core for every peer: letting others run is a system call.
+const SPINS: u32 = 16;
 /// Links that are polled so often; more are less often, as who polls hundreds keeps those from running that it waits for.
 const FEW: u64 = 8;
 /// Polls that find nothing between two looks at the clock, for a driver that does not sleep.
@@ -106,6 +109,8 @@ pub struct Driver<D> {
     /// Who waits never sleeps.
     busy: AtomicBool,
     background: Background,
+    /// Of this host.
+    cores: u64,
 }
 
 impl<D: Driven> Driver<D> {
@@ -118,12 +123,24 @@ impl<D: Driven> Driver<D> {
             wakeup: Wakeup::new()?,
             busy: AtomicBool::new(false),
             background: Background::default(),
+            cores: host::cores(),
         })
     }
 
     /// What is driven, to look at.
     pub fn lock(&self) -> MutexGuard<'_, State<D>> {
         lock(&self.state)
+    }
+
+    /// What is driven, for a thread that polls it a few times under the lock: if nobody drives it, and there is a core for every peer.
+    pub fn lock_to_poll(&self) -> Option<MutexGuard<'_, State<D>>> {
+        let state = self.lock();
+        (!state.is_driven && state.links() as u64 <= self.cores).then_some(state)
+    }
+
+    /// Polls it for such a thread; whether something has moved.
+    pub fn poll(&self, state: &mut State<D>) -> bool {
+        self.drive(state)
     }
 
     /// Does something with it, of which whoever drives it has to know.
@@ -208,6 +225,8 @@ impl<D: Driven> Driver<D> {
     /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps, if the links are few.
     fn drive_until(&self, seen: u64, until: u64, polls: u64) {
         let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
+        // Dropped after the lock, which it takes if there is a panic.
+        let driving;
         let mut state = self.lock();
         if self.moves.load(Ordering::Relaxed) != seen || state.has_failed() {
             return;
@@ -219,37 +238,43 @@ impl<D: Driven> Driver<D> {
             return;
         }
         state.is_driven = true;
-        let polls = (polls * FEW / (state.links() as u64).max(FEW)).max(polls.min(2));
-        drop(state);
-        let _driving = Driving(self);
+        driving = Driving(self);
+        let links = state.links() as u64;
+        let polls = (polls * FEW / links.max(FEW)).max(polls.min(2));
+        let spins = if links <= self.cores { SPINS } else { 1 };
         let mut idle = 0;
         // The thread in the background polls once.
         while idle < polls || polls > 1 && self.busy.load(Ordering::Relaxed) {
-            let mut state = self.lock();
-            if self.drive(&mut state) || self.moves.load(Ordering::Acquire) != seen {
-                return;
+            for _ in 0..spins {
+                if self.drive(&mut state) || self.moves.load(Ordering::Acquire) != seen {
+                    return driving.stop(state);
+                }
+                // Whoever asks for something gets the lock meanwhile.
+                drop(state);
+                std::hint::spin_loop();
+                state = self.lock();
             }
             idle += 1;
             if idle.is_multiple_of(LOOK_EVERY) {
                 // What else is done before a sleep.
                 state.instead_of_arm();
                 if state.settled() || clock::now() >= until {
-                    return;
+                    return driving.stop(state);
                 }
             }
             drop(state);
-            // Whoever asks for something gets the lock meanwhile.
             std::thread::yield_now();
+            state = self.lock();
         }
         let mut fds: Vec<RawFd> = Vec::new();
-        let mut state = self.lock();
-        let Ok(look) = state.arm(&mut fds) else { return };
+        let Ok(look) = state.arm(&mut fds) else { return driving.stop(state) };
         if self.drive(&mut state) || state.needs_repoll() || state.settled() || self.moves.load(Ordering::Relaxed) != seen {
-            return;
+            return driving.stop(state);
         }
         state.asleep = true;
         drop(state);
         self.wakeup.wait(&fds, Some(look.map_or(Duration::MAX, Duration::from_nanos).min(left())));
+        driving.stop(self.lock());
     }
 
     /// Polls, unless it is over; whether there is something new.
@@ -304,14 +329,63 @@ impl<D: Driven> Drop for Waiting<'_, D> {
     }
 }
 
-/// The driver, until it is dropped.
+/// The driver, until it is stopped.
 struct Driving<'a, D: Driven>(&'a Driver<D>);
 
-impl<D: Driven> Drop for Driving<'_, D> {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
+impl<D: Driven> Driving<'_, D> {
+    /// Others may drive it.
+    fn stop(self, mut state: MutexGuard<'_, State<D>>) {
         (state.is_driven, state.asleep) = (false, false);
         self.0.wake_sleepers(&state);
+        std::mem::forget(self);
+    }
+}
+
+/// What is driven has panicked.
+impl<D: Driven> Drop for Driving<'_, D> {
+    fn drop(&mut self) {
+        Driving(self.0).stop(self.0.lock());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    struct Panics;
+
+    impl Driven for Panics {
+        fn links(&self) -> usize {
+            1
+        }
+        fn poll(&mut self) -> bool {
+            panic!("a link has panicked")
+        }
+        fn arm(&mut self, _: &mut Vec<RawFd>) -> Result<Option<u64>> {
+            Ok(None)
+        }
+        fn needs_repoll(&mut self) -> bool {
+            false
+        }
+        fn has_failed(&self) -> bool {
+            false
+        }
+        fn ended(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn what_panics_can_be_driven_by_others() {
+        let driver = Driver::new(Panics).unwrap();
+        for _ in 0..2 {
+            let end = clock::now() + 1_000_000_000;
+            let panicked = catch_unwind(AssertUnwindSafe(|| driver.wait(|now| if now < end { Err(end) } else { Ok(()) })));
+            assert!(panicked.is_err(), "nobody has driven it");
+        }
+        let state = driver.lock();
+        assert_eq!((state.is_driven, state.waiters), (false, 0));
     }
 }
 

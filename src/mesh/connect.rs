@@ -12,6 +12,7 @@ use crate::base::error::{Error, Result};
 use crate::base::fd;
 use crate::base::stats::WaitCause;
 use crate::base::wakeup::{Wakeup, Woken};
+use crate::link::Failure;
 use crate::link::address::{Address, MAX_ADDRESS};
 use crate::link::driver::Driven;
 use crate::store::{Deadline, Exchange, FOREVER, Store};
@@ -98,8 +99,8 @@ impl Context {
             return Err(Error::usage("some ranks are connected already, by their addresses: so must all others be"));
         }
         let connected = self.connect_through(store, timeout);
-        if connected.is_err() {
-            self.with(|core| core.peers.iter_mut().for_each(|peer| *peer = Peer::Absent));
+        if let Err(error) = &connected {
+            self.with(|core| core.disconnect(&Failure::from_error(error)));
         }
         self.connecting.store(connected.is_ok(), Ordering::Relaxed);
         connected

@@ -16,7 +16,6 @@ use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 use crate::engine::{self, DumpGuard};
-use crate::fabric::RegionView;
 use crate::link::Failure;
 use crate::link::driver::Driver;
 
@@ -24,7 +23,8 @@ use super::core::Core;
 use super::device::{Destination, Device, Part, Registered};
 use super::ops::{Asked, OpId, Outcome, Waiter};
 use super::protocol::Tag;
-use super::small::MAX_SMALL;
+use super::running::Running;
+use super::small::{MAX_SMALL, Small};
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
 const FAREWELL_NS: u64 = 100_000_000;
@@ -43,6 +43,8 @@ pub struct Context {
     size: usize,
     pub(super) driver: Arc<Driver<Core>>,
     pub(super) connecting: AtomicBool,
+    /// Collectives.
+    pub(super) running: Running,
     scratch: Mutex<Vec<Registered>>,
 }
 
@@ -60,6 +62,7 @@ impl Context {
             size,
             driver: Arc::new(Driver::new(Core::new(rank, size))?),
             connecting: AtomicBool::new(false),
+            running: Running::default(),
             scratch: Mutex::default(),
         })
     }
@@ -97,7 +100,7 @@ impl Context {
     /// Errors: as for [`Context::send`].
     pub(super) fn recv<'a>(&'a self, rank: usize, tag: u64, to: Destination<'a>) -> Result<Operation<'a>> {
         let id = self.with(|core| core.recv(&[rank], Tag::Collective(tag), to.place))?;
-        Ok(Operation { mesh: self, id, to: to.view, over: false })
+        Ok(Operation { mesh: self, id, to: Some(to), over: false })
     }
 
     /// Notes an operation and has it posted.
@@ -116,14 +119,19 @@ impl Context {
 
     /// Memory of at least `len` bytes that peers may write to.
     pub(super) fn scratch(&self, len: usize) -> Result<Borrowed<'_>> {
-        let found = {
-            let mut pool = lock(&self.scratch);
-            let fits = pool.iter().enumerate().filter(|(_, scratch)| scratch.len() >= len);
-            let least = fits.min_by_key(|(_, scratch)| scratch.len()).map(|(at, _)| at);
-            least.map(|at| pool.swap_remove(at))
-        };
         // Few lengths, so that most of it is used again.
         let rounded = if len <= SCRATCH { len.next_power_of_two() } else { len.next_multiple_of(SCRATCH) };
+        let found = {
+            let mut pool = lock(&self.scratch);
+            match pool.pop_if(|last| last.len() == rounded) {
+                None => {
+                    let fits = pool.iter().enumerate().filter(|(_, scratch)| scratch.len() >= len);
+                    let least = fits.min_by_key(|(_, scratch)| scratch.len()).map(|(at, _)| at);
+                    least.map(|at| pool.swap_remove(at))
+                }
+                last => last,
+            }
+        };
         let scratch = found.map_or_else(|| self.device.shared_scratch(rounded), Ok).inspect_err(|error| self.poison(error))?;
         Ok(Borrowed { mesh: self, scratch })
     }
@@ -142,14 +150,30 @@ impl Context {
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
         let mut context = std::task::Context::from_waker(Waker::noop());
+        // Short ones are often done without a wait.
+        let result = match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => result,
+            Poll::Pending => self.wait(waiter, timeout, || future.as_mut().poll(&mut context)),
+        };
+        std::mem::forget(guard);
+        result.inspect_err(|error| {
+            self.poison(error);
+            if self.driver.lock().has_lost() {
+                self.send_byes(BAD_NEWS_NS);
+            }
+        })
+    }
+
+    /// Waits until what is polled is ready, for so long at most: the mesh has failed then.
+    fn wait<T>(&self, waiter: Waiter<'_>, timeout: Duration, mut poll: impl FnMut() -> Poll<T>) -> T {
         let began = clock::now();
         let deadline = began.saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
         let mut stalled_at = match self.device.config.stall_warn_s.nanos() {
             0 => u64::MAX,
             limit => began.saturating_add(limit),
         };
-        let result = self.driver.wait(|now| {
-            if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
+        self.driver.wait(|now| {
+            if let Poll::Ready(result) = poll() {
                 return Ok(result);
             }
             if now >= deadline {
@@ -160,13 +184,6 @@ impl Context {
                 log_warn!(log::NET, "stalled: {}", self.waited(waiter, Duration::from_nanos(now - began)));
             }
             Err(deadline.min(stalled_at))
-        });
-        std::mem::forget(guard);
-        result.inspect_err(|error| {
-            self.poison(error);
-            if self.driver.lock().has_lost() {
-                self.send_byes(BAD_NEWS_NS);
-            }
         })
     }
 
@@ -257,26 +274,26 @@ impl Context {
     }
 }
 
-/// A send or a receive; waited for like any future. Its result is the bytes of the message.
+/// A send or a receive; waited for like any future. Its result is the message, if it is a small one.
 pub(super) struct Operation<'a> {
     mesh: &'a Context,
     id: OpId,
     /// Where the bytes of a small message go.
-    to: Option<RegionView<'a>>,
+    to: Option<Destination<'a>>,
     over: bool,
 }
 
 impl Future for Operation<'_> {
-    type Output = Result<u64>;
+    type Output = Result<Option<Small>>;
 
-    fn poll(mut self: Pin<&mut Self>, _: &mut std::task::Context<'_>) -> Poll<Result<u64>> {
+    fn poll(mut self: Pin<&mut Self>, _: &mut std::task::Context<'_>) -> Poll<Result<Option<Small>>> {
         let mut core = self.mesh.driver.lock();
         let done = match core.ops.take(self.id) {
-            Some(Outcome::Done { len, small, .. }) => {
-                if let (Some(to), Some(small)) = (self.to, small) {
-                    to.write(small.bytes());
+            Some(Outcome::Done { small, .. }) => {
+                if let (Some(to), Some(small)) = (&self.to, &small) {
+                    to.write(small);
                 }
-                Ok(len)
+                Ok(small)
             }
             Some(Outcome::Failed(failure)) => Err(failure.error()),
             Some(Outcome::Cancelled) => Err(Error::internal("an operation was taken back that is waited for")),

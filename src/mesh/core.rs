@@ -91,6 +91,15 @@ impl Core {
         self.failed.as_ref().map_or(Ok(()), |failure| Err(failure.error()))
     }
 
+    /// Errors: the same; a rank is lost, if it is a collective's message.
+    pub(super) fn check_all(&self, tag: Tag) -> Result<()> {
+        self.check()?;
+        match (tag, &self.gone) {
+            (Tag::Collective(_), Some((_, failure))) => Err(failure.error()),
+            _ => Ok(()),
+        }
+    }
+
     /// A rank that is connected.
     ///
     /// Errors: one that is not, or there is not.
@@ -116,10 +125,10 @@ impl Core {
     ///
     /// Errors: the mesh has failed; what `post` says.
     pub fn start(&mut self, asked: Asked, post: impl FnOnce(&mut Core, OpId) -> Result<()>) -> Result<OpId> {
-        self.check()?;
-        if let (true, Some((_, failure))) = (asked.is_collectives(), &self.gone) {
-            return Err(failure.error());
+        if let What::Tagged(tag) = asked.what {
+            self.check_all(tag)?;
         }
+        self.check()?;
         let id = self.ops.insert(asked);
         post(self, id).inspect_err(|_| self.ops.forget(id))?;
         Ok(id)
@@ -204,12 +213,7 @@ impl Core {
                     None => (0..self.peers.len()).for_each(|rank| self.send_wanted(rank, tag)),
                 }
             }
-            Ok(from) => {
-                self.send_received(from, tag);
-                if let Some(rank) = from {
-                    self.send_wanted(rank, tag);
-                }
-            }
+            Ok(from) => self.received_small(from, tag),
             Err((rank, error)) => self.misfit(rank, &error),
         }
         Ok(())
@@ -224,6 +228,14 @@ impl Core {
             Err(_) => {
                 self.failed.get_or_insert_with(|| Failure::from_error(&Error::usage(format!("rank {rank}: {error}"))));
             }
+        }
+    }
+
+    /// A small message was received that was here.
+    pub(super) fn received_small(&mut self, from: Option<usize>, tag: Tag) {
+        self.send_received(from, tag);
+        if let Some(rank) = from {
+            self.send_wanted(rank, tag);
         }
     }
 
@@ -358,6 +370,20 @@ impl Core {
         self.small.waits_for(rank) || self.any.iter().any(|recv| recv.ranks.contains(&rank))
     }
 
+    /// Gives up all ranks, so that they can be connected anew: what was asked for has failed. A mesh that was closed stays so.
+    pub fn disconnect(&mut self, failure: &Failure) {
+        self.ops.fail_all(failure);
+        self.count();
+        self.peers.fill_with(|| Peer::Absent);
+        self.gone = None;
+        self.any.clear();
+        self.events.clear();
+        self.small = SmallMessages::new(self.peers.len());
+        if !self.closed {
+            self.failed = None;
+        }
+    }
+
     /// Whether a rank was lost before its part was done.
     pub fn has_lost(&self) -> bool {
         self.gone.is_some()
@@ -365,9 +391,10 @@ impl Core {
 
     /// Whether all that ranks were sent before they were told that this one goes is through.
     pub fn byes_are_through(&mut self) -> bool {
-        self.peers.iter_mut().all(|peer| match peer {
-            Peer::Here(pair) => pair.bye_is_through(),
-            _ => true,
+        // Each is polled, also behind one that does not answer.
+        self.peers.iter_mut().fold(true, |all, peer| match peer {
+            Peer::Here(pair) => pair.bye_is_through() && all,
+            _ => all,
         })
     }
 
@@ -432,8 +459,10 @@ impl Driven for Core {
                 }
             }
         }
-        // Who has left may have done so for one that is gone.
-        lost.sort_by_key(|(left, ..)| left.is_some());
+        if lost.len() > 1 {
+            // Who has left may have done so for one that is gone.
+            lost.sort_by_key(|(left, ..)| left.is_some());
+        }
         lost.into_iter().for_each(|(left, rank, failure)| self.lost(rank, left == Some(None), failure));
         self.count();
         if !moved {

@@ -32,8 +32,10 @@ pub struct Place {
 }
 
 impl Part {
-    /// No bytes.
-    pub const NOTHING: Part = Part { addr: 0, len: 0, lkeys: [0; MAX_RAILS], small: Some(Small::NONE) };
+    /// A small message alone.
+    pub fn inside(small: Small) -> Part {
+        Part { addr: 0, len: small.len(), lkeys: [0; MAX_RAILS], small: Some(small) }
+    }
 }
 
 /// Where a message is received, until it is.
@@ -46,8 +48,17 @@ pub struct Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// No bytes.
-    pub const NOTHING: Self = Destination { place: Place { addr: 0, len: 0, rkeys: [0; MAX_RAILS] }, view: None };
+    /// None: a small message of so many bytes is for whoever waits for it.
+    pub fn inside(len: usize) -> Self {
+        Destination { place: Place { addr: 0, len, rkeys: [0; MAX_RAILS] }, view: None }
+    }
+
+    /// A small message has come.
+    pub fn write(&self, small: &Small) {
+        if let Some(view) = self.view {
+            view.write(small.bytes());
+        }
+    }
 }
 
 impl Registered {

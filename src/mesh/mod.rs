@@ -21,6 +21,8 @@ mod protocol;
 mod recvs;
 mod reduce;
 mod report;
+mod running;
+mod sendrecv;
 mod slots;
 mod small;
 mod small_sends;

@@ -216,11 +216,20 @@ impl Ops {
         self.uncounted.drain(..)
     }
 
+    /// All that have not ended have failed.
+    pub fn fail_all(&mut self, failure: &Failure) {
+        let pending = |(index, entry): (usize, &(u32, Option<State>))| match entry {
+            (generation, Some(State::Pending(_))) => Some(OpId { index: index as u32, generation: *generation }),
+            _ => None,
+        };
+        let all: Vec<OpId> = self.entries.iter().enumerate().filter_map(pending).collect();
+        all.into_iter().for_each(|id| self.end(id, Outcome::Failed(failure.clone())));
+    }
+
     /// Forgets one that has ended, and says how.
     pub fn take(&mut self, id: OpId) -> Option<Outcome> {
-        let Some(State::Ended(outcome)) = self.entry(id)? else { return None };
-        let outcome = outcome.clone();
-        self.forget(id);
+        let Some(State::Ended(outcome)) = self.entry(id)?.take_if(|state| matches!(state, State::Ended(_))) else { return None };
+        self.free(id);
         Some(outcome)
     }
 
@@ -229,9 +238,16 @@ impl Ops {
         let Some(entry) = self.entries.get_mut(id.index as usize).filter(|entry| entry.0 == id.generation) else { return };
         let was = entry.1.take();
         if was.is_some() {
+            self.free(id);
+            self.completes(was);
+        }
+    }
+
+    /// The place of one that was taken out is another's.
+    fn free(&mut self, id: OpId) {
+        if let Some(entry) = self.entries.get_mut(id.index as usize) {
             entry.0 = id.generation.wrapping_add(1);
             self.free.push(id.index);
-            self.completes(was);
         }
     }
 

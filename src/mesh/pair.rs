@@ -138,6 +138,19 @@ impl Pair {
         self.post()
     }
 
+    /// Sends a small message, if nothing is before it; whether it did.
+    ///
+    /// Errors: a peer that is gone.
+    pub fn send_small(&mut self, tag: Tag, small: Small) -> Result<bool> {
+        let Some(sends) = self.small.get_mut(tag.kind()).filter(|sends| sends.has_room()) else { return Ok(false) };
+        if !self.controls.is_empty() || !self.link.send_control(&Control::Message(tag, small).encode())? {
+            return Ok(false);
+        }
+        sends.sent_at_once();
+        self.link.carried(small.len());
+        Ok(true)
+    }
+
     /// Receives.
     ///
     /// Errors: more than a message may have; a peer that is gone.

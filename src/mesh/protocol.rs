@@ -145,9 +145,12 @@ impl Control {
             Control::Unmatched { tag, len, ready } => (12, tag.number().0, tag.number().1, Target { addr: ready, len, ..none }),
         };
         let head = kind | tag_kind << 8 | (target.sequence & 0xff) << 16 | (target.sequence >> 8) << 32;
-        let words = [head, number, target.addr, target.len].into_iter().flat_map(u64::to_le_bytes);
-        let mut bytes = words.chain(target.rkeys.into_iter().flat_map(u32::to_le_bytes));
-        std::array::from_fn(|_| bytes.next().unwrap_or(0))
+        let mut bytes = [0; CONTROL_SIZE];
+        put_words(&mut bytes, [head, number, target.addr, target.len]);
+        for (place, key) in bytes.as_chunks_mut().0.iter_mut().skip(8).zip(target.rkeys) {
+            *place = key.to_le_bytes();
+        }
+        bytes
     }
 
     /// Errors: what is wrong, in words that follow "the peer sent".
@@ -170,9 +173,11 @@ impl Control {
             9 => Control::Withdrawn(sequence),
             MESSAGE => {
                 let len = (head >> 16 & 0xffff) as usize;
-                let small = Small::new(len, |to| to.copy_from_slice(bytes.get(16..16 + len).unwrap_or_default()));
-                let control = small.map(|small| Control::Message(tag, small)).filter(|control| control.encode() == *bytes);
-                return control.ok_or_else(|| format!("a message of {len} bytes in {CONTROL_SIZE}"));
+                let padded = bytes.last_chunk().filter(|_| head >> 32 == 0 && head >> 8 & 0xfe == 0);
+                let small = padded.and_then(|padded| Small::from_padded(len, padded));
+                return small
+                    .map(|small| Control::Message(tag, small))
+                    .ok_or_else(|| format!("a message of {len} bytes in {CONTROL_SIZE}"));
             }
             11 => Control::Received(tag.kind(), number),
             12 => Control::Unmatched { tag, len: word(3), ready: word(2) },
@@ -192,8 +197,19 @@ const MESSAGE: u8 = 10;
 /// `{u8 kind, u8 tag's kind, u16 len, u32 0, u64 tag, u8 bytes[48]}`
 fn message(tag: Tag, small: &Small) -> [u8; CONTROL_SIZE] {
     let head = u64::from(MESSAGE) | tag.number().0 << 8 | (small.len() as u64) << 16;
-    let mut bytes = [head, tag.number().1].into_iter().flat_map(u64::to_le_bytes).chain(small.bytes().iter().copied());
-    std::array::from_fn(|_| bytes.next().unwrap_or(0))
+    let mut bytes = [0; CONTROL_SIZE];
+    put_words(&mut bytes, [head, tag.number().1]);
+    if let Some(end) = bytes.last_chunk_mut() {
+        *end = *small.padded();
+    }
+    bytes
+}
+
+/// The first words of a control message.
+fn put_words<const N: usize>(bytes: &mut [u8; CONTROL_SIZE], words: [u64; N]) {
+    for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use half::{bf16, f16};
 use crate::base::mem::{Compute, LINE, Vectors, with_widest};
 use crate::fabric::RegionView;
 
+use super::small::Small;
+
 /// Type of the elements. The numbers are part of the C interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -217,11 +219,11 @@ impl Reduction<'_> {
     pub(super) fn reduce(&self, operands: &[RegionView<'_>], results: &[RegionView<'_>]) {
         let len = operands.iter().chain(results).map(RegionView::len).min().unwrap_or(0);
         let lines = match self {
-            Reduction::Of(data_type, op) => {
+            Reduction::Of(data_type, op) if len >= LINE => {
                 run(*data_type, *op, Lines { operands, results, lines: len / LINE });
                 len / LINE
             }
-            Reduction::Custom(..) => 0,
+            _ => 0,
         };
         match lines * LINE..len {
             none if none.is_empty() => {}
@@ -248,6 +250,15 @@ impl Reduction<'_> {
             }
             results.iter().filter_map(|view| view.part(offset, len)).for_each(|result| result.write(reduced));
         }
+    }
+
+    /// The reduction of two small messages of the same length.
+    pub(super) fn small(&self, a: &Small, b: &Small) -> Small {
+        let (mut reduced, next) = (Block(*a.padded()), Block(*b.padded()));
+        let len = a.len().min(b.len());
+        let (Some(reduced), Some(next)) = (reduced.0.get_mut(..len), next.0.get(..len)) else { return Small::NONE };
+        self.block(reduced, next);
+        Small::new(len, |bytes| bytes.copy_from_slice(reduced)).unwrap_or(Small::NONE)
     }
 
     fn block(&self, a: &mut [u8], b: &[u8]) {

@@ -37,6 +37,12 @@ impl Small {
         Some(Small { len: len as u8, bytes })
     }
 
+    /// The same of bytes that have zeros behind them, and nothing else.
+    pub fn from_padded(len: usize, padded: &[u8; MAX_SMALL]) -> Option<Small> {
+        let is_padded = padded.get(len..)?.iter().all(|byte| *byte == 0);
+        is_padded.then_some(Small { len: len as u8, bytes: *padded })
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         usize::from(self.len)
@@ -45,6 +51,11 @@ impl Small {
     /// All of them.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len()).unwrap_or_default()
+    }
+
+    /// The same, with zeros behind them.
+    pub fn padded(&self) -> &[u8; MAX_SMALL] {
+        &self.bytes
     }
 }
 
@@ -93,6 +104,18 @@ impl Early {
         }
     }
 
+    /// The first with this tag, if it is as is asked.
+    fn take(&mut self, tag: Tag, is_wanted: impl FnOnce(&Small) -> bool) -> Option<Small> {
+        let at = self.messages.iter().position(|(of, _)| *of == tag)?;
+        if !self.messages.get(at).is_some_and(|(_, small)| is_wanted(small)) {
+            return None;
+        }
+        // Most are the first of all.
+        let (_, small) = if at == 0 { self.messages.pop_front() } else { self.messages.remove(at) }?;
+        self.count(tag);
+        Some(small)
+    }
+
     fn waiting(&self, kind: usize) -> u64 {
         self.messages.iter().filter(|(of, _)| of.kind() == kind).count() as u64
     }
@@ -134,16 +157,17 @@ impl SmallMessages {
             Ranks::Any(all) => all,
         };
         for &rank in all {
-            let Some(early) = self.early.get_mut(rank) else { continue };
-            if let Some(at) = early.messages.iter().position(|(of, _)| *of == tag)
-                && let Some((_, small)) = early.messages.remove(at)
-            {
-                early.count(tag);
+            if let Some(small) = self.early.get_mut(rank).and_then(|early| early.take(tag, |_| true)) {
                 return ends(op, rank, tag, len, small, ops).map(|()| Some(rank)).map_err(|error| (rank, error));
             }
         }
         self.recvs.push_back(Recv { op, tag, len, ranks });
         Ok(None)
+    }
+
+    /// Receives one of this length from a rank, if it is the first that is here with the tag.
+    pub fn take(&mut self, rank: usize, tag: Tag, len: usize) -> Option<Small> {
+        self.early.get_mut(rank)?.take(tag, |small| small.len() == len)
     }
 
     /// Whether a receive waits for this rank.
@@ -170,7 +194,10 @@ impl SmallMessages {
     /// Errors: whoever waits for it waits for another length; more than may wait.
     pub fn arrived(&mut self, rank: usize, tag: Tag, small: Small, ops: &mut Ops) -> Result<bool> {
         let Some(early) = self.early.get_mut(rank) else { return Ok(false) };
-        early.wanted.remove(&tag);
+        // An empty set still hashes.
+        if !early.wanted.is_empty() {
+            early.wanted.remove(&tag);
+        }
         let waits = self.recvs.iter().position(|recv| recv.tag == tag && recv.ranks.contain(rank));
         match waits.and_then(|at| self.recvs.remove(at)) {
             Some(recv) => {

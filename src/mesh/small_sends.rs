@@ -35,6 +35,16 @@ impl SmallSends {
         self.waiting.push_back(send);
     }
 
+    /// Whether one may be sent that was not pushed.
+    pub fn has_room(&self) -> bool {
+        self.waiting.is_empty() && self.unreceived < MAX_EARLY
+    }
+
+    /// One that was not pushed was sent, for which there was room.
+    pub fn sent_at_once(&mut self) {
+        self.unreceived += 1;
+    }
+
     /// Whether there is one that waits for the peer to receive others.
     pub fn waits(&self) -> bool {
         !self.waiting.is_empty()
@@ -60,7 +70,10 @@ impl SmallSends {
     pub fn sent(&mut self, at: usize) {
         let Some(send) = self.waiting.remove(at) else { return };
         self.unreceived += 1;
-        self.wanted.remove(&send.tag);
+        // An empty set still hashes.
+        if !self.wanted.is_empty() {
+            self.wanted.remove(&send.tag);
+        }
     }
 
     /// The peer waits for one with this tag, though it has no room for others.

@@ -148,9 +148,16 @@ impl View {
         for (i, byte) in out[..head].iter_mut().enumerate() {
             *byte = self.u8(offset + i).load(Ordering::Relaxed);
         }
-        for word in 0..words {
-            let at = head + word * 8;
-            out[at..at + 8].copy_from_slice(&self.u64(offset + at).load(Ordering::Relaxed).to_ne_bytes());
+        let (lines, rest) = out[head..].as_chunks_mut::<64>();
+        let mut at = offset + head;
+        for line in lines {
+            for (bytes, word) in line.as_chunks_mut().0.iter_mut().zip(self.line(at)) {
+                *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            }
+            at += 64;
+        }
+        for (word, bytes) in rest.as_chunks_mut().0.iter_mut().enumerate() {
+            *bytes = self.u64(at + word * 8).load(Ordering::Relaxed).to_ne_bytes();
         }
         for (i, byte) in out.iter_mut().enumerate().skip(head + words * 8) {
             *byte = self.u8(offset + i).load(Ordering::Relaxed);

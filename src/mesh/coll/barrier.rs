@@ -2,17 +2,14 @@
 
 use crate::base::error::Result;
 use crate::mesh::context::Context;
-use crate::mesh::device::{Destination, Part};
+use crate::mesh::small::Small;
 
 /// Of all ranks.
 pub async fn barrier(mesh: &Context, tag: u64) -> Result<()> {
     let (rank, size) = (mesh.rank(), mesh.size());
     let mut distance = 1;
     while distance < size {
-        let received = mesh.recv((rank + size - distance) % size, tag, Destination::NOTHING)?;
-        let sent = mesh.send((rank + distance) % size, tag, Part::NOTHING)?;
-        received.await?;
-        sent.await?;
+        mesh.sendrecv((rank + distance) % size, Small::NONE, (rank + size - distance) % size, 0, tag).await?;
         distance *= 2;
     }
     Ok(())

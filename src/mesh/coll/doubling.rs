@@ -1,11 +1,12 @@
 //! Allreduce by recursive doubling: in each step two ranks swap all they have, and both reduce it. For little data: the fewest steps.
 //!
-//! Of ranks that are no power of two, each of the last ones first gives what it has to one of the first, and gets the result at the end.
+//! A few bytes, among ranks that are a power of two, are not in anybody's memory on the way. Of ranks that are no power of two, each of the last ones first gives what it has to one of the first, and gets the result at the end.
 
 use crate::base::error::Result;
 use crate::mesh::context::Context;
 use crate::mesh::device::Registered;
 use crate::mesh::reduce::Reduction;
+use crate::mesh::small::Small;
 
 /// Of all ranks.
 pub async fn allreduce(mesh: &Context, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {
@@ -38,5 +39,21 @@ pub async fn allreduce(mesh: &Context, mine: &Registered, reduction: Reduction<'
         mesh.send(rank + core, tag, mine.part(0, len)?)?.await?;
     }
     scratch.give_back();
+    Ok(())
+}
+
+/// The same of a small message's bytes, of ranks that are a power of two.
+pub async fn allreduce_small(mesh: &Context, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {
+    let (rank, len) = (mesh.rank(), mine.len());
+    let memory = mine.view(0, len)?;
+    let mut ours = Small::new(len, |bytes| memory.read(bytes)).unwrap_or(Small::NONE);
+    let mut distance = 1;
+    while distance < mesh.size() {
+        let partner = rank ^ distance;
+        let theirs = mesh.sendrecv(partner, ours, partner, len, tag).await?;
+        ours = if rank < partner { reduction.small(&ours, &theirs) } else { reduction.small(&theirs, &ours) };
+        distance *= 2;
+    }
+    memory.write(ours.bytes());
     Ok(())
 }

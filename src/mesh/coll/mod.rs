@@ -24,6 +24,7 @@ use super::device::Registered;
 use super::ops::Waiter;
 use super::protocol::Tag;
 use super::reduce::{MAX_ELEMENT, Reduction};
+use super::running::Run;
 use super::small::MAX_SMALL;
 use ring::Cut;
 
@@ -36,7 +37,7 @@ pub enum Algorithm {
     Auto = 0,
     /// Around a ring: each rank sends no more than twice its share, in as many steps as there are ranks.
     Ring = 1,
-    /// By recursive doubling: each rank sends all it has, in as many steps as the number of ranks has bits.
+    /// By recursive doubling: each rank sends all it has, in as many steps as the number of ranks has bits. Around a ring, if it is more than 1 GiB.
     Doubling = 2,
     /// By recursive halving and doubling: as much as around a ring, in twice as many steps as the number of ranks has bits. Around a ring, if the ranks are
     /// no power of two, or it is more than 1 GiB.
@@ -71,11 +72,6 @@ impl Options {
 /// The tag of those, which no others should have at the same time.
 pub const FORK: u32 = u32::MAX;
 
-/// The tag of a collective whose longest message has so many bytes: the same number on all ranks.
-fn tag(op: MeshOp, options: Options, longest: usize) -> u64 {
-    Tag::collective(op, options.tag, longest <= MAX_SMALL)
-}
-
 /// Bytes below which an allreduce is done by doubling: in fewer steps, each with all of it.
 const DOUBLING_BELOW: usize = 32 << 10;
 /// Most ranks among which more is done directly: each then has a message under way to every other one.
@@ -95,7 +91,8 @@ impl Context {
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let (mine, tag) = (self.register_whole(memory)?, tag(MeshOp::Allreduce, options, len));
+        let (mine, run) = (self.register_whole(memory)?, self.begin(MeshOp::Allreduce, options, len)?);
+        let tag = run.tag();
         let algorithm = match options.algorithm {
             Algorithm::Auto if len < DOUBLING_BELOW => Algorithm::Doubling,
             Algorithm::Auto if self.size() <= DIRECT_RANKS => Algorithm::Direct,
@@ -106,7 +103,12 @@ impl Context {
         let cut = || Cut::even(len, self.size(), reduction.element());
         let waiter = Waiter::Collective(tag);
         match algorithm {
-            Algorithm::Doubling => self.block_on(waiter, doubling::allreduce(self, &mine, reduction, tag), options.timeout),
+            Algorithm::Doubling if len <= MAX_SMALL && self.size().is_power_of_two() => {
+                self.block_on(waiter, doubling::allreduce_small(self, &mine, reduction, tag), options.timeout)
+            }
+            Algorithm::Doubling if len <= MAX_MESSAGE => {
+                self.block_on(waiter, doubling::allreduce(self, &mine, reduction, tag), options.timeout)
+            }
             Algorithm::Direct => self.block_on(waiter, direct::allreduce(self, &mine, reduction, tag), options.timeout),
             Algorithm::Halving if self.size().is_power_of_two() && len <= MAX_MESSAGE => {
                 self.block_on(waiter, halving::allreduce(self, &mine, &cut(), reduction, tag), options.timeout)
@@ -123,7 +125,8 @@ impl Context {
         if len == 0 {
             return Ok(());
         }
-        let (from, tag) = (self.register_input(from)?, tag(MeshOp::Reduce, options, len));
+        let (from, run) = (self.register_input(from)?, self.begin(MeshOp::Reduce, options, len)?);
+        let tag = run.tag();
         if self.rank() == root {
             equal("reduce", "out", to.len(), len)?;
             let to = self.register(to)?;
@@ -143,7 +146,8 @@ impl Context {
         if self.size() == 1 || memory.is_empty() {
             return Ok(());
         }
-        let (tag, mine) = (tag(MeshOp::Broadcast, options, memory.len()), self.register_whole(memory)?);
+        let (run, mine) = (self.begin(MeshOp::Broadcast, options, memory.len())?, self.register_whole(memory)?);
+        let tag = run.tag();
         self.block_on(Waiter::Collective(tag), tree::broadcast(self, &mine, root, tag), options.timeout)
     }
 
@@ -158,7 +162,8 @@ impl Context {
         }
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, 0, &to, at, len)?;
-        let tag = tag(MeshOp::Allgather, options, cut.longest());
+        let run = self.begin(MeshOp::Allgather, options, cut.longest())?;
+        let tag = run.tag();
         self.block_on(Waiter::Collective(tag), ring::gather_half(self, &to, &cut, tag, self.rank()), options.timeout)
     }
 
@@ -183,7 +188,8 @@ impl Context {
         let (from, to, partial) = (self.register_input(from)?, self.register(to)?, self.scratch(cut.len())?);
         copy(&from, 0, &partial, 0, cut.len())?;
         let left = (self.rank() + self.size() - 1) % self.size();
-        let tag = tag(MeshOp::ReduceScatter, options, cut.longest());
+        let run = self.begin(MeshOp::ReduceScatter, options, cut.longest())?;
+        let tag = run.tag();
         let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag, left);
         self.block_on(Waiter::Collective(tag), reduced, options.timeout)?;
         copy(&partial, at, &to, 0, len)?;
@@ -200,14 +206,16 @@ impl Context {
         equal("alltoall", "out", to.len(), back.len())?;
         let (from, to) = (self.register_input(from)?, self.register(to)?);
         copy(&from, at, &to, own, len)?;
-        let tag = tag(MeshOp::Alltoall, options, usize::MAX);
+        let run = self.begin(MeshOp::Alltoall, options, usize::MAX)?;
+        let tag = run.tag();
         self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (&from, &out), (&to, &back), tag), options.timeout)
     }
 
     /// The same, of memory of the mesh's own, in parts of `len` bytes.
     pub(super) fn swap(&self, from: &Registered, to: &Registered, len: usize, options: Options) -> Result<()> {
         let cut = Cut::by(&vec![len; self.size()], 1);
-        let tag = tag(MeshOp::Alltoall, options, usize::MAX);
+        let run = self.begin(MeshOp::Alltoall, options, usize::MAX)?;
+        let tag = run.tag();
         self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (from, &cut), (to, &cut), tag), options.timeout)
     }
 
@@ -217,7 +225,8 @@ impl Context {
         let cut = self.cut("gather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("gather", "in", from.len(), len)?;
-        let (from, tag) = (self.register_input(from)?, tag(MeshOp::Gather, options, cut.longest()));
+        let (from, run) = (self.register_input(from)?, self.begin(MeshOp::Gather, options, cut.longest())?);
+        let tag = run.tag();
         if self.rank() != root {
             return self.block_on(Waiter::Collective(tag), exchange::gather(self, &from, &cut, root, tag), options.timeout);
         }
@@ -233,7 +242,8 @@ impl Context {
         let cut = self.cut("scatter", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("scatter", "out", to.len(), len)?;
-        let (to, tag) = (self.register(to)?, tag(MeshOp::Scatter, options, cut.longest()));
+        let (to, run) = (self.register(to)?, self.begin(MeshOp::Scatter, options, cut.longest())?);
+        let tag = run.tag();
         if self.rank() != root {
             return self.block_on(Waiter::Collective(tag), exchange::scatter(self, &to, &cut, root, tag), options.timeout);
         }
@@ -245,8 +255,16 @@ impl Context {
 
     /// Returns once all ranks have called it.
     pub fn barrier(&self, options: Options) -> Result<()> {
-        let tag = tag(MeshOp::Barrier, options, 0);
+        let run = self.begin(MeshOp::Barrier, options, 0)?;
+        let tag = run.tag();
         self.block_on(Waiter::Collective(tag), barrier::barrier(self, tag), options.timeout)
+    }
+
+    /// Begins a collective whose longest message has so many bytes: the same number on all ranks, which the tag of its messages depends on.
+    ///
+    /// Errors: another thread of this rank is in one with the same tag.
+    fn begin(&self, op: MeshOp, options: Options, longest: usize) -> Result<Run<'_>> {
+        self.running.begin(Tag::collective(op, options.tag, longest <= MAX_SMALL))
     }
 
     fn root(&self, what: &str, root: usize) -> Result<()> {

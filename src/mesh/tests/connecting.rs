@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::base::sync::lock;
+use crate::store::PrefixStore;
 
 fn sums(mesh: &Mesh, round: usize) {
     let pages = memory(&fill(DataType::U32, 5000, |i| value(mesh.rank(), i + round)));
@@ -30,6 +31,33 @@ fn a_mesh_is_made_over_another() {
             second.barrier(options(0)).unwrap();
         });
     }
+}
+
+/// What came of the first attempt means nothing to the second: neither what ranks have said, nor that they have gone.
+#[test]
+fn ranks_may_try_again_in_another_prefix() {
+    let (store, again) = (Arc::new(HashStore::new()), Barrier::new(3));
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let (store, again) = (store.clone(), &again);
+            scope.spawn(move || {
+                let mesh = Mesh::new(device(SoftWire::Shm), rank, 3).unwrap();
+                let pages = memory(&[0; 8]);
+                // From here on a thread of its own looks at the first two ranks' pairs.
+                let buffer = (rank < 2).then(|| UnboundBuffer::new(&mesh, given(&pages, 8)).unwrap());
+                if rank < 2 {
+                    // The second rank is gone before the first one gives up.
+                    let time = if rank == 0 { 1000 } else { 200 };
+                    assert!(mesh.connect(&*store, Duration::from_millis(time)).is_err());
+                }
+                again.wait();
+                mesh.connect(&PrefixStore::new("again", store), TIMEOUT).unwrap();
+                mesh.barrier(options(0)).unwrap();
+                sums(&mesh, 3);
+                drop(buffer);
+            });
+        }
+    });
 }
 
 #[test]
