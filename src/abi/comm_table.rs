@@ -14,7 +14,7 @@ use crate::base::slab::Slab;
 use crate::base::sync::lock;
 use crate::net::{ListenComm, Net, RecvComm, RequestId, SendComm};
 
-/// CommTable for which memory is allocated at a time.
+/// Comms for which memory is allocated at a time.
 const CHUNK: usize = 512;
 
 /// The comms of this process.
@@ -334,7 +334,7 @@ mod tests {
         let never_made = CommKey::comm(Kind::Send, 0, 0, 0);
         let beyond = CommKey::comm(Kind::Send, 0, MAX_COMMS as u32 - 1, 7);
         for handle in [handle(0), handle(1), handle(0x7fff_1234_5678), handle(u64::MAX), never_made, beyond] {
-            // SAFETY: nobody else uses this comms.
+            // SAFETY: no other thread has this table.
             unsafe {
                 assert!(comms.listen(handle).is_err());
                 assert!(comms.send(handle).is_err());

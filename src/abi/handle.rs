@@ -2,7 +2,7 @@
 //! call from C, on the host's threads; plain values.
 //!
 //! NULL, 0x1, real pointers, and numbers of another kind or from before a fork are told apart from a live handle without touching what
-//! they might point to; `abi::handles` tells apart what is closed. The top byte is a kind that no user-space address has.
+//! they might point to; `abi::comm_table` tells apart what is closed. The top byte is a kind that no user-space address has.
 //!
 //! ```text
 //! comm     kind:8 | process:8 | count:30 | index:18

@@ -5,7 +5,7 @@
 //! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
 //! * [`version`], [`memory`], [`store`], [`watch`], [`rendezvous`], [`proxy`], [`connector`], [`mesh`], [`buffer`],
-//!   [`collective`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
+//!   [`collective`], [`tensor`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
 //!   their handles name.
 //! * [`table`]: any plugin's table, ours included, as the proxy's network; [`proxies`]: the proxies of this process.
 

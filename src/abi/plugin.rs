@@ -172,7 +172,7 @@ pub fn init_context(logger: Option<log::NcclLogger>, traffic_class: Option<i32>)
     Ok(Handle::context(process.number, number))
 }
 
-/// Ends a context. CommTable made through it live on until they are closed.
+/// Ends a context. Comms made through it live on until they are closed.
 pub fn finalize(context: Handle) -> Result<()> {
     let process = current()?;
     let number = context.context_number(process.number)?;

@@ -1,4 +1,4 @@
-//! Named points at which a test stops, kills or ends the process. Called by `net`, `tensor` and `fabric`, on whatever thread gets there.
+//! Named points at which a test stops, kills or ends the process. Called by `net`, `link`, `tensor` and `fabric`, on whatever thread gets there.
 //!
 //! Without the feature `stages`, which only tests enable, [`reach`] is empty and reads no environment. With it,
 //! `RH_STAGE=name[:nth]=stop|kill|exit` makes the process write "name\n" to the descriptor RH_STAGE_FD (the proof that the stage was reached)

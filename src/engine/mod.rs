@@ -1,8 +1,8 @@
 //! The progress thread: steps operations, connector by connector in a circle, until each is done.
 //!
 //! This is NCCL's proxy thread (2.7, src/proxy.cc) for any kind of operation: what an operation is, and how it makes progress, is up to the client
-//! ([`Work`]). Clients append operations on any thread and start them; only the engine's thread steps them. No other part of the library starts a
-//! thread that moves data.
+//! ([`Work`]). Clients append operations on any thread and start them; only the engine's thread steps them. One other thread moves data, that of
+//! `link::background`.
 //!
 //! A step takes no lock and allocates nothing: the thread keeps the lock of its own state (`scheduler`) until the `submit_queue` is notified, which
 //! it checks with one relaxed load per step. The order of operations is a pure data structure (`list`).

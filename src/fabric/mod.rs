@@ -1,17 +1,20 @@
-//! RC queue pairs, memory regions and completion queues behind one interface for all providers.
+//! RC (reliable connection) queue pairs, memory regions and completion queues behind one interface for all providers.
+//!
+//! In names: Wr is a work request, Wc a work completion, Sge a scatter/gather element. INIT: a queue pair takes receives; RTS: sends too; ERROR: nothing
+//! any more. RNR: receiver not ready, no receive request was posted.
 //!
 //! `net` (and every other layer above) sees only the types of this file and of [`types`]; which provider stands behind a
 //! [`Device`] is decided when the devices are listed. Dispatch is a `match` on an enum, so that the hot path has no indirect call.
 //!
 //! # The contract
 //!
-//! * A queue pair is connected by exchanging opaque [`Endpoint`]s, in any order, over any channel. `connect` returns at once;
-//!   what is posted before the peer answers waits, or, on a NIC, is sent again until its retries are used up.
+//! * A queue pair is connected by exchanging opaque [`Endpoint`]s, in any order, over any channel. `connect` does not wait for the peer (a
+//!   NIC may take a while to resolve its address); what is posted before the peer answers waits, or, on a NIC, is sent again until its retries are used up.
 //! * Reliable and in order per queue pair. A WRITE completes once the responder has accepted it in order. WRITE consumes no
 //!   receive request; WRITE_WITH_IMM consumes one and ignores its memory. No receive posted: the requester waits (RNR) up to its
 //!   `rnr_retry`. A wrong remote key, range or access is `RemAccessErr` and takes both queue pairs to ERROR. In ERROR everything outstanding
 //!   completes with `WrFlushErr`. A dead peer is `RetryExcErr` on the oldest request. Zero-length requests are legal.
-//! * Ordered publish: of a WRITE of at most 64 bytes whose end is 8-aligned, the last 8 bytes become visible (Release) after the
+//! * Ordered publish: of a WRITE of 8 to 64 bytes whose end is 8-aligned, the last 8 bytes become visible (Release) after the
 //!   rest. This is what makes a flag at the end of a slot trustworthy.
 //! * `poll` returns a completion only after every acknowledgement owed for earlier work was handed to the kernel or to shared
 //!   memory: a caller that stops polling after its last completion holds nobody up.
@@ -375,7 +378,7 @@ impl CompletionQueue {
     #[cold]
     pub fn disarm(&mut self) {
         match self {
-            // Its doorbells wake a sleeper once; each sleeper clears them.
+            // A notification of its (a doorbell: a record on the segment's socket, or bytes on a stream) wakes a sleeper once, and is read then.
             CompletionQueue::Soft(_) => {}
             CompletionQueue::Verbs(cq) => cq.disarm(),
         }
@@ -407,7 +410,7 @@ impl QueuePair<'_> {
         }
     }
 
-    /// Takes the queue pair to RTS towards `remote`. Returns at once.
+    /// Takes the queue pair to RTS towards `remote`, without waiting for it.
     ///
     /// Errors: an endpoint that no provider of this kind makes; a queue pair that is not in INIT.
     pub fn connect(&mut self, remote: &Endpoint) -> Result<()> {
@@ -469,7 +472,7 @@ impl QueuePair<'_> {
         }
     }
 
-    /// Posts requests in order: all of them, or none.
+    /// Posts requests in order: all of them, or none. A NIC that takes only some has the queue pair in ERROR, and those are flushed.
     #[inline(always)]
     pub fn post_send(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         match self {

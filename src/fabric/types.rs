@@ -172,7 +172,7 @@ pub enum QpState {
     Error,
 }
 
-/// Why a request was not taken. Nothing was posted.
+/// Why requests were not taken. Nothing was posted, unless the queue pair is in ERROR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     /// The queue is full; poll and try again.

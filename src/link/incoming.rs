@@ -17,7 +17,7 @@ pub struct CompletionRecord {
     pub size: u64,
     /// Into how many stripes it was cut.
     pub stripes: u32,
-    /// Which use of the slot: the low half of its sequence number plus 1.
+    /// Which use of the slot: the low 32 bits of its sequence number + 1.
     pub epoch: u32,
 }
 
@@ -71,7 +71,7 @@ impl Records {
 /// What the 32 bits of an immediate say: `slot:8 | kind:1 | value:23`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Imm {
-    /// Kind 0: the whole message has landed; its size.
+    /// Kind 0: the whole message has landed; its size, or a notification's value.
     Whole(u32),
     /// Kind 1: this stripe has landed; size and stripe count are in the slot's record.
     Stripe(u32),

@@ -28,7 +28,7 @@ const LOOK_EVERY: u32 = 64;
 /// Nanoseconds that a link whose peer is lost waits for the reason: the system closes the connections of a dying process one after the other.
 const EXPLAIN_NS: u64 = 50_000_000;
 
-/// How often an end of both kinds asks whether its peer still answers, while somebody waits.
+/// How often an end of a duplex link ([`Side::Both`]) asks whether its peer still answers, while somebody waits.
 const PROBE_NS: u64 = 1_000_000_000;
 
 /// One connected peer. Fields drop in order: queue pairs, regions, then the control connection.
@@ -42,8 +42,9 @@ pub struct Link {
     liveness: Liveness,
     side: Side,
     stall: StallWatch,
-    /// Since when unsignaled requests are out on [`CTS_QP`] with no signaled one behind them; 0: there are none, as far as looked. And how long that may be.
+    /// When a look first found unsignaled requests on [`CTS_QP`] with no signaled one behind them; 0: it found none.
     unsignaled_since: u64,
+    /// How long that may last before the peer is probed.
     unsignaled_max_ns: u64,
     /// Polls that found nothing. It wraps: only the remainder by [`LOOK_EVERY`] is used.
     idle_polls: u32,
@@ -242,8 +243,8 @@ impl Link {
         self.liveness.busy();
     }
 
-    /// For who is about to sleep: looks whether the peer is there, and names a descriptor that tells of its end. `Some`: nothing would wake who sleeps,
-    /// who has to look again after so many nanoseconds.
+    /// Before the caller sleeps: looks whether the peer is there, and names a descriptor that tells of its end. `Some`: nothing would wake the caller, who
+    /// has to look again after so many nanoseconds.
     pub fn look(&mut self, waits_for: Wait, watch: impl FnMut(RawFd)) -> Option<u64> {
         let _ = self.idle(waits_for);
         match self.fault.is_some() || self.liveness.ended() {
@@ -292,7 +293,7 @@ impl Link {
     /// A fabric reports that it gave up on a request only by the completion of a signaled one, and clear-to-sends are signaled rarely: so one that
     /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted after them.
     ///
-    /// An end of both kinds has no control connection that would end with its peer, so it asks regularly.
+    /// An end of a duplex link may have no control connection that would end with its peer, so it asks regularly.
     fn probe_unsignaled(&mut self, now: u64) {
         let both = self.side == Side::Both;
         let most = if both { PROBE_NS } else { self.unsignaled_max_ns };

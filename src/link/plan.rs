@@ -1,7 +1,7 @@
 //! How a message is cut over the queue pairs of a comm: plain numbers, nothing of queue pairs. [`QueuePairs`](super::queue_pairs::QueuePairs) makes a plan for
 //! each message, on the thread that drives the comm, and the sender posts it stripe by stripe.
 
-/// Stripes begin at multiples of it, as NCCL's do: no two queue pairs write to one cache line, or to a pair that is fetched together.
+/// Stripes begin at multiples of it from the first byte of the message, as NCCL's do (its protocols LL and LL128 need that).
 const STRIPE_ALIGN: usize = 128;
 
 /// A message cut into stripes: stripe `i` is `chunk` bytes (the last one what is left) on queue pair `(first + i) % qps`.

@@ -29,7 +29,7 @@ pub const CTS_QP: usize = 0;
 /// Completions taken from a queue at once.
 pub const BATCH: usize = 16;
 
-/// Entries of a send queue that a message takes at most: a record, data, and an immediate where that may go in a request of its own.
+/// Entries of a send queue that a message takes at most: a record and the data, and where long data goes without its immediate, an empty WRITE_WITH_IMM.
 #[inline]
 fn message_entries(max_with_imm: u32) -> u32 {
     if max_with_imm == u32::MAX { 2 } else { 3 }
@@ -190,7 +190,7 @@ impl QueuePairs {
         for _ in 0..qps_per_rail {
             for (rail, (device, cq)) in devices.iter().zip(&mut all.queues).enumerate() {
                 let max_with_imm = device.capabilities.max_with_imm;
-                // A clear-to-send takes one.
+                // A clear-to-send takes one entry, so a receiver's queue is deep enough too.
                 let send_depth = message_entries(max_with_imm) * MAX_REQUESTS as u32 + side.control_entries();
                 let caps = QpCaps { send_depth, ..caps };
                 let qp = cq.create_qp(&caps, device.stats.clone())?;
@@ -429,7 +429,7 @@ impl QueuePairs {
         cq.qp(*qp).post_send(&[request])
     }
 
-    /// Why the queue pair failed that work of `kind` on `qp` (of flushes: rail) was posted on, in the fabric's words.
+    /// Why the queue pair failed on which work of `kind` was posted, in the fabric's words. `qp` is a rail if that is `Flush`.
     #[cold]
     pub fn why(&mut self, kind: WrKind, qp: usize) -> Option<String> {
         let (rail, qp) = match kind {

@@ -48,13 +48,13 @@ impl LocalKeys for [u32; MAX_RAILS] {
 
 /// A message that is being posted.
 pub struct Message<'a, K> {
-    /// The receiver's slot (its low byte), and which use of it this is.
+    /// Sequence number of the receive; its low byte is the slot.
     pub sequence: u64,
-    /// Where it goes.
+    /// First byte at the receiver.
     pub remote_addr: u64,
     /// The keys of that memory, rail by rail.
     pub rkeys: &'a [u32; MAX_RAILS],
-    /// Where it is.
+    /// First byte here.
     pub addr: usize,
     /// None for a message without bytes.
     pub keys: Option<&'a K>,

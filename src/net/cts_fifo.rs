@@ -10,8 +10,8 @@
 //!
 //! **The ready flag is written by [`Slot::encode_to`] and read by [`CtsFifo::read`].** It is the last field, and a fabric makes the
 //! last 8 bytes of a small WRITE visible after the rest, so whoever sees it (acquire) sees the slot. It is never cleared: a number
-//! from the last lap is simply another number. The first versions of NCCL's
-//! `ncclIbSendFifo` cleared it, which races with the next lap, and had elements that straddle cache lines.
+//! from the last lap is simply another number. NCCL's `ncclIbIsend` zeroes the first
+//! slot of a group once it has posted, which can erase one of the next lap.
 
 use std::sync::atomic::Ordering;
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::mem::Pages;
 use crate::fabric::{Access, Opcode, PagesRegion, Payload, QpCaps, Sge};
 use crate::link::Link;
@@ -38,10 +38,12 @@ impl Flusher {
         Ok(Flusher { regions, scratch })
     }
 
-    /// Reads one byte at `addr` on every rail. `None`: too many requests are outstanding.
+    /// Reads one byte at `addr` on every rail. `None`: the link has failed, and others are to be told first.
+    ///
+    /// Errors: as many requests as may be are outstanding. (No request would mean that nothing need be flushed.)
     pub fn post(&mut self, link: &mut Link, addr: u64, registration: &Registration) -> Result<Option<RequestId>> {
         if !link.requests.has_room() {
-            return Ok(None);
+            return Err(Error::usage(format!("iflush: {MAX_REQUESTS} requests are outstanding, as many as may be")));
         }
         let request = Request { n: 0, left: self.regions.len() as u8, pending_qps: 0, sequence: 0, bytes: [0; MAX_RECVS] };
         let Some(id) = link.requests.insert(request) else { return Ok(None) };

@@ -5,8 +5,8 @@
 //! 1. `irecv` ([`recv_comm`]) writes a clear-to-send into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
 //! 2. `isend` ([`sender`]) finds it, cuts the message over the queue pairs of its [`link`](crate::link) and WRITEs it into the receiver's memory;
 //!    the last WRITE of each stripe carries an immediate that names the slot.
-//! 3. `test` on either side polls the link, and gives the sizes once all stripes are accounted for (the receiver's [`recv_state`], the sender's
-//!    `stripe_completed`).
+//! 3. `test` on either side polls the link, and gives the sizes once all stripes are accounted for ([`recv_state`] at the receiver,
+//!    [`stripe_completed`](crate::link::sends::stripe_completed) at the sender).
 //!
 //! Before that, three authenticated messages made the comm: [`frames`] has their bytes, [`connect`] and [`accept`] the two ends' state
 //! machines, [`listen_handle`] what is carried from listen to connect.
@@ -60,7 +60,8 @@ pub use send_comm::SendComm;
 
 /// Access of user memory. Relaxed ordering is safe: a caller reads a buffer only after `test` has said that its receive is done.
 const MR_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::RELAXED_ORDERING);
-/// The process-wide state: made by the first init, dropped after the last finalize and the last comm.
+
+/// The plugin's state for the settings of one `init`; `abi::plugin` says how long it lives.
 pub struct Net {
     config: Arc<Config>,
     local: Arc<Local>,

@@ -243,7 +243,7 @@ impl Receiver {
         }
         // The NIC keeps its writes in order before a later read of its own, so one READ after the last of them flushes all.
         let Some((addr, registration)) = last else { return Ok(None) };
-        // At once, even with requests outstanding: no request means that there is nothing to flush.
+        // A failure is returned even with requests outstanding, unlike in `irecv`: no request would mean that there is nothing to flush.
         self.link.check()?;
         let flusher = match &mut self.flusher {
             Some(flusher) => flusher,

@@ -125,7 +125,7 @@ impl RecvState {
         }
     }
 
-    /// A message is whole. Its slot stays taken until its group is done: the sender looks at all of them until then.
+    /// A message is whole. Its slot stays taken until its group is done: the slots of a group are freed together.
     #[inline]
     fn message_completed(&mut self, link: &mut Link, number: u8) {
         let Some(slot) = self.slots.get(usize::from(number)).copied() else { return };

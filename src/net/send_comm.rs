@@ -83,7 +83,7 @@ impl SendComm {
         state.with(|state| state.isend(resources, addr, len, tag, mr))
     }
 
-    /// Drops the registration of the CTS FIFO, so that the receiver's clear-to-sends fail: for tests that there is no other way for them.
+    /// Drops the registration of the CTS FIFO, so that the receiver's clear-to-sends fail: for tests, which have no other way to make them fail.
     #[doc(hidden)]
     pub fn invalidate_cts_fifo(&mut self) {
         // A comm that broke has none to drop.

@@ -92,6 +92,7 @@ pub(super) unsafe fn finalize(v: u32, ctx: *mut c_void) -> ncclResult_t {
 }
 
 pub(super) unsafe fn set_net_attr(v: u32, ctx: *mut c_void) -> ncclResult_t {
+    // Nothing is done with the attributes; only the context is checked.
     call("setNetAttr", v, || plugin::traffic_class(Handle::from_pointer(ctx)).map(|_| ()))
 }
 
@@ -266,7 +267,7 @@ pub(super) unsafe fn isend<L: Length>(
     })
 }
 
-/// The place of a request, with NULL in it. It comes in as anything, 0x1 for one (NCCL_NET_OPTIONAL_RECV_COMPLETION), and NCCL takes
+/// The place of a request, with NULL in it. The caller may have left anything there, such as 0x1 (NCCL_NET_OPTIONAL_RECV_COMPLETION), and takes
 /// what it finds there after the call for a request: so this comes before everything that may fail.
 ///
 /// # Safety

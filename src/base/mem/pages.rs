@@ -1,4 +1,4 @@
-//! Private memory of our own that a peer WRITEs to: slots, records. Made at connection set-up, read on the thread that drives the comm.
+//! Memory of our own that a peer WRITEs to: slots, records, scratch. Private, or of a shared segment. Made at connection set-up, read on the thread that drives the comm.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use super::{Shm, UserMemory, View, page_round};
 use crate::base::error::{Error, Result};
 
-/// Page-aligned, zeroed, anonymous memory, absent in a forked child (a copy there would be a different memory from the one that the NIC
+/// Page-aligned, zeroed memory, absent in a forked child (a copy there would be a different memory from the one that the NIC
 /// or the peer knows). Clones are the same memory, which is unmapped with the last of them.
 #[derive(Clone)]
 pub struct Pages {

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::mem;
 
-/// Stores `src` at `dst`. If the range is a whole number of aligned words of at most 64 bytes, or only ends on such a word, the last
-/// 8 bytes become visible after the rest (Release), and no aligned word is ever seen half written.
+/// Stores `src` at `dst`. If it is 8 to 64 bytes and its end is 8-aligned, the last 8 bytes become visible after the rest (Release), and no
+/// aligned word inside is ever seen half written. Otherwise there is no order.
 ///
 /// # Safety
 /// `dst` must be valid for writes of `src.len()` bytes. Others may read it at the same time, if they do so with atomic words.

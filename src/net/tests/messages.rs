@@ -1,6 +1,7 @@
 //! Messages on a healthy comm.
 
 use super::*;
+use crate::link::limits::MAX_REQUESTS;
 
 /// One message of each size there and checked.
 fn sizes(pair: &mut Pair, sizes: &[usize]) {
@@ -313,6 +314,12 @@ fn device_memory_is_flushed_by_a_read() {
         let flush = pair.recv.iflush(&[buffer, RecvBuffer { len: 0, ..buffer }]).unwrap().unwrap();
         let sizes = within("flush", || pair.recv.test(flush).unwrap());
         assert_eq!(sizes.n, 0);
+    }
+    // No request would say that there is nothing to flush.
+    let all: Vec<RequestId> = (0..MAX_REQUESTS).map(|_| pair.recv.iflush(&[buffer]).unwrap().unwrap()).collect();
+    assert!(matches!(pair.recv.iflush(&[buffer]), Err(Error::Usage(_))));
+    for flush in all {
+        within("flush", || pair.recv.test(flush).unwrap());
     }
     net.deregister(0, mr).unwrap();
 }

@@ -32,7 +32,7 @@ pub use claim::{Claim, claim, part_not_written, part_written};
 const PART_MAX: u32 = 512 * 1024;
 /// Shortest part; below it two system calls cost more than a second core gains.
 const PART_MIN: u32 = 32 * 1024;
-/// If so many descriptors wait, each is one part: the two sides then copy different descriptors.
+/// If so many descriptors wait, none is cut further than into the longest parts: the two sides then copy different descriptors.
 const CROWD: u64 = 4;
 
 /// After how long a warning tells that a withdrawn grant waits for the requester.

@@ -122,9 +122,9 @@ pub struct Grant {
 /// |---|---|
 /// | 0 | peer's memory |
 /// | 1 | rkey: u32, imm: u32 |
-/// | 2..7 | inline: the words of the payload that are not zero, in order; else as below |
+/// | 2 to 6 | inline: the words of the payload that are not zero, in order; else as below |
 /// | 2 | position in the bounce ring, address, or offset in mapped memory |
-/// | 3 | bounce: bytes from here to the request's end; mapped: id of the allocation |
+/// | 3 | bounce, placed: bytes from here to the request's end; mapped: id of the allocation |
 /// | 4 | bytes |
 /// | 7 | a [`Head`], stored last with Release |
 #[repr(C, align(64))]
@@ -135,7 +135,7 @@ pub struct Desc {
 
 /// Words of a descriptor that may hold payload.
 pub const PAYLOAD_WORDS: usize = 5;
-/// Most bytes of an inline payload: a clear-to-send, of which one rail uses five words.
+/// Most bytes of an inline payload: a clear-to-send, of which one or two rails use five words.
 pub const DESC_INLINE: usize = 64;
 
 /// The last word of a descriptor:
@@ -276,7 +276,7 @@ pub mod source {
     pub const PRIVATE: u8 = 2;
     /// In memory that the requester's library allocated and the responder maps.
     pub const MAPPED: u8 = 3;
-    /// In place: the requester has copied them into memory of the responder's that it maps.
+    /// At their destination already: the requester has copied them there, through a mapping of the responder's memory.
     pub const PLACED: u8 = 4;
 }
 

@@ -1,4 +1,5 @@
-//! The TCP wire of one queue pair: a control stream, full duplex, and up to 16 data streams for long requests. Driven by the thread that
+//! The TCP wire of one queue pair: a control stream, full duplex, and as many data streams for long requests as RAILHEAD_TCP_STREAMS says (none by
+//! default, 16 at most). Driven by the thread that
 //! drives the queue pair, through [`TcpWire::progress`] and [`TcpWire::kick`]; nothing here blocks or, once made, allocates.
 //!
 //! * [`codec`]: the format. * [`receiver`]: executes the peer's frames. * [`sender`]: frames for the peer. * [`streams`]: the data
@@ -101,6 +102,7 @@ impl TcpWire {
             moved = self.receive(wq)?;
         }
         self.receiver.check_rnr(wq);
+        // Notes where our requests begin, before the first is sent.
         self.receiver.base(wq);
         if self.broken.is_none() && (!self.blocked || self.sending.due()) {
             moved |= self.transmit(wq)?;
@@ -116,6 +118,7 @@ impl TcpWire {
     /// Errors: what ends the queue pair.
     #[inline]
     pub fn kick(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
+        // An answer is expected now, so the next poll tries the socket.
         self.receiving.reset();
         if !self.blocked && self.broken.is_none() {
             self.transmit(wq)?;
