@@ -808,7 +808,7 @@ railhead_status_t railhead_mesh_connect_pair(railhead_mesh_t *mesh,
                                              size_t len);
 
 // Whether threads that wait for something on this mesh poll without end (`busy` not 0) instead of sleeping once nothing comes: less delay, at the cost of a
-// core. Then nothing goes on while no thread waits. May be called at any time.
+// core. May be called at any time.
 railhead_status_t railhead_mesh_set_sync(railhead_mesh_t *mesh,
                                          int32_t busy);
 

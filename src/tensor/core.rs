@@ -137,8 +137,12 @@ impl Core {
     /// Errors: why it has not; it was closed.
     pub fn started(&mut self, connected: Result<()>) -> Result<()> {
         let done = self.check().and(connected);
-        if done.is_err() {
+        if let Err(error) = &done {
             self.disconnect();
+            let failure = Failure::from_error(error);
+            // What was asked of workers that were here already.
+            self.calls.end_all(|call| call.worker.is_some(), || failure.error());
+            (0..self.workers.len()).for_each(|index| self.steps.forget(Waiter::Worker(index)));
         }
         if self.state == State::Starting {
             self.state = if done.is_ok() { State::Started } else { State::New };

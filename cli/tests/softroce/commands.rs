@@ -77,7 +77,7 @@ fn check_passes_every_rule() {
     ran.passes();
 }
 
-/// `railhead perf` and perftest on the same device, in RHT_TURNS turns. Which of them is faster is for people to read: an emulated machine's times
+/// `railhead perf` and perftest on the same device, once shortly, or in RHT_TURNS turns. Which of them is faster is for people to read: an emulated machine's times
 /// are nobody's promise.
 #[test]
 fn perf_beside_perftest() {
@@ -91,16 +91,18 @@ fn perf_beside_perftest() {
             wait $server || { cat /tmp/server; exit 1; }
             awk -v c=$column '$1 ~ /^[0-9]+$/ { figure = $c } END { print figure }' /tmp/client
         }
-        ours() { RAILHEAD_FABRIC=verbs NCCL_IB_HCA==rxe0 ./railhead perf --plugin ./librailhead.so --limits none --rounds 3 --round-ms 400 --json "$@" | tr -d '\n'; }
+        ours() { RAILHEAD_FABRIC=verbs NCCL_IB_HCA==rxe0 ./railhead perf --plugin ./librailhead.so --limits none --rounds $ROUNDS --round-ms 200 --json "$@" | tr -d '\n'; }
         for turn in $(seq $TURNS); do
-            echo "theirs$turn [$(theirs ib_write_lat 5 -s 8 -n 500),
-                $(theirs ib_write_bw 4 -s 65536 -n 1000 -t 8 --report_gbits),
-                $(theirs ib_write_bw 4 -s 1048576 -n 60 -t 8 --report_gbits)]" | tr -d '\n'
+            echo "theirs$turn [$(theirs ib_write_lat 5 -s 8 -n 100),
+                $(theirs ib_write_bw 4 -s 65536 -n 200 -t 8 --report_gbits),
+                $(theirs ib_write_bw 4 -s 1048576 -n 20 -t 8 --report_gbits)]" | tr -d '\n'
             echo
             echo "ours$turn $(ours --sizes 8,64K,1M)"
         done"#;
     let turns: u32 = std::env::var("RHT_TURNS").map_or(1, |text| text.parse().expect("RHT_TURNS: a number"));
-    let Some(ran) = MACHINE.run(1, 200 + 40 * turns, &format!("TURNS={turns}; {line}")) else { return };
+    let Some(ran) = MACHINE.run(1, 200 + 40 * turns, &format!("TURNS={turns}; ROUNDS={}; {line}", if turns > 1 { 5 } else { 1 })) else {
+        return;
+    };
     ran.passes();
     let figure = |turn: u32, what: &str, size: u64| {
         let page = json(&ran, &format!("ours{turn}"));

@@ -21,7 +21,7 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
     fn open(&mut self, into: Option<&Arc<Memory>>, bytes: u64, ahead: bool) -> Result<Option<Announced>> {
         let (len, kept) = (bytes as usize, if ahead { KEPT_SLOTS } else { 0 });
         let ahead = if ahead && into.is_none() { len } else { 0 };
-        if self.link.free_slots() <= kept || self.ahead > 0 && self.ahead.saturating_add(ahead) > AHEAD {
+        if self.link.free_slots() <= kept || ahead > 0 && self.ahead > 0 && self.ahead.saturating_add(ahead) > AHEAD {
             return Ok(None);
         }
         let memory = match into {

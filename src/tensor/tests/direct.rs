@@ -70,6 +70,35 @@ fn no_byte_is_copied_whosever_memory_it_is() {
     }
 }
 
+/// Of one that is announced before it is produced there may be no more for a while; of those that are there, there may.
+#[test]
+fn a_large_tensor_that_is_awaited_is_in_nobodys_way() {
+    const LARGE: usize = (256 << 20) + 1;
+    let turn = Barrier::new(2);
+    workers(WAYS[0], 2, |worker, manager| {
+        let (first, second) = (step(&manager, 1), step(&manager, 2));
+        let (large, small) = (key(0, 1, "large"), key(0, 1, "small"));
+        let value = || Tensor::new(1, &[], vec![1; LARGE]).unwrap();
+        if worker == 0 {
+            first.send(&large, value()).unwrap();
+            turn.wait();
+            second.send(&small, tensor(100, 1)).unwrap();
+            turn.wait();
+            second.send(&large, value()).unwrap();
+        } else {
+            // From now on what is like it is announced.
+            drop(first.recv(&large, TIMEOUT).unwrap());
+            second.recv_async(&large, |got| assert_eq!(got.unwrap().bytes().len(), LARGE)).unwrap();
+            turn.wait();
+            let got = second.recv(&small, Duration::from_secs(10));
+            turn.wait();
+            assert!(*got.unwrap().bytes() == contents(100, 1));
+            run(&manager, 1);
+        }
+        turn.wait();
+    });
+}
+
 #[test]
 fn copies_are_counted() {
     for way in WIRES {

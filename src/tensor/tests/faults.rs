@@ -252,3 +252,21 @@ fn garbage_in_a_message_buffer_fails_that_channel_alone() {
         }
     }
 }
+
+/// Of a worker that was there while another one did not come.
+#[test]
+fn what_was_asked_while_connecting_ends_when_that_fails() {
+    let store = HashStore::new();
+    let [first, second] = [0, 1].map(|worker| manager(WIRES[0], worker, 3, true));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| second.connect(&store, Duration::from_secs(2)).unwrap_err());
+        let gives_up = scope.spawn(|| first.connect(&store, Duration::from_secs(1)).unwrap_err());
+        while first.with_adapter(&name(1), |_| ()).is_none() {
+            std::thread::yield_now();
+        }
+        let answer = answer(&step(&first, 1), &key(1, 0, "x"));
+        let why = gives_up.join().unwrap().to_string();
+        assert_eq!((first.run(TIMEOUT), error(&answer)), (1, why));
+        waits.join().unwrap();
+    });
+}
