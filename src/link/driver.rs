@@ -349,6 +349,26 @@ impl<D: Driven> Drop for Driving<'_, D> {
 }
 
 #[cfg(test)]
+impl<D: Driven> Driver<D> {
+    /// What a wait would compare.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Waits once, as a thread that has seen so many moves would.
+    pub fn step(&self, seen: u64, until: u64) {
+        self.drive_until(seen, until, YIELDS);
+    }
+
+    /// Until this thread waits, or has waited.
+    pub fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
+        while self.lock().waiters == 0 && !waits.is_finished() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -386,25 +406,5 @@ mod tests {
         }
         let state = driver.lock();
         assert_eq!((state.is_driven, state.waiters), (false, 0));
-    }
-}
-
-#[cfg(test)]
-impl<D: Driven> Driver<D> {
-    /// What a wait would compare.
-    pub fn moves(&self) -> u64 {
-        self.moves.load(Ordering::Acquire)
-    }
-
-    /// Waits once, as a thread that has seen so many moves would.
-    pub fn step(&self, seen: u64, until: u64) {
-        self.drive_until(seen, until, YIELDS);
-    }
-
-    /// Until this thread waits, or has waited.
-    pub fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
-        while self.lock().waiters == 0 && !waits.is_finished() {
-            std::thread::yield_now();
-        }
     }
 }
