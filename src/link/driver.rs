@@ -30,7 +30,7 @@ const LOOK_EVERY: u64 = 256;
 
 /// What is driven: links, and what their owner knows of them.
 pub trait Driven: Send {
-    /// How many links it is, roughly.
+    /// How many ends are linked, with this one.
     fn links(&self) -> usize;
     /// Polls; whether something has moved.
     fn poll(&mut self) -> bool;
@@ -110,7 +110,7 @@ pub struct Driver<D> {
     busy: AtomicBool,
     background: Background,
     /// Of this host.
-    cores: u64,
+    cores: AtomicU64,
 }
 
 impl<D: Driven> Driver<D> {
@@ -123,7 +123,7 @@ impl<D: Driven> Driver<D> {
             wakeup: Wakeup::new()?,
             busy: AtomicBool::new(false),
             background: Background::default(),
-            cores: host::cores(),
+            cores: AtomicU64::new(host::cores()),
         })
     }
 
@@ -135,7 +135,11 @@ impl<D: Driven> Driver<D> {
     /// What is driven, for a thread that polls it a few times under the lock: if nobody drives it, and there is a core for every peer.
     pub fn lock_to_poll(&self) -> Option<MutexGuard<'_, State<D>>> {
         let state = self.lock();
-        (!state.is_driven && state.links() as u64 <= self.cores).then_some(state)
+        (!state.is_driven && self.has_a_core_for_each(&state)).then_some(state)
+    }
+
+    fn has_a_core_for_each(&self, state: &State<D>) -> bool {
+        state.links() as u64 <= self.cores.load(Ordering::Relaxed)
     }
 
     /// Polls it for such a thread; whether something has moved.
@@ -241,7 +245,7 @@ impl<D: Driven> Driver<D> {
         driving = Driving(self);
         let links = state.links() as u64;
         let polls = (polls * FEW / links.max(FEW)).max(polls.min(2));
-        let spins = if links <= self.cores { SPINS } else { 1 };
+        let spins = if polls > 1 && self.has_a_core_for_each(&state) { SPINS } else { 1 };
         let mut idle = 0;
         // The thread in the background polls once.
         while idle < polls || polls > 1 && self.busy.load(Ordering::Relaxed) {
@@ -255,7 +259,7 @@ impl<D: Driven> Driver<D> {
                 state = self.lock();
             }
             idle += 1;
-            if idle.is_multiple_of(LOOK_EVERY) {
+            if idle.is_multiple_of(LOOK_EVERY / u64::from(spins)) {
                 // What else is done before a sleep.
                 state.instead_of_arm();
                 if state.settled() || clock::now() >= until {
@@ -292,6 +296,11 @@ impl<D: Driven + 'static> Driver<D> {
     /// From now on it is driven while nobody waits, too, by a thread of this name.
     pub fn attend(self: &Arc<Self>, name: &str) {
         self.background.start(name, self);
+    }
+
+    /// What had failed goes on: that thread looks again.
+    pub fn resume(&self) {
+        self.background.wake();
     }
 
     /// Ends that thread, unless this is it; `has_failed` is true by now.
@@ -350,6 +359,11 @@ impl<D: Driven> Drop for Driving<'_, D> {
 
 #[cfg(test)]
 impl<D: Driven> Driver<D> {
+    /// Takes the host to have so many.
+    pub fn set_cores(&self, cores: u64) {
+        self.cores.store(cores, Ordering::Relaxed);
+    }
+
     /// What a wait would compare.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)

@@ -101,6 +101,7 @@ impl Context {
         let connected = self.connect_through(store, timeout);
         if let Err(error) = &connected {
             self.with(|core| core.disconnect(&Failure::from_error(error)));
+            self.driver.resume();
         }
         self.connecting.store(connected.is_ok(), Ordering::Relaxed);
         connected

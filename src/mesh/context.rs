@@ -158,6 +158,10 @@ impl Context {
         std::mem::forget(guard);
         result.inspect_err(|error| {
             self.poison(error);
+            // Others may wait for this rank, which has come to an end. (One that does not come is named by each of them, when its time is over.)
+            if !matches!(error, Error::Timeout(_)) {
+                self.with(Core::send_byes);
+            }
             if self.driver.lock().has_lost() {
                 self.send_byes(BAD_NEWS_NS);
             }

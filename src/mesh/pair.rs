@@ -146,7 +146,7 @@ impl Pair {
         if !self.controls.is_empty() || !self.link.send_control(&Control::Message(tag, small).encode())? {
             return Ok(false);
         }
-        sends.sent_at_once();
+        sends.sent_at_once(tag);
         self.link.carried(small.len());
         Ok(true)
     }

@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use super::protocol::{SMALL, Tag};
 
 /// Collectives that may run at once.
-const MOST: usize = 64;
+const MOST: usize = 1024;
 
 /// The tags of those that run, whatever the size of their messages.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Default for Running {
 impl Running {
     /// One begins whose messages have this tag, which is not 0.
     ///
-    /// Errors: one with the same tag runs, or as many as may be. Of two that begin at the same time with one tag both may be refused, and one is.
+    /// Errors: one with the same tag runs, or as many as may be do. Of two that begin at the same time with one tag both may be refused, and one is.
     pub fn begin(&self, tag: u64) -> Result<Run<'_>> {
         let key = tag & !SMALL;
         let free = |(_, place): &(usize, &AtomicU64)| place.compare_exchange(0, key, Ordering::SeqCst, Ordering::Relaxed).is_ok();
@@ -62,7 +62,7 @@ impl Running {
         // All in one order, so that of two at least one sees the other: each stores its own before it looks.
         let others = self.tags.iter().take(self.used.load(Ordering::SeqCst)).enumerate().filter(|(other, _)| *other != at);
         if others.into_iter().any(|(_, other)| other.load(Ordering::SeqCst) == key) {
-            return Err(Error::usage(format!("{}: another thread of this rank is in one with the same tag", Tag::Collective(tag))));
+            return Err(Error::usage(format!("{}: this rank is in one with the same tag already", Tag::Collective(tag))));
         }
         Ok(run)
     }
@@ -77,21 +77,22 @@ mod tests {
         let running = Running::default();
         let (first, second) = (running.begin(7).unwrap(), running.begin(8).unwrap());
         let refused = running.begin(7).unwrap_err().to_string();
-        assert!(refused.contains("another thread of this rank is in one with the same tag"), "{refused}");
+        assert!(refused.contains("this rank is in one with the same tag already"), "{refused}");
         assert_eq!((first.tag(), second.tag()), (7, 8));
         drop(first);
         // In the place before the other's, and for messages of the other kind.
         assert!(running.begin(8).is_err() && running.begin(8 | SMALL).is_err());
         drop(second);
         let all: Vec<Run<'_>> = (1..=MOST as u64).map(|tag| running.begin(tag).unwrap()).collect();
-        assert!(running.begin(100).unwrap_err().to_string().contains("64 collectives run already"));
+        let refused = running.begin(u64::MAX).unwrap_err().to_string();
+        assert!(refused.contains("1024 collectives run already"), "{refused}");
         drop(all);
         assert!(running.begin(100).is_ok());
     }
 
     #[test]
     fn of_two_threads_one_is_refused() {
-        let (running, inside) = (Running::default(), AtomicUsize::new(0));
+        let (running, inside, ran) = (Running::default(), AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
@@ -99,10 +100,12 @@ mod tests {
                         if let Ok(_run) = running.begin(7) {
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two run at once");
                             inside.fetch_sub(1, Ordering::SeqCst);
+                            ran.fetch_add(1, Ordering::SeqCst);
                         }
                     }
                 });
             }
         });
+        assert!(ran.into_inner() > 0, "all were refused");
     }
 }

@@ -41,8 +41,12 @@ impl SmallSends {
     }
 
     /// One that was not pushed was sent, for which there was room.
-    pub fn sent_at_once(&mut self) {
+    pub fn sent_at_once(&mut self, tag: Tag) {
         self.unreceived += 1;
+        // An empty set still hashes.
+        if !self.wanted.is_empty() {
+            self.wanted.remove(&tag);
+        }
     }
 
     /// Whether there is one that waits for the peer to receive others.
@@ -68,11 +72,8 @@ impl SmallSends {
 
     /// The one at this place was sent.
     pub fn sent(&mut self, at: usize) {
-        let Some(send) = self.waiting.remove(at) else { return };
-        self.unreceived += 1;
-        // An empty set still hashes.
-        if !self.wanted.is_empty() {
-            self.wanted.remove(&send.tag);
+        if let Some(send) = self.waiting.remove(at) {
+            self.sent_at_once(send.tag);
         }
     }
 

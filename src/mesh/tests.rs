@@ -221,6 +221,27 @@ fn collectives_of_several_threads_go_on_at_once() {
     }
 }
 
+/// By doubling, rank 2 waits for rank 0, which cannot go on without rank 1. It may find that before it has asked for anything.
+#[test]
+fn a_rank_that_waits_for_one_that_gives_up_is_told() {
+    let (gone, over) = (Barrier::new(4), Barrier::new(3));
+    ranks(SoftWire::Shm, 4, |mesh| {
+        mesh.driver.set_cores(4);
+        mesh.barrier(options(0)).unwrap();
+        if mesh.rank() == 1 {
+            drop(mesh);
+            gone.wait();
+        } else {
+            gone.wait();
+            let pages = memory(&[1; 8]);
+            let failed = mesh.allreduce(given(&pages, 8), Reduction::Of(DataType::U8, Op::Sum), options(0));
+            over.wait();
+            let error = failed.unwrap_err();
+            assert!(matches!(error, Error::Remote(_)), "{error}");
+        }
+    });
+}
+
 /// They would take each other's messages.
 #[test]
 fn two_collectives_with_one_tag_are_refused() {
@@ -233,7 +254,7 @@ fn two_collectives_with_one_tag_are_refused() {
                 let error = mesh.barrier(options(7)).unwrap_err().to_string();
                 refused.wait();
                 first.join().unwrap().unwrap();
-                assert_eq!(error, "barrier, tag 0x7: another thread of this rank is in one with the same tag");
+                assert_eq!(error, "barrier, tag 0x7: this rank is in one with the same tag already");
             });
         } else {
             refused.wait();

@@ -476,16 +476,17 @@ impl Core {
 
     /// Whether all that the others were sent before they were told that this one goes is through.
     pub fn byes_are_through(&mut self) -> bool {
-        self.workers.iter_mut().all(|worker| match &mut worker.peer {
-            Peer::Here(adapter) => adapter.bye_is_through(),
-            _ => true,
+        // Each is polled, also behind one that does not answer.
+        self.workers.iter_mut().fold(true, |all, worker| match &mut worker.peer {
+            Peer::Here(adapter) => adapter.bye_is_through() && all,
+            _ => all,
         })
     }
 }
 
 impl Driven for Core {
     fn links(&self) -> usize {
-        self.workers.len()
+        self.workers.len() + 1
     }
 
     fn poll(&mut self) -> bool {

@@ -84,15 +84,15 @@ impl Context {
     /// Every rank's memory becomes the reduction of all ranks' memories, element by element, with the same bits on all. Each rank gives as many bytes.
     ///
     /// Errors of this and all others: bytes that do not fit together, before anything is sent; a rank that is lost, does not come, or gives other
-    /// sizes, and then the mesh has failed.
+    /// sizes, and then the mesh has failed. One with the same tag that this rank is in already, or 1024 of them, before anything is done.
     pub fn allreduce(&self, memory: UserMemory, reduction: Reduction<'_>, options: Options) -> Result<()> {
         let len = memory.len();
         whole("allreduce", len, &reduction)?;
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let (mine, run) = (self.register_whole(memory)?, self.begin(MeshOp::Allreduce, options, len)?);
-        let tag = run.tag();
+        let run = self.begin(MeshOp::Allreduce, options, len)?;
+        let (mine, tag) = (self.register_whole(memory)?, run.tag());
         let algorithm = match options.algorithm {
             Algorithm::Auto if len < DOUBLING_BELOW => Algorithm::Doubling,
             Algorithm::Auto if self.size() <= DIRECT_RANKS => Algorithm::Direct,
@@ -125,8 +125,8 @@ impl Context {
         if len == 0 {
             return Ok(());
         }
-        let (from, run) = (self.register_input(from)?, self.begin(MeshOp::Reduce, options, len)?);
-        let tag = run.tag();
+        let run = self.begin(MeshOp::Reduce, options, len)?;
+        let (from, tag) = (self.register_input(from)?, run.tag());
         if self.rank() == root {
             equal("reduce", "out", to.len(), len)?;
             let to = self.register(to)?;
@@ -160,10 +160,9 @@ impl Context {
         if to.is_empty() {
             return Ok(());
         }
-        let (from, to) = (self.register_input(from)?, self.register(to)?);
-        copy(&from, 0, &to, at, len)?;
         let run = self.begin(MeshOp::Allgather, options, cut.longest())?;
-        let tag = run.tag();
+        let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
+        copy(&from, 0, &to, at, len)?;
         self.block_on(Waiter::Collective(tag), ring::gather_half(self, &to, &cut, tag, self.rank()), options.timeout)
     }
 
@@ -185,11 +184,10 @@ impl Context {
         if from.is_empty() {
             return Ok(());
         }
+        let run = self.begin(MeshOp::ReduceScatter, options, cut.longest())?;
         let (from, to, partial) = (self.register_input(from)?, self.register(to)?, self.scratch(cut.len())?);
         copy(&from, 0, &partial, 0, cut.len())?;
-        let left = (self.rank() + self.size() - 1) % self.size();
-        let run = self.begin(MeshOp::ReduceScatter, options, cut.longest())?;
-        let tag = run.tag();
+        let (left, tag) = ((self.rank() + self.size() - 1) % self.size(), run.tag());
         let reduced = ring::reduce_half(self, &partial, &cut, reduction, tag, left);
         self.block_on(Waiter::Collective(tag), reduced, options.timeout)?;
         copy(&partial, at, &to, 0, len)?;
@@ -204,10 +202,9 @@ impl Context {
         equal("alltoall", "this rank's own part", own_len, len)?;
         equal("alltoall", "in", from.len(), out.len())?;
         equal("alltoall", "out", to.len(), back.len())?;
-        let (from, to) = (self.register_input(from)?, self.register(to)?);
-        copy(&from, at, &to, own, len)?;
         let run = self.begin(MeshOp::Alltoall, options, usize::MAX)?;
-        let tag = run.tag();
+        let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
+        copy(&from, at, &to, own, len)?;
         self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (&from, &out), (&to, &back), tag), options.timeout)
     }
 
@@ -225,8 +222,8 @@ impl Context {
         let cut = self.cut("gather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("gather", "in", from.len(), len)?;
-        let (from, run) = (self.register_input(from)?, self.begin(MeshOp::Gather, options, cut.longest())?);
-        let tag = run.tag();
+        let run = self.begin(MeshOp::Gather, options, cut.longest())?;
+        let (from, tag) = (self.register_input(from)?, run.tag());
         if self.rank() != root {
             return self.block_on(Waiter::Collective(tag), exchange::gather(self, &from, &cut, root, tag), options.timeout);
         }
@@ -242,8 +239,8 @@ impl Context {
         let cut = self.cut("scatter", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("scatter", "out", to.len(), len)?;
-        let (to, run) = (self.register(to)?, self.begin(MeshOp::Scatter, options, cut.longest())?);
-        let tag = run.tag();
+        let run = self.begin(MeshOp::Scatter, options, cut.longest())?;
+        let (to, tag) = (self.register(to)?, run.tag());
         if self.rank() != root {
             return self.block_on(Waiter::Collective(tag), exchange::scatter(self, &to, &cut, root, tag), options.timeout);
         }
@@ -262,7 +259,7 @@ impl Context {
 
     /// Begins a collective whose longest message has so many bytes: the same number on all ranks, which the tag of its messages depends on.
     ///
-    /// Errors: another thread of this rank is in one with the same tag.
+    /// Errors: this rank is in one with the same tag already, or in as many as may be.
     fn begin(&self, op: MeshOp, options: Options, longest: usize) -> Result<Run<'_>> {
         self.running.begin(Tag::collective(op, options.tag, longest <= MAX_SMALL))
     }

@@ -259,9 +259,10 @@ fn what_was_asked_while_connecting_ends_when_that_fails() {
     let store = HashStore::new();
     let [first, second] = [0, 1].map(|worker| manager(WIRES[0], worker, 3, true));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| second.connect(&store, Duration::from_secs(2)).unwrap_err());
-        let gives_up = scope.spawn(|| first.connect(&store, Duration::from_secs(1)).unwrap_err());
+        let waits = scope.spawn(|| second.connect(&store, Duration::from_secs(20)).unwrap_err());
+        let gives_up = scope.spawn(|| first.connect(&store, Duration::from_secs(4)).unwrap_err());
         while first.with_adapter(&name(1), |_| ()).is_none() {
+            assert!(!gives_up.is_finished(), "it has not come within 4 s");
             std::thread::yield_now();
         }
         let answer = answer(&step(&first, 1), &key(1, 0, "x"));
