@@ -7,6 +7,8 @@ reason. A figure is the median of what rank 0 measured, or the mean where ranks 
 Gloo and Open MPI can do a row in several ways: by algorithms, with settings. All are tried once; in the rounds the fastest two are measured, and the
 better one of them counts. Ratios are taken round by round, so that a slow moment counts for both.
 
+Where QEMU can be had, two ranks on two RDMA devices are measured in the virtual machine of tests/softroce, beside Gloo on the same two.
+
 The limit, in seconds, for n ranks of S bytes on so many cores: (2(n-1)S/memcpy + (n-1)S/add) / min(n, cores), where `memcpy` and `add` are the bytes
 per second that one core alone copies, and adds, from one array of S bytes to another.
 
@@ -24,7 +26,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from rounds import MIB, PATIENCE, Failed, build, digits, launch, processor, spread, tell
+from rounds import MIB, PATIENCE, Failed, build, digits, here, launch, processor, spread, tell
 
 # Cores that more ranks than these share.
 CROWDED = 2
@@ -95,7 +97,7 @@ OPEN_MPI = {
 def anchors(folder):
     """The programs of the libraries beside Railhead, and for each that there is none of, the reason."""
     programs, skipped = {}, {}
-    for name, arguments in {"Gloo": ("gloo.cc", "c++", "-lgloo", "-pthread"), "Open MPI": ("open_mpi.c", "mpicc")}.items():
+    for name, arguments in {"Gloo": ("gloo.cc", "c++", "-lgloo", "-libverbs", "-pthread"), "Open MPI": ("open_mpi.c", "mpicc")}.items():
         try:
             programs[name] = build(folder, *arguments)
         except Failed as failed:
@@ -228,6 +230,71 @@ class Contest:
         return result
 
 
+RDMA = Row("allreduce", MIB, 2, 3, {"verbs": {"Gloo": 1}})
+RDMA_GLOO = both("old-ring", "old-ring-chunked", "old-halving-doubling", "old-bcube")
+# Everybody in turn, round by round; a line of each: the round, whose it is and which way, and what rank 0 printed.
+RDMA_SCRIPT = """
+export RAILHEAD_FABRIC=verbs LD_LIBRARY_PATH=. FOLDER=/tmp/ranks
+railhead() { ./railhead mesh bench --json --what $WHAT --elements $ELEMENTS --warmup-iters $WARMUP --iteration-time $SECONDS_EACH \
+    --device $1 --url "file://$FOLDER/store?rank=$2&world_size=2" | tr -d '\\n'; }
+gloo() { ./gloo $WHAT $ELEMENTS $WARMUP $SECONDS_EACH $2 2 $FOLDER $WAY $1; }
+both() {
+    rm -rf $FOLDER && mkdir $FOLDER
+    timeout 60 bash -c "$1 rxe1 1" >/dev/null 2>&1 & other=$!
+    said=$(timeout 60 bash -c "$1 rxe0 0" 2>&1) && wait $other && echo "$ROUND $1 $WAY $said" || echo "$ROUND failed $1 $WAY $said"
+}
+export -f railhead gloo
+for ROUND in $(seq $ROUNDS); do
+    for WAY in -; do both railhead; done
+    for WAY in $WAYS; do export WAY; both gloo; done
+done
+"""
+
+
+def rdma(programs, skipped, options):
+    """The same kind of result, from the virtual machine; Gloo's best way counts. Or why there is none."""
+    files = {options.railhead: "railhead"}
+    if gloo := programs.get("Gloo"):
+        files[gloo] = "gloo"
+        needed = subprocess.run(["ldd", gloo], capture_output=True, text=True).stdout.split("\n")
+        libraries = [line.split()[2] for line in needed if "=> /" in line]
+        files |= {path: os.path.basename(path) for path in libraries if not os.path.basename(path).startswith(("libc.", "libm.", "libibverbs."))}
+    setting = {"WHAT": RDMA.what, "ELEMENTS": RDMA.size // 4, "WARMUP": RDMA.warmup, "SECONDS_EACH": options.seconds}
+    setting |= {"ROUNDS": options.rounds, "WAYS": f"'{' '.join(RDMA_GLOO) if gloo else ''}'"}
+    script = f"export {' '.join(f'{name}={value}' for name, value in setting.items())}\n{RDMA_SCRIPT}"
+    command = [here.parent / "tests/softroce/vm", "--timeout", "1800"]
+    for path, name in files.items():
+        command += ["--file", f"{path}={name}"]
+    done = subprocess.run([*command, "--", script], capture_output=True, text=True)
+    if done.returncode == 77:
+        return done.stdout.strip()
+    own, by_way, failed = [], {}, "Gloo did not run"
+    for line in done.stdout.splitlines():
+        match line.split(maxsplit=3):
+            case [_, "railhead", _, printed]:
+                own.append(json.loads(printed)[0]["p50_us"])
+            case [_, "gloo", way, printed]:
+                by_way.setdefault(way, []).append(json.loads(printed)["p50_us"])
+            case [_, "failed", "railhead", said]:
+                raise Failed(f"railhead, in the virtual machine: {said}")
+            case [_, "failed", "gloo", said]:
+                failed = said
+    if len(own) != options.rounds:
+        raise Failed(f"the virtual machine: {done.stderr.strip() or done.stdout.strip()[-300:]}")
+    result = {"work": f"{RDMA}, Soft-RoCE", "wire": "verbs", "us": own, "wanted": RDMA.wanted["verbs"], "anchors": {}, "missed": [], "not_measured": []}
+    by_way = {way: figures for way, figures in by_way.items() if len(figures) == options.rounds}
+    if by_way:
+        way, figures = min(by_way.items(), key=lambda one: statistics.median(one[1]))
+        ratio = [other / mine for other, mine in zip(figures, own)]
+        result["anchors"]["Gloo"] = {"way": f"{way} over ibverbs", "us": figures, "ratio": ratio, "tried_us": by_way}
+        result["missed"] = [what for what, least in result["wanted"].items() if statistics.median(ratio) < least]
+    else:
+        result["anchors"]["Gloo"] = {"skipped": skipped.get("Gloo", failed)}
+        result["not_measured"] = list(result["wanted"])
+    result["anchors"]["Open MPI"] = {"skipped": "not in the virtual machine"}
+    return result
+
+
 def time(figures):
     return f"{spread(figures, 1000)} ms" if statistics.median(figures) >= 1000 else f"{spread(figures)} us"
 
@@ -257,7 +324,7 @@ def machine(programs):
 
 
 def show(about, results, options):
-    print("| work | wire | Railhead | Gloo over TCP | times as fast | Open MPI | times as fast | limit | share of it | wanted | |")
+    print("| work | wire | Railhead | Gloo | times as fast | Open MPI | times as fast | limit | share of it | wanted | |")
     print("|" + "---|" * 11)
     for result in results:
         print(line(result))
@@ -284,8 +351,9 @@ def main():
     if options.rounds < 1 or not 0.001 <= options.seconds <= 60:
         parser.error("--rounds takes 1 or more, --seconds 0.001 to 60")
     rows = [row for row in ROWS if options.only in str(row)]
-    if not rows:
-        parser.error(f"--only: {options.only!r} is in none of: {'; '.join(map(str, ROWS))}")
+    on_rdma = options.only in f"{RDMA}, Soft-RoCE"
+    if not rows and not on_rdma:
+        parser.error(f"--only: {options.only!r} is in none of: {'; '.join(map(str, ROWS))}; {RDMA}, Soft-RoCE")
     options.folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
@@ -299,10 +367,16 @@ def main():
             for contest in contests:
                 tell(f"round {number + 1} of {options.rounds}: {contest.row}")
                 contest.round(number, limits)
+        tell(f"{RDMA}, in the virtual machine")
+        machines = rdma(programs, skipped, options) if on_rdma else None
         tell("")
     except Failed as failed:
         sys.exit(f"mesh.py: {failed}")
     results = [contest.result(wire) for contest in contests for wire in WIRES]
+    if isinstance(machines, dict):
+        results.append(machines)
+    elif machines:
+        print(machines, file=sys.stderr)
     about = machine(programs)
     if options.json:
         print(json.dumps(about | {"rounds": options.rounds, "seconds": options.seconds, "rows": results}, indent=2))

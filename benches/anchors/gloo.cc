@@ -1,7 +1,9 @@
-// Gloo's allreduces and barriers over TCP on loopback, for `make bench-mesh` (benches/mesh.py), which starts a process for each rank.
+// Gloo's allreduces and barriers for `make bench-mesh` (benches/mesh.py), which starts a process for each rank: over TCP on loopback, or on
+// an RDMA device.
 //
-// Usage: gloo WHAT ELEMENTS WARMUP SECONDS RANK RANKS FOLDER WAY (see bench.h). The folder is the ranks' to meet in; the way is one of
-// Gloo's algorithms, with "-sync" behind it if the caller's thread is to poll the sockets, instead of sleeping until Gloo's has read them.
+// Usage: gloo WHAT ELEMENTS WARMUP SECONDS RANK RANKS FOLDER WAY [DEVICE] (see bench.h). The folder is the ranks' to meet in; the way is one
+// of Gloo's algorithms, with "-sync" behind it if the caller's thread is to poll, instead of sleeping until Gloo's has read what came. An
+// RDMA device has the older algorithms only, the names of which begin with "old-".
 
 #include <functional>
 #include <iostream>
@@ -24,6 +26,7 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/rendezvous/prefix_store.h>
+#include <gloo/transport/ibverbs/device.h>
 #include <gloo/transport/tcp/device.h>
 
 #include "bench.h"
@@ -100,14 +103,18 @@ void meet(void *self) {
 } // namespace
 
 int main(int argc, char **argv) try {
-    if (argc != 9)
-        fail("usage: gloo WHAT ELEMENTS WARMUP SECONDS RANK RANKS FOLDER WAY");
+    if (argc != 9 && argc != 10)
+        fail("usage: gloo WHAT ELEMENTS WARMUP SECONDS RANK RANKS FOLDER WAY [DEVICE]");
     const struct job job = job_from(argv, std::stoi(argv[5]), std::stoi(argv[6]));
     gloo::transport::tcp::attr attr;
     attr.iface = "lo";
-    auto device = gloo::transport::tcp::CreateDevice(attr);
+    const auto tcp = gloo::transport::tcp::CreateDevice(attr);
+    auto fast = tcp;
+    // Its second address is the IPv4 one.
+    if (argc == 10)
+        fast = gloo::transport::ibverbs::CreateDevice({argv[9], 1, 1});
     gloo::rendezvous::FileStore store(argv[7]);
-    const auto connected = [&](const char *prefix) {
+    const auto connected = [&](const char *prefix, std::shared_ptr<gloo::transport::Device> device) {
         gloo::rendezvous::PrefixStore keys(prefix, store);
         auto context = std::make_shared<gloo::rendezvous::Context>(job.rank, job.ranks);
         context->connectFullMesh(keys, device);
@@ -116,7 +123,7 @@ int main(int argc, char **argv) try {
     std::string way = argv[8];
     const auto suffix = way.find("-sync");
     // What ranks agree by needs Gloo's thread.
-    const Context control = connected("control"), context = connected("context");
+    const Context control = connected("control", tcp), context = connected("context", fast);
     if (suffix != std::string::npos) {
         way.resize(suffix);
         for (int rank = 0; rank < job.ranks; rank++)
