@@ -138,8 +138,8 @@ soak: deps-test examples
 	@RHT_LIVES=10000 $(CARGO) test --quiet $(STAGED) --test conformance a_thousand_lives
 	@echo "== 1000 connections of each kind, of which one side closes at once"
 	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test plugin plugin::close_first
-	@echo "== every mutant in every version, the largest messages, rates beside those that perf measures"
-	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- --include-ignored commands::check commands::perf::ranges commands::top::rates
+	@echo "== every mutant in every version, perf in every version, the largest messages, rates beside those that perf measures"
+	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- --include-ignored commands::check commands::perf::ranges commands::perf::every_version commands::top::rates
 	@echo "== a mesh of 256 ranks on each wire"
 	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- commands::mesh::many_ranks
 	@echo "== ranks that are killed, 100 times in each collective on each wire"

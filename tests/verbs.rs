@@ -325,7 +325,7 @@ mod inside {
     use railhead::fabric::{Access, Device, Opcode, PostError, QpCaps, QpState, SendWr, WcOpcode, WcStatus, devices};
     use railhead::net::{MemoryKind, Mode, MrHandle, Net, PTR_CUDA, PTR_DMABUF, PTR_HOST, RecvBuffer, RecvComm, RequestId, SendComm};
 
-    use super::bed::{Bed, Pair, Request, Side, Wire};
+    use super::bed::{Bed, Pair, Request, Side, Wire, pause};
     use super::fake_ibverbs::{Control, value};
 
     static BED: Bed = Bed { name: "fake", wire: Wire::Nic, configure: |config| *config = settings() };
@@ -353,10 +353,10 @@ mod inside {
     /// Waits for what a thread of the library does.
     #[track_caller]
     fn until(what: &str, mut holds: impl FnMut() -> bool) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let start = Instant::now();
         while !holds() {
-            assert!(Instant::now() < end, "waited too long for {what}");
-            std::thread::yield_now();
+            assert!(start.elapsed() < Duration::from_secs(60), "waited too long for {what}");
+            pause(start);
         }
     }
 
@@ -1170,9 +1170,10 @@ mod inside {
         pages[0].write(0, &[7; 64]);
         let request = recv.irecv(&[RecvBuffer { addr: pages[1].addr(), len: 64, tag: 1, mr: mrs[1] }]).expect("irecv").expect("room");
         // Longer than until the wait is looked into, and than the device may take afterwards.
-        let end = Instant::now() + Duration::from_secs(3);
-        while Instant::now() < end {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(3) {
             assert!(recv.test(request).expect("a peer that is only late").is_none());
+            pause(start);
         }
         // Either end's calls drive that end's handshake.
         let (mut sent, mut ends) = (None, (false, false));
@@ -1199,11 +1200,12 @@ mod inside {
         let (mut send, mut recv) = comms(&net, 0);
         let pages = Pages::new(4096).expect("memory");
         let mr = register(&net, 0, &pages);
-        for pause_ms in [400, 400, 400, 400, 2500] {
+        for wait_ms in [400, 400, 400, 400, 2500] {
             let request = recv.irecv(&[RecvBuffer { addr: pages.addr() + 1024, len: 64, tag: 1, mr }]).expect("irecv").expect("room");
-            let end = Instant::now() + Duration::from_millis(pause_ms);
-            while Instant::now() < end {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(wait_ms) {
                 assert!(recv.test(request).expect("a peer that is only slow").is_none());
+                pause(start);
             }
             let mut sent = None;
             until("the send", || {

@@ -127,10 +127,11 @@ fn allreduce_among_any_number_of_ranks() {
             // The longest where a rank's neighbours are not the same, and all of it takes a while.
             let most = if size == 4 { (9 << 20) + 1 } else { 70_001 };
             for (round, len) in [1, 7, 4096, 40 << 10, most].into_iter().enumerate() {
+                let mine = fill(DataType::U8, len, |i| value(mesh.rank(), i + round));
+                let expected = fill(DataType::U8, len, |i| reduced(Op::Sum, size, i + round));
                 for algorithm in Algorithm::ALL {
-                    let pages = memory(&fill(DataType::U8, len, |i| value(mesh.rank(), i + round)));
+                    let pages = memory(&mine);
                     mesh.allreduce(given(&pages, len), Reduction::Of(DataType::U8, Op::Sum), Options { algorithm, ..options(0) }).unwrap();
-                    let expected = fill(DataType::U8, len, |i| reduced(Op::Sum, size, i + round));
                     assert!(contents(&pages, len) == expected, "{len} bytes, {size} ranks, {algorithm:?}");
                 }
             }

@@ -3,11 +3,15 @@
 //! A [`Bed`] is all that a provider has to bring. Both sides live in this process, each with its own completion queue, and one
 //! thread drives the two by turns unless a test says otherwise.
 
+#[path = "../support/pause.rs"]
+mod pause;
+
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use pause::pause;
 use railhead::base::config::Config;
 use railhead::base::stats::{RailCounter, RailStats};
 use railhead::fabric::{
@@ -191,11 +195,11 @@ impl Side {
     /// Polls until `n` completions wait.
     #[track_caller]
     pub fn wait(&mut self, n: usize) {
-        let end = Instant::now() + PATIENCE;
+        let start = Instant::now();
         while self.got.len() < n {
             if self.poll() == 0 {
-                assert!(Instant::now() < end, "side {}: {} of {n} completions: {:?}", self.name, self.got.len(), self.got);
-                std::thread::yield_now();
+                assert!(start.elapsed() < PATIENCE, "side {}: {} of {n} completions: {:?}", self.name, self.got.len(), self.got);
+                pause(start);
             }
         }
     }
@@ -223,12 +227,12 @@ impl Pair {
     /// Polls both until each has at least so many completions waiting.
     #[track_caller]
     pub fn wait(&mut self, a: usize, b: usize) {
-        let end = Instant::now() + PATIENCE;
+        let start = Instant::now();
         while self.a.got.len() < a || self.b.got.len() < b {
             if self.poll() == 0 {
                 let (ga, gb) = (&self.a.got, &self.b.got);
-                assert!(Instant::now() < end, "{}/{a} and {}/{b} completions: {ga:?} {gb:?}", ga.len(), gb.len());
-                std::thread::yield_now();
+                assert!(start.elapsed() < PATIENCE, "{}/{a} and {}/{b} completions: {ga:?} {gb:?}", ga.len(), gb.len());
+                pause(start);
             }
         }
     }
@@ -236,11 +240,11 @@ impl Pair {
     /// Polls both until the condition holds.
     #[track_caller]
     pub fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Pair) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let start = Instant::now();
         while !holds(self) {
             if self.poll() == 0 {
-                assert!(Instant::now() < end, "waited too long for {what}: {:?} {:?}", self.a.got, self.b.got);
-                std::thread::yield_now();
+                assert!(start.elapsed() < PATIENCE, "waited too long for {what}: {:?} {:?}", self.a.got, self.b.got);
+                pause(start);
             }
         }
     }

@@ -518,7 +518,8 @@ pub fn sanitizers_work() -> bool {
 
 /// The command line of valgrind up to the program.
 pub fn valgrind() -> Option<Vec<String>> {
-    let line = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
+    // Without the names of inlined functions it starts twice as fast.
+    let line = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite", "--read-inline-info=no"];
     try_run(Command::new(line[0]).arg("--version"))?;
     Some(line.map(String::from).to_vec())
 }

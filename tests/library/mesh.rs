@@ -87,7 +87,7 @@ fn examples_run_under_sanitizers() {
 #[test]
 fn examples_run_under_valgrind() {
     let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
-    both_run(&make("mesh", "-g"), &valgrind, 2, "50000", "5");
+    both_run(&make("mesh", "-g"), &valgrind, 2, "10000", "3");
 }
 
 /// As the examples' first lines say.

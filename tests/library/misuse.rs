@@ -1,6 +1,7 @@
 //! Calls that no correct host makes, through the built library, each in a process of its own and for every ABI version: refused with a
 //! status and a line in the log, and the plugin works on. The calls are in `tests/c/abi_misuse.c`.
 
+use super::examples::{skip, valgrind};
 use crate::build;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -9,7 +10,7 @@ use std::process::Command;
 const ALL: RangeInclusive<u32> = 4..=12;
 
 /// Runs a case for some versions; `before` is what comes before the program on the command line, `wire` the wire that is asked for.
-fn run_with(before: &[&str], wire: &str, case: &str, versions: impl IntoIterator<Item = u32>) {
+fn run_with(before: &[String], wire: &str, case: &str, versions: impl IntoIterator<Item = u32>) {
     let (program, library) = (build::compile("abi_misuse"), build::library());
     for version in versions {
         let mut line = before.iter().map(OsString::from).collect::<Vec<_>>();
@@ -33,11 +34,7 @@ fn run(case: &str, versions: RangeInclusive<u32>) {
 
 #[test]
 fn nothing_is_touched_that_should_not_be() {
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("SKIP: valgrind is not installed");
-        return;
-    }
-    let valgrind = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
+    let Some(valgrind) = valgrind() else { return skip("valgrind is not installed") };
     for case in ["arguments", "requests", "kinds"] {
         run_with(&valgrind, "auto", case, [4, 12]);
     }

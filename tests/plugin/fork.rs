@@ -68,12 +68,14 @@ fn peer_with_worker(ctx: &Ctx) {
     let mut outcome = Ok(None);
     while outcome == Ok(None) && start.elapsed() < SOON {
         outcome = plugin.test(receive);
+        support::pause(start);
     }
     assert_eq!(outcome.map(drop), Err(REMOTE_ERROR), "after {:?}", start.elapsed());
     // Nothing announces a receive any more: it has to be looked for.
     let mut posted = Ok(None);
     while posted == Ok(None) && start.elapsed() < SOON {
         posted = plugin.isend(send, mem.ptr(0), LEN, 1, from);
+        support::pause(start);
     }
     assert_eq!(posted.map(drop), Err(REMOTE_ERROR), "after {:?}", start.elapsed());
     ctx.say("noticed");
@@ -153,7 +155,7 @@ fn a_killed_store_server_and_client_end_while_their_forked_child_lives() {
     assert!(start.elapsed() < SOON, "{lost} after {:?}", start.elapsed());
     while !relayed.is_finished() {
         assert!(start.elapsed() < SOON, "the client's connection does not end");
-        std::thread::yield_now();
+        support::pause(start);
     }
     // Nobody listens any more.
     let again = Server::start(ServerOptions { port, ..ServerOptions::default() });

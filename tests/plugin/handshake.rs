@@ -42,9 +42,11 @@ fn peers(ctx: &Ctx) {
     }
     let (handle, listen) = plugin.listen(0).expect("listen");
     ctx.parent.send(&handle).expect("the test");
+    let mut idle = Instant::now();
     loop {
         match plugin.accept(listen) {
             Ok(None) => {
+                support::pause(idle);
                 let refused = take_log().into_iter().filter(|(level, text)| *level == 2 && text.contains("refused"));
                 refused.for_each(|(_, text)| ctx.say(&text));
             }
@@ -56,6 +58,7 @@ fn peers(ctx: &Ctx) {
                 };
                 plugin.close_recv(comm).expect("close");
                 ctx.say(&word);
+                idle = Instant::now();
             }
             Err(e) => ctx.say(&format!("accept: {e}: {}", take_log().into_iter().map(|l| l.1).collect::<Vec<_>>().join(" | "))),
         }

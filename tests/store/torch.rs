@@ -42,10 +42,29 @@ fn python() -> Option<&'static Path> {
     found.as_deref().map_err(|reason| eprintln!("SKIP: {reason}")).ok()
 }
 
+/// The process that tests/torch/forked.py forks scripts from: the name of its socket.
+fn forked(python: &Path) -> &'static str {
+    static SERVER: OnceLock<(String, Child)> = OnceLock::new();
+    let (name, _) = SERVER.get_or_init(|| {
+        let name = format!("railhead-torch-{}", std::process::id());
+        let mut command = Command::new(python);
+        command.arg(Path::new(ROOT).join("tests/torch/forked.py")).args(["serve", &name]);
+        // Its input ends with this process.
+        let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python");
+        let mut line = String::new();
+        BufReader::new(server.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        assert_eq!(line, "ready\n");
+        (name, server)
+    });
+    name
+}
+
 /// A script of tests/torch, to be started.
 fn script<A: AsRef<OsStr>>(python: &Path, name: &str, arguments: impl IntoIterator<Item = A>) -> Command {
+    let scripts = Path::new(ROOT).join("tests/torch");
     let mut command = Command::new(python);
-    command.arg(Path::new(ROOT).join("tests/torch").join(name)).args(arguments);
+    // With nothing that takes long to start.
+    command.args(["-S", "-E"]).arg(scripts.join("forked.py")).args(["run", forked(python)]).arg(scripts.join(name)).args(arguments);
     // Gloo looks for an interface by the host's name otherwise.
     command.env("GLOO_SOCKET_IFNAME", "lo").env_remove("PYTHONPATH");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

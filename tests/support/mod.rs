@@ -9,6 +9,7 @@
 pub mod comms;
 pub mod holdings;
 pub mod netns;
+pub mod pause;
 pub mod plugin;
 pub mod proxy;
 pub mod squatter;
@@ -18,6 +19,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
+
+pub use pause::pause;
 
 /// Longest that anything may take; a bound on hangs, not a measurement.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -375,13 +378,13 @@ impl Drop for Ranks {
 /// Repeats until there is a value, for at most [`PATIENCE`].
 #[track_caller]
 pub fn until<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let start = Instant::now();
     loop {
         if let Some(value) = step() {
             return value;
         }
-        assert!(Instant::now() < end, "waited too long for {what}");
-        std::thread::yield_now();
+        assert!(start.elapsed() < PATIENCE, "waited too long for {what}");
+        pause(start);
     }
 }
 

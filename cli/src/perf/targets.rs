@@ -162,7 +162,7 @@ pub fn measure(
         verdicts.extend(measured);
         after(&format!("{}, {IDLE} comms", setting.name()));
         let pair = open(setting, 0)?;
-        let mut measured = idle(setting, &pair)?;
+        let mut measured = idle(setting, &pair, effort.rounds)?;
         end(pair, &mut measured)?;
         verdicts.extend(measured);
     }
@@ -256,13 +256,13 @@ fn slowest(sample: &Sample) -> Option<f64> {
     Some(least as f64 * sample.at_first.len() as f64 / total as f64)
 }
 
-/// Rounds of setting up 1000 comms.
+/// Rounds of setting up 1000 comms, at most.
 const CYCLES: usize = 3;
 
-fn idle(setting: Setting, pair: &Shared) -> anyhow::Result<[Verdict; 2]> {
+fn idle(setting: Setting, pair: &Shared, rounds: usize) -> anyhow::Result<[Verdict; 2]> {
     const { assert!(IDLE <= MAX_COMMS) };
     let series = [Series::prepare(pair, Work::Churn { comms: IDLE })?];
-    let samples = interleave(&series, CYCLES, || ())?.concat();
+    let samples = interleave(&series, CYCLES.min(rounds), || ())?.concat();
     let per_comm = |part: fn(&Memory) -> i64| {
         // Of the process that has more, in the first cycle: later ones take memory that the one before gave back to the allocator.
         Summary::of(

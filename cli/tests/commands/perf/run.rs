@@ -4,7 +4,6 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -169,11 +168,7 @@ pub fn ranks(mark: &str) -> Vec<u32> {
 /// Waits until something holds.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < deadline, "not within 30 s: {what}");
-        std::thread::yield_now();
-    }
+    crate::support::until(what, || holds().then_some(()));
 }
 
 pub fn positive(summary: &Value) {
