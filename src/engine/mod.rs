@@ -412,7 +412,8 @@ impl<W: Work> Shared<W> {
     #[cold]
     fn fail(&self, scheduler: &Scheduler<W>, cause: Cause<W::Error>) {
         if let Some((connector, op_count)) = scheduler.latest() {
-            let fatal = self.fatal.get_or_init(|| Fatal { connector, op_count, cause });
+            self.queue.end_with(|| _ = self.fatal.set(Fatal { connector, op_count, cause }));
+            let Some(fatal) = self.fatal.get() else { return };
             log_warn!(log::NET, "{}: {fatal}", self.options.name);
         }
     }

@@ -299,7 +299,14 @@ impl<T, S> SubmitQueue<T, S> {
 
     /// The thread has ended: nothing more is appended.
     pub fn end(&self) {
-        self.lock().ended = true;
+        self.end_with(|| ());
+    }
+
+    /// The same, with what is done at the same time: whoever calls this queue after they have seen it finds the queue ended.
+    pub fn end_with(&self, do_it: impl FnOnce()) {
+        let mut inner = self.lock();
+        do_it();
+        inner.ended = true;
         self.changed.notify_all();
     }
 

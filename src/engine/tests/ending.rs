@@ -230,6 +230,18 @@ fn a_panic_ends_the_engine_alone_and_names_the_operation() {
 }
 
 #[test]
+fn whoever_has_seen_the_failure_is_refused() {
+    for _ in 0..20 {
+        let engine = threaded("fails");
+        let connector = engine.add_connector().unwrap();
+        engine.append(connector, op(0, &[Act::Fail("the peer is gone")])).unwrap();
+        engine.start().unwrap();
+        until("it has failed", || engine.fatal().is_some());
+        assert_eq!((engine.start(), engine.remove_connector(connector)), (Err(Refusal::Failed), Ok(())));
+    }
+}
+
+#[test]
 fn a_caller_that_waits_in_stop_learns_of_the_failure() {
     let TestEngine { engine, connector, go, .. } = test_engine(Doing::Waiting);
     engine.append(connector, op(0, &[Act::Fail("late")])).unwrap();
