@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::link::Failure;
 use crate::link::device::Registered;
 
-use super::memory::Memory;
+use super::memory::{COPIED, Memory, Pool};
 use super::message::{HEADER, Meta};
 use super::value::{Tensor, fits};
 
@@ -87,28 +87,42 @@ pub struct Landed {
     pub index: usize,
     meta: Meta,
     memory: Arc<Registered>,
+    pool: Arc<Pool>,
     copy: OnceLock<std::result::Result<Tensor, Failure>>,
 }
 
 impl Landed {
-    /// In the buffer of this number, whose memory it is.
-    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>) -> Landed {
-        Landed { index, meta, memory, copy: OnceLock::new() }
+    /// In the buffer of this number, whose memory it is. The pool is where the memory of its copies is from.
+    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>, pool: Arc<Pool>) -> Landed {
+        Landed { index, meta, memory, pool, copy: OnceLock::new() }
     }
 
     /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
     ///
-    /// Errors: none that happens, as the sizes were checked.
+    /// Errors: no memory.
     pub fn copy(&self) -> (Result<Tensor>, bool) {
         let mut made = false;
         let copy = self.copy.get_or_init(|| {
             made = true;
-            let mut bytes = vec![0; self.meta.bytes as usize];
-            let view = self.memory.view(HEADER, bytes.len()).map_err(|why| Failure::from_error(&why))?;
-            view.read(&mut bytes);
-            Ok(Tensor::received(self.meta, bytes))
+            self.make().map_err(|why| Failure::from_error(&why))
         });
         (copy.clone().map_err(|why| why.error()), made)
+    }
+
+    /// Memory that was used before is worth its registration where new pages would cost more than the copy.
+    fn make(&self) -> Result<Tensor> {
+        let len = self.meta.bytes as usize;
+        let view = self.memory.view(HEADER, len)?;
+        if len <= COPIED {
+            let mut bytes = vec![0; len];
+            view.read(&mut bytes);
+            return Ok(Tensor::received(self.meta, bytes));
+        }
+        let memory = self.pool.take(len)?;
+        if let Some(place) = memory.view(len) {
+            place.copy_from(&view);
+        }
+        Ok(Tensor::placed(self.meta, Arc::new(memory)))
     }
 
     /// One in this memory, by the only one who wants it.
