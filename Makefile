@@ -12,7 +12,7 @@
 #   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
 #   make bench-tensor  tensors beside the plugin itself, gRPC, and what this machine's memory allows
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
-#   make fuzz      random bytes to what the store's server reads with, for SECONDS (default 60)
+#   make fuzz      random bytes to what the store's server and the mesh's ranks read with, for SECONDS (default 60)
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
 #   make install   into PREFIX (and below DESTDIR)
@@ -26,6 +26,8 @@ PUBLISHES ?= 100000000
 STRESS ?= 600
 
 SECONDS ?= 60
+# They share the time.
+FUZZ_TARGETS := store_wire mesh_control mesh_address
 
 # What builds the library: libclang, cmake and the rest are ibverbs-sys's. Nothing of it is needed to run.
 PACKAGES := gcc libc6-dev make cmake pkg-config python3 libclang-dev libibverbs-dev
@@ -196,10 +198,13 @@ instructions: deps-test build
 fuzz: FUZZED := --cfg fuzzing -Cdebug-assertions -Ccodegen-units=4 -Zsanitizer=address -Cpasses=sancov-module \
     $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares)
 fuzz: deps-test
-	@mkdir -p target/fuzz/found
-	cd fuzz && RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) run --release --bin store_wire --target-dir ../target/fuzz \
-	    --target "$$(rustc -vV | sed -n 's/^host: //p')" -- \
-	    -max_total_time=$(SECONDS) -artifact_prefix=../target/fuzz/ ../target/fuzz/found corpus/store_wire
+	@mkdir -p $(addprefix target/fuzz/found/,$(FUZZ_TARGETS))
+	@cd fuzz && for target in $(FUZZ_TARGETS); do \
+	    echo "== $$target"; \
+	    RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) run --release --bin $$target --target-dir ../target/fuzz \
+	        --target "$$(rustc -vV | sed -n 's/^host: //p')" -- -max_total_time=$$(( $(SECONDS) / $(words $(FUZZ_TARGETS)) + 1 )) \
+	        -artifact_prefix=../target/fuzz/ ../target/fuzz/found/$$target corpus/$$target || exit 1; \
+	done
 
 header:
 	RH_UPDATE=1 $(CARGO) test --quiet --test library -- --exact library::artifact::header_is_what_the_source_gives

@@ -36,5 +36,12 @@ pub use outstanding::Waited;
 pub use reduce::{DataType, Op, Reduction};
 pub use unbound::UnboundBuffer;
 
+/// What reads a peer's bytes, for `make fuzz`.
+#[cfg(fuzzing)]
+pub mod fuzzed {
+    pub use super::addresses::find as find_address;
+    pub use super::protocol::Control;
+}
+
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod connecting;
+mod hostile;
 mod unbound;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
