@@ -19,8 +19,9 @@ use crate::store::{Deadline, Exchange, FOREVER, Store};
 
 use super::addresses;
 use super::coll::Options;
-use super::context::{Context, Mesh};
+use super::context::{Borrowed, Context, Mesh, POOL};
 use super::core::{Peer, named};
+use super::device::Registered;
 use super::pair::Pair;
 
 /// The first pause, if nothing comes, before another look whether queue pairs are connected, and the longest: a peer's listener may have been full.
@@ -88,7 +89,7 @@ impl Context {
     /// Connects to all other ranks. Every rank calls it, with a store in which they meet and whose keys nobody else uses: a prefix of one. After an error
     /// all ranks may try again, with another prefix.
     ///
-    /// Errors: some ranks are connected already; ranks that did not come in time; ranks of another release, or on another fabric.
+    /// Errors: some ranks are connected already; a prefix that was used before; ranks that did not come in time; ranks of another release, or on another fabric.
     pub fn connect(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
         if self.connecting.swap(true, Ordering::Relaxed) {
             return Err(Error::usage("the mesh is connected already, or another thread connects it"));
@@ -100,7 +101,10 @@ impl Context {
         }
         let connected = self.connect_through(store, timeout);
         if let Err(error) = &connected {
-            self.with(|core| core.disconnect(&Failure::from_error(error)));
+            self.with(|core| {
+                core.disconnect(&Failure::from_error(error));
+                self.attempts.fetch_add(1, Ordering::Relaxed);
+            });
             self.driver.resume();
         }
         self.connecting.store(connected.is_ok(), Ordering::Relaxed);
@@ -112,7 +116,7 @@ impl Context {
         let others = || (0..self.size()).filter(|peer| *peer != self.rank());
         self.check_descriptors(others().count())?;
         let addresses = addresses::encode(&others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)?;
-        exchange.publish(&self.rank().to_string(), &addresses)?;
+        exchange.publish_new(&self.rank().to_string(), &addresses, &format!("rank {}", self.rank()))?;
         let names: Vec<_> = others().map(|peer| (peer.to_string(), format!("rank {peer}"))).collect();
         let most = (READ_AT_ONCE / addresses.len().max(1)).max(1);
         // One is waited for, and then those behind it are here as a rule: ever more are read at once.
@@ -132,12 +136,16 @@ impl Context {
         self.wait_connected(deadline, timeout)
     }
 
-    /// Errors: fewer descriptors are left to the process than so many pairs will take.
+    /// Errors: fewer descriptors are left to the process than so many pairs will take, and scratch memory.
     fn check_descriptors(&self, pairs: usize) -> Result<()> {
-        let need = pairs * self.device.descriptors_per_link();
+        let need = pairs * self.device.descriptors_per_link() + if pairs > 0 { POOL } else { 0 };
         match fd::left() {
             Some(left) if left < need => Err(Error::system(
-                format!("{} ranks: the pairs of rank {} take {need} descriptors more, and {left} are left", self.size(), self.rank()),
+                format!(
+                    "{} ranks: the pairs and the scratch memory of rank {} take {need} descriptors more, and {left} are left",
+                    self.size(),
+                    self.rank()
+                ),
                 std::io::Error::from_raw_os_error(libc::EMFILE),
             )),
             _ => Ok(()),
@@ -158,7 +166,6 @@ impl Context {
     /// Waits until all ranks that are here are connected, asleep while nothing comes from those that are not.
     fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
         let mut late = self.with(|core| core.here());
-        self.check_descriptors(late.len())?;
         let (sleep, mut fds) = (Wakeup::new()?, Vec::new());
         self.with(|core| core.arm_all(&late, &mut fds))?;
         let (mut pause, mut woken) = (PAUSE, 0);
@@ -193,6 +200,9 @@ impl Context {
     }
 }
 
+/// Of an address behind its length.
+const PLACE: usize = 8 + MAX_ADDRESS;
+
 impl Mesh {
     /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
     /// time.
@@ -201,18 +211,34 @@ impl Mesh {
     pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
         let deadline = Deadline::after(timeout);
         let left = || deadline.left().unwrap_or(FOREVER);
-        // Closed if this fails: ranks that are connected to it then learn that it has gone.
+        // Closed if this fails: ranks that are connected to it then learn that it has gone. They begin without this one, so this mesh fails, too.
+        let (mesh, out) = self.fork_ends().inspect_err(|error| self.poison(error))?;
+        let back = self.scratch(self.size() * PLACE)?;
+        self.swap(&out, &back, PLACE, Options::forking(left()))?;
+        self.connect_fork(&mesh, &back).inspect_err(|error| self.poison(error))?;
+        out.give_back();
+        back.give_back();
+        self.barrier(Options::forking(left()))?;
+        mesh.wait_connected(deadline, timeout)?;
+        Ok(mesh)
+    }
+
+    /// A mesh that is not connected, and the addresses of its ends.
+    fn fork_ends(&self) -> Result<(Mesh, Borrowed<'_>)> {
+        self.check_descriptors(self.size() - 1)?;
         let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
         mesh.connecting.store(true, Ordering::Relaxed);
-        // Each address, behind its length.
-        const PLACE: usize = 8 + MAX_ADDRESS;
-        let (out, back) = (self.scratch(self.size() * PLACE)?, self.scratch(self.size() * PLACE)?);
+        let out = self.scratch(self.size() * PLACE)?;
         for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
             let address = mesh.address(peer)?;
             out.view(peer * PLACE, 8)?.write(&address.len().to_le_bytes());
             out.view(peer * PLACE + 8, address.len())?.write(&address);
         }
-        self.swap(&out, &back, PLACE, Options::forking(left()))?;
+        Ok((mesh, out))
+    }
+
+    /// Connects it to the ends whose addresses have come.
+    fn connect_fork(&self, mesh: &Mesh, back: &Registered) -> Result<()> {
         for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
             let mut len = [0; 8];
             back.view(peer * PLACE, 8)?.read(&mut len);
@@ -220,10 +246,6 @@ impl Mesh {
             back.view(peer * PLACE + 8, address.len())?.read(&mut address);
             mesh.connect_pair(peer, &address)?;
         }
-        out.give_back();
-        back.give_back();
-        self.barrier(Options::forking(left()))?;
-        mesh.wait_connected(deadline, timeout)?;
-        Ok(mesh)
+        Ok(())
     }
 }

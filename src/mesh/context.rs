@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -32,7 +32,7 @@ const FAREWELL_NS: u64 = 100_000_000;
 const BAD_NEWS_NS: u64 = 1_000_000_000;
 
 /// Pieces of scratch memory that are kept.
-const POOL: usize = 8;
+pub(super) const POOL: usize = 8;
 /// Long ones have a multiple of so many bytes, short ones a power of two.
 const SCRATCH: usize = 1 << 20;
 
@@ -43,6 +43,8 @@ pub struct Context {
     size: usize,
     pub(super) driver: Arc<Driver<Core>>,
     pub(super) connecting: AtomicBool,
+    /// How often ranks have tried to connect and could not: what is left of an attempt is no matter to the next one. Changes under the lock.
+    pub(super) attempts: AtomicU64,
     /// Collectives.
     pub(super) running: Running,
     scratch: Mutex<Vec<Registered>>,
@@ -62,6 +64,7 @@ impl Context {
             size,
             driver: Arc::new(Driver::new(Core::new(rank, size))?),
             connecting: AtomicBool::new(false),
+            attempts: AtomicU64::new(0),
             running: Running::default(),
             scratch: Mutex::default(),
         })
@@ -146,6 +149,7 @@ impl Context {
         timeout: Duration,
     ) -> Result<T> {
         let waiter = waiter.into();
+        let attempt = self.attempts.load(Ordering::Relaxed);
         let mut future = pin!(future);
         // Dropped before the future: if that panics, what it has asked for is still under way.
         let guard = PoisonOnDrop(self);
@@ -157,11 +161,7 @@ impl Context {
         };
         std::mem::forget(guard);
         result.inspect_err(|error| {
-            self.poison(error);
-            // Others may wait for this rank, which has come to an end. (One that does not come is named by each of them, when its time is over.)
-            if !matches!(error, Error::Timeout(_)) {
-                self.with(Core::send_byes);
-            }
+            self.poison_in(attempt, error);
             if self.driver.lock().has_lost() {
                 self.send_byes(BAD_NEWS_NS);
             }
@@ -214,11 +214,19 @@ impl Context {
         if memory.len() <= MAX_SMALL { Ok(self.device.hold(memory)) } else { self.register(memory) }
     }
 
-    /// Fails the mesh, unless it has failed.
+    /// Fails the mesh, unless it has failed. Others may wait for this rank, which has come to an end: they are told.
     pub(super) fn poison(&self, error: &Error) {
+        self.poison_in(self.attempts.load(Ordering::Relaxed), error);
+    }
+
+    /// The same, unless the ranks connect anew since that attempt.
+    fn poison_in(&self, attempt: u64, error: &Error) {
         let first = self.with(|core| {
-            let first = core.failed.is_none();
-            core.failed.get_or_insert_with(|| Failure::from_error(error));
+            let first = core.failed.is_none() && attempt == self.attempts.load(Ordering::Relaxed);
+            if first {
+                core.failed = Some(Failure::from_error(error));
+                core.send_byes();
+            }
             first
         });
         if first {
@@ -248,7 +256,7 @@ impl Context {
 
     /// Waits, for so long at most, until the ranks have all that they were sent, and know that this one has come to an end: what was sent in its last
     /// moments is theirs, and is read from this rank's memory or sent by its queue pairs.
-    fn send_byes(&self, time: u64) {
+    pub(super) fn send_byes(&self, time: u64) {
         let until = clock::now() + time;
         let through = |core: &mut Core| {
             // Some had no room for it.

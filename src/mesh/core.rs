@@ -49,7 +49,7 @@ pub struct Core {
     pub ops: Ops,
     /// Why nothing goes any more.
     pub failed: Option<Failure>,
-    /// A rank that was lost before its part was done, and how: no collective comes to its end without it.
+    /// A rank that was lost before its part was done, and how this one has learnt of it: no collective comes to its end without it.
     gone: Option<(usize, Failure)>,
     /// It was closed.
     pub closed: bool,
@@ -339,10 +339,13 @@ impl Core {
         }
     }
 
-    /// A rank is lost, and with it the mesh if something waits for it. A collective does in any case, unless the rank's part is done.
-    fn lost(&mut self, rank: usize, done: bool, failure: Failure) {
+    /// A rank is lost, and with it the mesh if something waits for it. A collective does in any case, unless the rank has `left` when its part was done.
+    fn lost(&mut self, rank: usize, left: Option<Option<usize>>, failure: Failure) {
+        let done = left == Some(None);
         if !done && self.gone.is_none() {
-            self.gone = Some((rank, failure.clone()));
+            // Of one that has left for another, that one is named.
+            let first = left.flatten().filter(|first| *first < self.peers.len()).unwrap_or(rank);
+            self.gone = Some((first, failure.clone()));
         }
         let Core { peers, ops, .. } = self;
         if let Some(peer) = peers.get_mut(rank) {
@@ -463,7 +466,7 @@ impl Driven for Core {
             // Who has left may have done so for one that is gone.
             lost.sort_by_key(|(left, ..)| left.is_some());
         }
-        lost.into_iter().for_each(|(left, rank, failure)| self.lost(rank, left == Some(None), failure));
+        lost.into_iter().for_each(|(left, rank, failure)| self.lost(rank, left, failure));
         self.count();
         if !moved {
             self.idle_polls = self.idle_polls.wrapping_add(1);

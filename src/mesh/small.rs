@@ -179,8 +179,9 @@ impl SmallMessages {
     /// first of those that were received: then it forgets the tags.
     pub fn wants(&mut self, rank: usize, kind: usize) -> Option<Tag> {
         let early = self.early.get_mut(rank).filter(|early| early.is_full(kind))?;
-        // Those that were taken back may have come, and wait.
-        if early.waiting(kind) + early.wanted.len() as u64 >= MAX_EARLY + MAX_WANTED as u64 {
+        // Those that were taken back may have come, and wait. The rank takes no more tags at a time.
+        let wanted = early.wanted.len();
+        if wanted >= MAX_WANTED || early.waiting(kind) + wanted as u64 >= MAX_EARLY + MAX_WANTED as u64 {
             return None;
         }
         let waits = |recv: &&Recv| recv.tag.kind() == kind && recv.ranks.contain(rank) && !early.wanted.contains(&recv.tag);
@@ -384,6 +385,27 @@ mod tests {
         assert!(all.credit(1, TAG).is_some() && all.wants(1, TAG.kind()).is_none());
         (1..MAX_EARLY / 4).for_each(|_| _ = all.arrived(1, TAG, small(b"1"), &mut ops).unwrap());
         assert_eq!((all.wants(1, TAG.kind()), all.wants(1, TAG.kind())), (Some(other), Some(third)));
+    }
+
+    /// Though those that were received leave room for more.
+    #[test]
+    fn who_may_send_no_more_is_told_of_no_more_tags_than_it_takes() {
+        let (mut all, mut ops) = (SmallMessages::new(2), Ops::default());
+        for i in 0..MAX_EARLY {
+            all.arrived(1, TAG, small(b"1"), &mut ops).unwrap();
+            if i < MAX_EARLY / 4 - 1 {
+                let op = op(&mut ops);
+                all.recv(op, TAG, 1, Ranks::One(1), &mut ops).unwrap();
+            }
+        }
+        let mut sends = crate::mesh::small_sends::SmallSends::default();
+        for tag in 0..MAX_WANTED as u64 + 100 {
+            let op = op(&mut ops);
+            all.recv(op, Tag::User(100 + tag), 1, Ranks::One(1), &mut ops).unwrap();
+            while let Some(tag) = all.wants(1, TAG.kind()) {
+                sends.wanted(tag).unwrap();
+            }
+        }
     }
 
     #[test]

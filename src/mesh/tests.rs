@@ -371,6 +371,25 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_over() {
     });
 }
 
+/// Those that wait for it, long before their own time is over.
+#[test]
+fn a_rank_that_has_waited_too_long_tells_the_others() {
+    let over = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        mesh.barrier(options(0)).unwrap();
+        let timeout = Duration::from_millis(if mesh.rank() == 0 { 100 } else { 10_000 });
+        // Neither comes to what the other is in.
+        let error = mesh.barrier(Options { timeout, ..options(1 + mesh.rank() as u32) }).unwrap_err();
+        over.wait();
+        let told = match &error {
+            Error::Timeout(_) => mesh.rank() == 0,
+            Error::Remote(said) => mesh.rank() == 1 && said == "rank 0: it has closed its mesh",
+            _ => false,
+        };
+        assert!(told, "{error}");
+    });
+}
+
 #[test]
 fn ranks_that_give_different_sizes_fail() {
     let sum = Reduction::Of(DataType::U8, Op::Sum);

@@ -12,15 +12,28 @@ use railhead::store::{FileStore, TcpStore};
 
 use crate::support::{Ctx, PATIENCE, Random, Ranks, Role, World, repeats, seed};
 
-pub const ROLES: &[(&str, Role)] = &[("mesh_works", works), ("mesh_meets", meets), ("mesh_goes_on", goes_on)];
+pub const ROLES: &[(&str, Role)] =
+    &[("mesh_works", works), ("mesh_meets", meets), ("mesh_goes_on", goes_on), ("mesh_forks", forks), ("mesh_is_short", is_short)];
 
 /// How long the others may take to notice that a rank was killed.
 const NOTICED: Duration = Duration::from_secs(3);
-const RANKS: usize = 3;
 /// What is done by the fewest steps, and what takes a while.
 const LENS: [usize; 2] = [8, 4 << 20];
-const ALL: [&str; 11] =
-    ["allreduce", "reduce", "reduce_scatter", "broadcast", "allgather", "alltoall", "gather", "scatter", "barrier", "message", "slot"];
+const ALL: [&str; 13] = [
+    "allreduce",
+    "allreduce by ring",
+    "allreduce by halving",
+    "reduce",
+    "reduce_scatter",
+    "broadcast",
+    "allgather",
+    "alltoall",
+    "gather",
+    "scatter",
+    "barrier",
+    "message",
+    "slot",
+];
 
 pub fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
@@ -97,6 +110,8 @@ impl<'a> Work<'a> {
         let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
         match &*self.what {
             "allreduce" => mesh.allreduce(*to, sum, options),
+            "allreduce by ring" => mesh.allreduce(*to, sum, Options { algorithm: Algorithm::Ring, ..options }),
+            "allreduce by halving" => mesh.allreduce(*to, sum, Options { algorithm: Algorithm::Halving, ..options }),
             "reduce" => mesh.reduce(*from, *to, sum, 0, options),
             "reduce_scatter" => mesh.reduce_scatter(*from, to.part(at, own).expect("a part"), lens, sum, options),
             "broadcast" => mesh.broadcast(*to, 0, options),
@@ -146,6 +161,7 @@ fn works(ctx: &Ctx) {
     let rounds = 1 + random.below(if len > 1 << 16 { 6 } else { 100 });
     let share = random.below(1000) as f64 / 600.0;
     let mesh = connected(ctx);
+    mesh.set_sync(variable("RHT_SYNC") == "1");
     let work = Work::new(&mesh, &mut from, &mut to);
     // The others may be further already, and one of them gone.
     let first = mesh.barrier(options(PATIENCE)).err();
@@ -173,12 +189,24 @@ fn works(ctx: &Ctx) {
     assert!(start.elapsed() < PATIENCE / 4, "closing took {:?}", start.elapsed());
 }
 
-fn start(what: &str, len: usize, wire: &str, folder: &Path, victim: Option<usize>, seed: u64, timeout: Duration) -> Ranks {
-    let world = world("mesh_works", RANKS, folder, wire).env("RHT_WHAT", what).env("RHT_LEN", &len.to_string());
-    let world = world.env("RHT_VICTIM", &victim.unwrap_or(RANKS).to_string()).env("RHT_SEED", &seed.to_string());
+/// What ranks do, and how many they are.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    what: &'static str,
+    len: usize,
+    wire: &'static str,
+    ranks: usize,
+    /// Whether those that wait never sleep.
+    sync: bool,
+}
+
+fn start(case: Case, folder: &Path, victim: Option<usize>, seed: u64, timeout: Duration) -> Ranks {
+    let Case { what, len, wire, ranks: size, sync } = case;
+    let world = world("mesh_works", size, folder, wire).env("RHT_WHAT", what).env("RHT_LEN", &len.to_string());
+    let world = world.env("RHT_VICTIM", &victim.unwrap_or(size).to_string()).env("RHT_SEED", &seed.to_string());
     let world = world.env("RHT_LEAVES", &(seed % 2).to_string()).env("RHT_TIMEOUT_MS", &timeout.as_millis().to_string());
-    let mut ranks = world.spawn();
-    (0..RANKS).for_each(|rank| ranks.expect(rank, "works"));
+    let mut ranks = world.env("RHT_SYNC", if sync { "1" } else { "0" }).spawn();
+    (0..size).for_each(|rank| ranks.expect(rank, "works"));
     ranks
 }
 
@@ -190,16 +218,19 @@ fn end(mut ranks: Ranks, of: impl IntoIterator<Item = usize>) {
     }
 }
 
-fn kill_one(what: &str, len: usize, wire: &str, seed: u64) {
+fn kill_one(case: Case, seed: u64) {
     // Who waits for a message of another rank learns of a third one's loss when that one leaves.
-    let seed = if matches!(what, "message" | "slot") { seed | 1 } else { seed };
+    let seed = if matches!(case.what, "message" | "slot") { seed | 1 } else { seed };
     let folder = tempfile::tempdir().expect("a folder");
-    let victim = (seed >> 1) as usize % RANKS;
-    let case = format!("{what}, {len} bytes over {wire}, seed {seed}");
-    let mut ranks = start(what, len, wire, folder.path(), Some(victim), seed, PATIENCE);
+    let victim = (seed >> 1) as usize % case.ranks;
+    let mut ranks = start(case, folder.path(), Some(victim), seed, PATIENCE);
+    let others = (0..case.ranks).filter(|rank| *rank != victim);
+    let case = format!("{case:?}, seed {seed}");
+    let last = ranks.ranks[victim].chan.recv_within(PATIENCE);
+    assert!(last.is_err(), "{case}: rank {victim} fails by itself: {}", String::from_utf8_lossy(&last.unwrap_or_default()));
     assert!(!ranks.ranks[victim].wait().success());
     let killed = Instant::now();
-    for rank in (0..RANKS).filter(|rank| *rank != victim) {
+    for rank in others.clone() {
         let left = NOTICED.saturating_sub(killed.elapsed());
         let said = ranks.ranks[rank].chan.recv_within(left).unwrap_or_else(|e| panic!("{case}: rank {rank} of rank {victim}: {e}"));
         let said = String::from_utf8_lossy(&said).into_owned();
@@ -207,16 +238,17 @@ fn kill_one(what: &str, len: usize, wire: &str, seed: u64) {
         let named = said.starts_with(&format!("rank {victim}: ")) || said.ends_with(&format!("as rank {victim} is lost"));
         assert!(named, "{case}: rank {rank} of rank {victim}: {said}");
     }
-    end(ranks, (0..RANKS).filter(|rank| *rank != victim));
+    end(ranks, others);
 }
 
-/// In every collective, somewhere in it.
-fn kills(wire: &str) {
+/// In every collective, somewhere in it, among two to four ranks.
+fn kills(wire: &'static str) {
     let mut random = Random(seed());
-    for _ in 0..repeats(3, 50) {
+    for _ in 0..repeats(2, 50) {
         for what in ALL {
             for len in LENS {
-                kill_one(what, len, wire, random.next() >> 1);
+                let ranks = if what == "allreduce by halving" { 4 } else { 2 + random.below(3) as usize };
+                kill_one(Case { what, len, wire, ranks, sync: random.below(4) == 0 }, random.next() >> 1);
             }
         }
     }
@@ -236,23 +268,105 @@ fn all_others_name_the_rank_that_was_killed_on_tcp() {
 #[test]
 fn a_wait_for_a_rank_that_is_stopped_names_it_when_its_time_is_over() {
     const STOPPED: usize = 1;
-    for (wire, len) in [("shm", LENS[0]), ("tcp", LENS[1])] {
-        for what in ["allreduce", "barrier", "message"] {
-            let folder = tempfile::tempdir().expect("a folder");
-            // Seed 1: who has failed closes its mesh.
-            let mut ranks = start(what, len, wire, folder.path(), None, 1, Duration::from_millis(500));
-            ranks.ranks[STOPPED].signal(libc::SIGSTOP);
-            let said: Vec<String> = [0, 2].map(|rank| ranks.hear(rank)).into();
-            // One of them may wait for the other alone, and for that only until it leaves.
-            let named = |said: &String| said.contains(" waited for 0.5 s for ") && said.contains(&format!("rank {STOPPED}"));
-            assert!(said.iter().any(named), "{what}, {len} bytes over {wire}: {said:?}");
-            ranks.ranks[STOPPED].signal(libc::SIGCONT);
-            // Its own time is over, too, if it has waited.
-            let told = ranks.hear(STOPPED);
-            assert!(told.contains("rank 0") || told.contains("rank 2"), "{what}, {len} bytes over {wire}: {told}");
-            end(ranks, 0..RANKS);
-        }
+    let [few, many] = LENS;
+    for (what, len, wire, ranks, sync) in [
+        ("allreduce", few, "shm", 2, false),
+        ("allreduce by ring", many, "shm", 3, true),
+        ("allreduce by halving", many, "shm", 4, false),
+        ("barrier", few, "tcp", 4, false),
+        ("message", few, "shm", 3, false),
+        ("slot", few, "tcp", 3, false),
+        ("slot", many, "shm", 2, false),
+    ] {
+        let (folder, case) = (tempfile::tempdir().expect("a folder"), Case { what, len, wire, ranks, sync });
+        // Seed 1: who has failed closes its mesh.
+        let mut ranks = start(case, folder.path(), None, 1, Duration::from_millis(300));
+        ranks.ranks[STOPPED].signal(libc::SIGSTOP);
+        let others = (0..case.ranks).filter(|rank| *rank != STOPPED);
+        let said: Vec<String> = others.map(|rank| ranks.hear(rank)).collect();
+        // One of them may wait for the other alone, and for that only until it leaves.
+        let named = |said: &String| said.contains(" waited for 0.3 s for ") && said.contains(&format!("rank {STOPPED}"));
+        assert!(said.iter().any(named), "{case:?}: {said:?}");
+        ranks.ranks[STOPPED].signal(libc::SIGCONT);
+        // Its own time is over, too, if it has waited.
+        let told = ranks.hear(STOPPED);
+        assert!((0..case.ranks).any(|rank| rank != STOPPED && told.contains(&format!("rank {rank}"))), "{case:?}: {told}");
+        end(ranks, 0..case.ranks);
     }
+}
+
+/// Leaves this process room for so many descriptors more.
+fn leave_descriptors(more: usize) {
+    // One of them is that of the folder.
+    let open = std::fs::read_dir("/proc/self/fd").expect("descriptors").count() - 1;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the limit, and the limit.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        limit.rlim_cur = (open + more) as libc::rlim_t;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+    }
+}
+
+/// Forks a mesh; rank 1 has few descriptors left for it. It says how that ended, and what becomes of the mesh.
+fn forks(ctx: &Ctx) {
+    let mesh = connected(ctx);
+    mesh.barrier(options(PATIENCE)).expect("all are here");
+    if ctx.rank == 1 {
+        leave_descriptors(3);
+    }
+    let forked = mesh.fork(PATIENCE).map(drop);
+    let then = mesh.barrier(options(PATIENCE));
+    let words = |result: Result<()>| result.map_or_else(|error| error.to_string(), |()| "done".into());
+    ctx.say(&format!("{}; {}", words(forked), words(then)));
+    assert_eq!(ctx.parent.text(), "go");
+}
+
+/// As they cannot go on without it.
+#[test]
+fn a_rank_that_cannot_fork_tells_the_others() {
+    for wire in ["shm", "tcp"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ranks = world("mesh_forks", 3, folder.path(), wire).spawn();
+        let said: Vec<String> = (0..3).map(|rank| ranks.hear(rank)).collect();
+        assert!(said[1].starts_with("3 ranks: the pairs and the scratch memory of rank 1 take "), "{said:?}");
+        for other in [0, 2] {
+            assert!(said[other].starts_with("rank 1: it has closed its mesh; rank 1: "), "{said:?}");
+        }
+        end(ranks, 0..3);
+    }
+}
+
+/// Says how it ends to connect with RHT_LEFT descriptors left, and then to compute.
+fn is_short(ctx: &Ctx) {
+    let mesh = mesh(ctx.rank, ctx.size);
+    let store = FileStore::new(variable("RHT_STORE"), None).expect("a store");
+    // The file is opened and closed again and again.
+    leave_descriptors(number("RHT_LEFT") as usize);
+    let connected = mesh.connect(&store, PATIENCE);
+    let mut bytes = vec![1; 4 << 20];
+    let result = connected.and_then(|()| mesh.allreduce(memory(&mut bytes), Reduction::Of(DataType::U8, Op::Sum), options(PATIENCE)));
+    ctx.say(&result.map_or_else(|error| error.to_string(), |()| "done".into()));
+    assert_eq!(ctx.parent.text(), "go");
+}
+
+/// Before it begins, and with what a first collective takes.
+#[test]
+fn a_rank_with_too_few_descriptors_says_how_many_it_lacks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Two for each pair, and eight.
+    let mut ranks = world("mesh_is_short", 2, folder.path(), "shm").env("RHT_LEFT", "8").spawn();
+    for rank in 0..2 {
+        let said = ranks.hear(rank);
+        let told = said.starts_with(&format!("2 ranks: the pairs and the scratch memory of rank {rank} take "))
+            && said.contains(", and 8 are left");
+        assert!(told, "{said}");
+    }
+    end(ranks, 0..2);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut ranks = world("mesh_is_short", 2, folder.path(), "shm").env("RHT_LEFT", "20").spawn();
+    (0..2).for_each(|rank| ranks.expect(rank, "done"));
+    end(ranks, 0..2);
 }
 
 /// Does its part of one small reduction, the first thing on the mesh, and then something else.

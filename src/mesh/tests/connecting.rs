@@ -156,3 +156,49 @@ fn who_waits_busily_is_served_as_well() {
         }
     });
 }
+
+/// What is left there would be taken for ranks that have come.
+#[test]
+fn a_prefix_that_was_used_before_is_refused() {
+    let (store, again) = (Arc::new(HashStore::new()), Barrier::new(2));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (store, again) = (store.clone(), &again);
+            scope.spawn(move || {
+                let first = connect(device(SoftWire::Shm), &store, rank, 2, TIMEOUT).unwrap();
+                first.barrier(options(0)).unwrap();
+                drop(first);
+                again.wait();
+                let second = Mesh::new(device(SoftWire::Shm), rank, 2).unwrap();
+                let error = second.connect(&*store, Duration::from_secs(10)).unwrap_err();
+                let why = format!("the store in which the ranks meet: rank {rank} has been there before; use another prefix each time");
+                assert!(matches!(&error, Error::Usage(said) if *said == why), "{error}");
+                second.connect(&PrefixStore::new("second", store), TIMEOUT).unwrap();
+                sums(&second, 3);
+                second.barrier(options(0)).unwrap();
+            });
+        }
+    });
+}
+
+/// A thread that has it from the first attempt does not fail the second.
+#[test]
+fn an_error_of_an_attempt_to_connect_is_no_matter_to_the_next() {
+    let (store, failed) = (Arc::new(HashStore::new()), Barrier::new(2));
+    let mesh = Mesh::new(device(SoftWire::Shm), 0, 2).unwrap();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let waits = std::future::poll_fn(|_| {
+                failed.wait();
+                failed.wait();
+                std::task::Poll::Ready(Err::<(), _>(Error::remote("of the first attempt")))
+            });
+            mesh.block_on("wait", waits, TIMEOUT).unwrap_err()
+        });
+        failed.wait();
+        assert!(mesh.connect(&*store, Duration::from_millis(50)).is_err());
+        failed.wait();
+        late.join().unwrap();
+        mesh.check().unwrap();
+    });
+}
