@@ -520,6 +520,11 @@ impl Link {
         self.probe(id);
     }
 
+    /// Gives a peer up that is silent for so many nanoseconds.
+    pub fn set_peer_timeout_for_test(&mut self, time: u64) {
+        self.liveness.set_peer_timeout_for_test(time);
+    }
+
     /// Whether it has answered.
     pub fn answered_for_test(&self) -> bool {
         self.stall.answered()

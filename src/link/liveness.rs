@@ -282,6 +282,11 @@ impl Liveness {
 
 #[cfg(test)]
 impl Liveness {
+    /// A silence of so many nanoseconds is the peer's end.
+    pub fn set_peer_timeout_for_test(&mut self, time: u64) {
+        self.peer_timeout_ns = time;
+    }
+
     /// Writes bytes as the peer would never get them from an honest side.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.stream.as_mut().unwrap().write_all(bytes).unwrap();

@@ -545,3 +545,12 @@ impl Driven for Core {
 pub fn named(rank: usize, error: Error) -> Error {
     error.within(&format!("rank {rank}"))
 }
+
+#[cfg(test)]
+impl Core {
+    /// Entries that it has of messages, receives and slots.
+    pub fn remembered(&self) -> usize {
+        let pairs: usize = self.peers.iter().map(|peer| if let Peer::Here(pair) = peer { pair.remembered() } else { 0 }).sum();
+        pairs + self.any.len() + self.small.remembered() + self.ops.pending().count()
+    }
+}

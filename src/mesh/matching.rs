@@ -167,6 +167,14 @@ impl Matching {
 }
 
 #[cfg(test)]
+impl Matching {
+    /// Entries that it has.
+    pub fn remembered(&self) -> usize {
+        self.sends.len() + self.recvs.len() + self.matched.len() + self.claims.len()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::link::limits::MAX_RAILS;

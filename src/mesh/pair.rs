@@ -408,6 +408,13 @@ impl Pair {
     pub fn send_raw_for_test(&mut self, bytes: &[u8; CONTROL_SIZE]) -> bool {
         self.link.send_control(bytes).unwrap_or(true)
     }
+
+    /// Entries that it has of messages, receives and slots.
+    pub fn remembered(&self) -> usize {
+        let small: usize = self.small.iter().map(SmallSends::remembered).sum();
+        let posted = self.sent.iter().flatten().count();
+        self.matching.remembered() + self.slots.remembered() + self.recvs.remembered() + small + self.controls.len() + posted
+    }
 }
 
 /// Errors: more than a message may have.

@@ -222,6 +222,14 @@ impl Recvs {
     }
 }
 
+#[cfg(test)]
+impl Recvs {
+    /// Entries that it has.
+    pub fn remembered(&self) -> usize {
+        self.waiting.iter().map(VecDeque::len).sum::<usize>() + self.open.iter().flatten().count() + self.unmatched.len()
+    }
+}
+
 /// Puts something into its place of a table that grows with the highest place in use.
 pub fn put<T: Clone>(table: &mut Vec<Option<T>>, place: usize, value: T) {
     if table.len() <= place {

@@ -196,3 +196,11 @@ impl Slots {
         found
     }
 }
+
+#[cfg(test)]
+impl Slots {
+    /// Entries that it has.
+    pub fn remembered(&self) -> usize {
+        self.outgoing.len() + self.incoming.len()
+    }
+}

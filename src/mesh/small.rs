@@ -285,6 +285,14 @@ pub fn other_length(sent: usize, tag: Tag, received: usize) -> Error {
 }
 
 #[cfg(test)]
+impl SmallMessages {
+    /// Entries that it has.
+    pub fn remembered(&self) -> usize {
+        self.recvs.len() + self.early.iter().map(|early| early.messages.len() + early.wanted.len()).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::mesh::ops::{Asked, What};

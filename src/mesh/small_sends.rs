@@ -100,6 +100,14 @@ impl SmallSends {
 }
 
 #[cfg(test)]
+impl SmallSends {
+    /// Entries that it has.
+    pub fn remembered(&self) -> usize {
+        self.waiting.len() + self.wanted.len()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::mesh::ops::{Asked, Ops, What};

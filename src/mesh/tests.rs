@@ -162,6 +162,66 @@ fn floats_have_the_same_bits_on_all_ranks() {
     }
 }
 
+fn is_nan(data_type: DataType, bytes: &[u8]) -> bool {
+    match data_type {
+        DataType::F16 => f16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DataType::Bf16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DataType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        _ => f64::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+    }
+}
+
+/// In the last bits of one is whose it is.
+fn nan(data_type: DataType, rank: usize) -> Vec<u8> {
+    let bits = rank as u16 + 1;
+    match data_type {
+        DataType::F16 => (0x7e00 | bits).to_ne_bytes().to_vec(),
+        DataType::Bf16 => (0x7fc0 | bits).to_ne_bytes().to_vec(),
+        DataType::F32 => (0x7fc0_0000 | u32::from(bits)).to_ne_bytes().to_vec(),
+        _ => (0x7ff8_0000_0000_0000 | u64::from(bits)).to_ne_bytes().to_vec(),
+    }
+}
+
+/// By every algorithm, with the same bits on all ranks; a minimum or maximum is one of those that were given.
+#[test]
+fn what_is_no_number_on_one_rank_is_none_in_the_result() {
+    for size in [2, 3, 4, 5] {
+        // Of one rank, of none, or of all.
+        let is_none = |rank: usize, i: usize| i % (size + 2) == rank || i % (size + 2) == size + 1;
+        let results = ranks(SoftWire::Shm, size, |mesh| {
+            let mut results = Vec::new();
+            for data_type in [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64] {
+                let width = data_type.size();
+                for (op, algorithm, count) in Op::ALL
+                    .into_iter()
+                    .flat_map(|op| Algorithm::ALL.map(|algorithm| (op, algorithm)))
+                    .flat_map(|(op, by)| [(op, by, 5), (op, by, 1001)])
+                {
+                    let given_of = |rank: usize, i: usize| {
+                        if is_none(rank, i) { nan(data_type, rank) } else { element(data_type, value(rank, i)) }
+                    };
+                    let len = count * width;
+                    let pages = memory(&(0..count).flat_map(|i| given_of(mesh.rank(), i)).collect::<Vec<_>>());
+                    mesh.allreduce(given(&pages, len), Reduction::Of(data_type, op), Options { algorithm, ..options(0) }).unwrap();
+                    let result = contents(&pages, len);
+                    for (i, number) in result.chunks_exact(width).enumerate() {
+                        let none: Vec<usize> = (0..size).filter(|rank| is_none(*rank, i)).collect();
+                        let is_right = match op {
+                            _ if none.is_empty() => number == element(data_type, reduced(op, size, i)),
+                            Op::Min | Op::Max => none.iter().any(|rank| number == nan(data_type, *rank)),
+                            _ => is_nan(data_type, number),
+                        };
+                        assert!(is_right, "{data_type:?} {op:?} {algorithm:?} {size} ranks, element {i}: {number:x?}");
+                    }
+                    results.push(result);
+                }
+            }
+            results
+        });
+        assert!(results.iter().all(|result| *result == results[0]), "{size} ranks");
+    }
+}
+
 #[test]
 fn a_function_of_the_callers_own() {
     // The lesser of two pairs, by its first number: of 12 bytes, which no block is a multiple of.
@@ -189,10 +249,10 @@ fn a_function_of_the_callers_own() {
 
 #[test]
 fn nobody_leaves_a_barrier_before_all_have_come() {
-    for size in [2, 5, 8, 15] {
+    for size in 2..=15 {
         let came = AtomicUsize::new(0);
         ranks(SoftWire::Shm, size, |mesh| {
-            for round in 1..=20 {
+            for round in 1..=3 {
                 came.fetch_add(1, Ordering::Relaxed);
                 mesh.barrier(options(0)).unwrap();
                 assert!(came.load(Ordering::Relaxed) >= round * size, "round {round}");
@@ -388,6 +448,67 @@ fn a_rank_that_has_waited_too_long_tells_the_others() {
         };
         assert!(told, "{error}");
     });
+}
+
+/// One collective of each kind in which ranks count by these numbers: theirs to each rank, and so do what comes.
+fn counted(mesh: &Mesh, what: usize, lens: &[usize], timeout: Duration) -> Result<()> {
+    let (own, total, sum) = (lens[mesh.rank()], lens.iter().sum::<usize>(), Reduction::Of(DataType::U8, Op::Sum));
+    let (from, to, options) = (memory(&vec![1; total]), memory(&vec![0; total]), Options { timeout, ..options(0) });
+    let (all_in, all_out, part_in, part_out) = (given(&from, total), given(&to, total), given(&from, own), given(&to, own));
+    match what {
+        0 => mesh.allgather(part_in, all_out, lens, options),
+        1 => mesh.gather(part_in, all_out, lens, 0, options),
+        2 => mesh.scatter(all_in, part_out, lens, 0, options),
+        3 => mesh.reduce_scatter(all_in, part_out, lens, sum, options),
+        4 => mesh.alltoall(all_in, all_out, lens, lens, options),
+        5 => mesh.allreduce(part_out, sum, options),
+        6 => mesh.broadcast(part_out, 0, options),
+        _ => mesh.reduce(part_in, part_out, sum, 0, options),
+    }
+}
+
+#[test]
+fn ranks_that_count_differently_fail() {
+    for [a, b] in [[100, 4096], [4096, 8], [8, 12], [64 << 10, 1 << 20]] {
+        for what in 0..5 {
+            let results = ranks(SoftWire::Shm, 2, |mesh| {
+                let timeout = Duration::from_secs(10);
+                let first = counted(&mesh, what, &[if mesh.rank() == 0 { a } else { b }; 2], timeout);
+                // Whoever has not met the other's yet does now.
+                first.and_then(|()| mesh.barrier(Options { timeout, ..options(0) }))
+            });
+            let errors: Vec<Error> = results.into_iter().map(|result| result.expect_err(&format!("{what}: {a} and {b}"))).collect();
+            let told = |error: &Error| matches!(error, Error::Usage(said) if said.contains("rank ") && said.contains(", tag 0x0: "));
+            assert!(errors.iter().any(told), "{what}: {a} and {b}: {errors:?}");
+        }
+    }
+}
+
+/// Nothing is sent for no bytes: whoever expects some waits until its time is over, and nobody gets anything wrong.
+#[test]
+fn a_rank_that_gives_or_takes_nothing_returns_and_who_expects_some_waits() {
+    let (none, some) = (0, 4096);
+    for what in 0..8 {
+        for of_1 in [[none, none], [some, none]].into_iter().take(if what < 5 { 2 } else { 1 }) {
+            let over = Barrier::new(2);
+            let results = ranks(SoftWire::Shm, 2, |mesh| {
+                let (lens, timeout) = if mesh.rank() == 0 { ([some; 2], 30) } else { (of_1, 10_000) };
+                let result = counted(&mesh, what, &lens, Duration::from_millis(timeout));
+                over.wait();
+                result
+            });
+            let as_said = match (&results[..], what, of_1[0] == some) {
+                // Around a ring there are messages of no bytes, too.
+                ([Err(a), Err(b)], 0 | 3, true) => [a, b].iter().any(|error| matches!(error, Error::Usage(said) if said.contains("4096"))),
+                (_, 0 | 3, true) => false,
+                // What they send each other is as both expect it.
+                ([Ok(()), Ok(())], 4, true) => true,
+                ([Err(Error::Timeout(said)), Ok(())], ..) => said.contains("rank 0 waited for ") && said.contains("rank 1"),
+                _ => false,
+            };
+            assert!(as_said, "{what}, {of_1:?}: {results:?}");
+        }
+    }
 }
 
 #[test]

@@ -431,3 +431,38 @@ fn meshes_are_forked_and_pairs_connected_by_hand() {
         }
     });
 }
+
+/// In collectives, messages and buffers; the mesh's own is 30 s.
+#[test]
+fn a_calls_own_timeout_is_the_one_that_counts() {
+    for what in 0..4 {
+        let over = std::sync::Barrier::new(2);
+        two_ranks(|rank, mesh| {
+            if rank == 0 {
+                let (mut bytes, mut unbound, mut buffer) = ([0u8; 64], null_mut(), null_mut());
+                let memory: *mut c_void = bytes.as_mut_ptr().cast();
+                // SAFETY: handles, memory that outlives its buffers, and places.
+                unsafe {
+                    assert_eq!(railhead_unbound_create(mesh, memory, 64, &mut unbound), RAILHEAD_OK, "{}", words());
+                    assert_eq!(railhead_buffer_recv_from(mesh, 1, 7, memory, 64, &mut buffer), RAILHEAD_OK, "{}", words());
+                    let status = match what {
+                        0 => railhead_barrier(mesh, &railhead_collective_t { timeout_ms: 100, ..collective() }),
+                        1 => {
+                            assert_eq!(railhead_unbound_recv(unbound, &1, 1, 0, 0, 64), RAILHEAD_OK, "{}", words());
+                            railhead_unbound_wait_recv(unbound, null_mut(), 100)
+                        }
+                        2 => {
+                            assert_eq!(railhead_unbound_send(unbound, 1, 0, 0, 64), RAILHEAD_OK, "{}", words());
+                            railhead_unbound_wait_send(unbound, null_mut(), 100)
+                        }
+                        _ => railhead_buffer_wait_recv(buffer, 100),
+                    };
+                    refused(status, RAILHEAD_TIMEOUT, " rank 0 waited for 0.1 s for ");
+                    assert_eq!(railhead_unbound_close(unbound), RAILHEAD_OK, "{}", words());
+                    assert_eq!(railhead_buffer_close(buffer), RAILHEAD_OK, "{}", words());
+                }
+            }
+            over.wait();
+        });
+    }
+}

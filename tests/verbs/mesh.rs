@@ -33,6 +33,11 @@ fn a_request_that_fails_names_the_rank() {
 }
 
 #[test]
+fn a_request_that_fails_wakes_who_sleeps() {
+    inside("a_request_fails_while_a_rank_sleeps");
+}
+
+#[test]
 fn nothing_is_posted_to_a_rank_that_has_not_connected() {
     inside("one_connects_late");
 }
@@ -132,6 +137,41 @@ fn a_request_fails() {
         let error = mesh.allreduce(memory(&mut numbers), Reduction::Of(DataType::U32, Op::Sum), options(0)).expect_err("a failed request");
         assert!(error.to_string().contains(&format!("rank {}: ", 1 - mesh.rank())), "{error}");
         computed.wait();
+    });
+}
+
+/// Nothing of it is heard on a NIC but by asking, as the peer's process lives.
+#[test]
+#[ignore = "needs the fake libibverbs"]
+fn a_request_fails_while_a_rank_sleeps() {
+    let control = Control::new();
+    let (waits, over) = (Barrier::new(2), Barrier::new(2));
+    ranks(&["fake0", "fake1"], 2, |mesh| {
+        mesh.barrier(options(0)).expect("barrier");
+        // SAFETY: a number.
+        let thread = unsafe { libc::gettid() };
+        if mesh.rank() == 1 {
+            waits.wait();
+            over.wait();
+            return;
+        }
+        let (control, waits, arms) = (&control, &waits, control.get("arms"));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                waits.wait();
+                let status = format!("/proc/self/task/{thread}/status");
+                let asleep = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
+                let end = Instant::now() + TIMEOUT;
+                while !(asleep() && control.get("arms") > arms) {
+                    assert!(Instant::now() < end, "it does not sleep");
+                    std::thread::yield_now();
+                }
+                control.set("status", RETRY_EXC_ERR);
+            });
+            let error = mesh.barrier(Options { timeout: Duration::from_secs(10), ..options(0) }).expect_err("a failed request");
+            over.wait();
+            assert!(error.to_string().starts_with("rank 1: "), "{error}");
+        });
     });
 }
 

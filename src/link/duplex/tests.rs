@@ -314,6 +314,28 @@ fn a_wait_goes_on_when_a_probe_is_answered_and_ends_with_a_message() {
     }
 }
 
+/// Of RAILHEAD_PEER_TIMEOUT_S, whether or not anybody has said that he waits.
+#[test]
+fn a_peer_that_sends_is_not_given_up() {
+    for waits in [Wait::NONE, WaitCause::PeerNoSend.into()] {
+        let mut world = World::new(config(SoftWire::Shm), 1);
+        world.until("queue pairs", |world| world.a.link.poll_connected().unwrap() && world.b.link.poll_connected().unwrap());
+        world.b.link.link.set_peer_timeout_for_test(60_000_000);
+        let (began, mut sent) = (clock::now(), 0);
+        while clock::now() < began + 150_000_000 {
+            sent += usize::from(world.a.link.send_control(&[1; CONTROL_SIZE]).unwrap());
+            world.until("a message", |world| world.b.events.len() == sent);
+            world.b.link.arm(Some(waits), |_| {}).unwrap();
+            world.b.link.check().unwrap();
+        }
+        // Once it sends nothing, it is.
+        world.until("its end", |world| {
+            let _ = world.b.link.arm(Some(waits), |_| {});
+            world.b.link.check().is_err()
+        });
+    }
+}
+
 /// The system takes a dying process' memory before its end can be seen, so that its device refuses a WRITE first.
 #[test]
 fn a_process_that_dies_is_the_reason_though_its_memory_goes_first() {

@@ -241,3 +241,26 @@ fn a_peer_that_is_lost_ends_the_waits_for_its_slot() {
         }
     });
 }
+
+#[test]
+fn a_message_waits_for_its_slot_to_be_opened() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        ranks(wire, 2, |mesh| {
+            let (pages, peer) = (memory(&[mesh.rank() as u8; 64]), 1 - mesh.rank());
+            if mesh.rank() == 0 {
+                let to = Buffer::send_to(&mesh, peer, 4, given(&pages, 64)).unwrap();
+                to.send(0, Some(32), 8).unwrap();
+                to.send(0, Some(1), 63).unwrap();
+                mesh.barrier(options(0)).unwrap();
+                (0..2).for_each(|_| assert!(matches!(to.wait_send(TIMEOUT).unwrap(), Waited::Done { .. })));
+            } else {
+                mesh.barrier(options(0)).unwrap();
+                let from = Buffer::recv_from(&mesh, peer, 4, given(&pages, 64)).unwrap();
+                (0..2).for_each(|_| assert!(matches!(from.wait_recv(TIMEOUT).unwrap(), Waited::Done { .. })));
+                let expected: Vec<u8> = (0..64).map(|i| u8::from(!(8..40).contains(&i) && i != 63)).collect();
+                assert_eq!(contents(&pages, 64), expected);
+            }
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
+}

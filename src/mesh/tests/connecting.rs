@@ -4,6 +4,9 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::base::sync::lock;
+use crate::link::driver::Driven;
+use crate::mesh::core::{Core, Peer};
+use crate::mesh::protocol::Tag;
 use crate::store::PrefixStore;
 
 fn sums(mesh: &Mesh, round: usize) {
@@ -178,6 +181,64 @@ fn a_prefix_that_was_used_before_is_refused() {
                 second.barrier(options(0)).unwrap();
             });
         }
+    });
+}
+
+/// Two ends whose pairs this thread moves on.
+fn pair_by_hand(size: usize) -> [Mesh; 2] {
+    let meshes = [0, 1].map(|rank| Mesh::new(device(SoftWire::Shm), rank, size).unwrap());
+    let addresses = [0, 1].map(|rank: usize| meshes[rank].address(1 - rank).unwrap());
+    (0..2).for_each(|rank| meshes[rank].connect_pair(1 - rank, &addresses[1 - rank]).unwrap());
+    meshes
+}
+
+#[test]
+fn a_store_is_refused_by_whoever_has_connected_by_hand() {
+    let meshes = pair_by_hand(3);
+    for mesh in &meshes {
+        let error = mesh.connect(&HashStore::new(), Duration::from_millis(50)).unwrap_err().to_string();
+        assert_eq!(error, "some ranks are connected already, by their addresses: so must all others be");
+    }
+    std::thread::scope(|scope| {
+        for (rank, mesh) in meshes.iter().enumerate() {
+            scope.spawn(move || {
+                let pages = memory(&[rank as u8; 16]);
+                let mine = UnboundBuffer::new(mesh, given(&pages, 16)).unwrap();
+                mine.send(1 - rank, 1, 0, Some(8)).unwrap();
+                mine.recv(&[1 - rank], 1, 8, Some(8)).unwrap();
+                mine.wait_recv(TIMEOUT).unwrap();
+                mine.wait_send(TIMEOUT).unwrap();
+                assert_eq!(contents(&pages, 16)[8..], [1 - rank as u8; 8]);
+            });
+        }
+    });
+}
+
+/// After all that stands before it.
+#[test]
+fn a_rank_that_closes_is_heard_though_there_was_no_room_to_say_so() {
+    let [mesh, peer] = pair_by_hand(2);
+    let pages = memory(&[0; 100]);
+    let mine = mesh.device.register(given(&pages, 100)).unwrap();
+    // More than the peer has room for before it reads.
+    for tag in 0..100 {
+        mesh.with(|core| core.recv(&[1], Tag::User(tag), mine.place(0, 100).unwrap().place)).unwrap();
+    }
+    mesh.with(Core::send_byes);
+    std::thread::scope(|scope| {
+        let hears = scope.spawn(|| {
+            let end = Instant::now() + Duration::from_secs(10);
+            while Instant::now() < end {
+                let mut core = peer.driver.lock();
+                core.poll();
+                if let Peer::Lost(failure) = &core.peers[0] {
+                    return failure.to_string();
+                }
+            }
+            "nothing".into()
+        });
+        mesh.send_byes(10_000_000_000);
+        assert_eq!(hears.join().unwrap(), "rank 0: it has closed its mesh");
     });
 }
 

@@ -146,6 +146,42 @@ fn a_server_answers_whoever_asks() {
     });
 }
 
+/// RecvFromAnyRPCEmptyThenNonEmpty: a call of nothing, and then one of something, each answered.
+#[test]
+fn a_server_that_is_asked_with_nothing_and_then_with_something_answers() {
+    for wire in WIRES {
+        ranks(wire, 3, |mesh| {
+            const LEN: usize = 100;
+            let pages = memory(&[mesh.rank() as u8; LEN]);
+            let mine = buffer(&mesh, &pages, LEN);
+            for round in 0..20 {
+                for (call, len) in [(2 * round, 0), (2 * round + 1, if round % 2 == 0 { 8 } else { LEN })] {
+                    if mesh.rank() == 0 {
+                        for _ in others(&mesh) {
+                            mine.recv(&others(&mesh), call, 0, Some(len)).unwrap();
+                            let asked = mine.wait_recv(TIMEOUT).unwrap();
+                            let Waited::Done { rank, len: got } = asked else { panic!("{asked:?}") };
+                            assert_eq!((got, contents(&pages, len)), (len as u64, vec![rank as u8; len]));
+                            mine.send(rank, 1 << 40 | call, 0, Some(len)).unwrap();
+                            assert_eq!(done(mine.wait_send(TIMEOUT)), rank);
+                        }
+                    } else {
+                        pages.write(0, &[mesh.rank() as u8; LEN]);
+                        mine.send(0, call, 0, Some(len)).unwrap();
+                        assert_eq!(done(mine.wait_send(TIMEOUT)), 0);
+                        pages.write(0, &[99; LEN]);
+                        mine.recv(&[0], 1 << 40 | call, 0, Some(len)).unwrap();
+                        assert_eq!(done(mine.wait_recv(TIMEOUT)), 0);
+                        let expected = [vec![mesh.rank() as u8; len], vec![99; LEN - len]].concat();
+                        assert_eq!(contents(&pages, LEN), expected);
+                    }
+                }
+            }
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
+}
+
 /// All of a tag come in the order in which they were sent, to receives from one rank and from any, mixed.
 #[test]
 fn messages_of_a_tag_keep_their_order() {
@@ -180,23 +216,26 @@ fn messages_of_a_tag_keep_their_order() {
 /// What a rank asks for goes on while it does something else: nobody there waits, and nobody polls.
 #[test]
 fn messages_go_on_while_nobody_waits() {
-    let (asked, done_there) = (Barrier::new(2), Barrier::new(2));
-    ranks(SoftWire::Shm, 2, |mesh| {
-        let pages = memory(&[mesh.rank() as u8 + 1; 4096]);
-        let mine = buffer(&mesh, &pages, 4096);
-        if mesh.rank() == 0 {
-            mine.send(1, 3, 0, None).unwrap();
-            asked.wait();
-            done_there.wait();
-            assert_eq!(done(mine.wait_send(TIMEOUT)), 1);
-        } else {
-            asked.wait();
-            mine.recv(&[0], 3, 0, None).unwrap();
-            assert_eq!(done(mine.wait_recv(TIMEOUT)), 0);
-            assert_eq!(contents(&pages, 4096), [1; 4096]);
-            done_there.wait();
-        }
-    });
+    for busy in [false, true] {
+        let (asked, done_there) = (Barrier::new(2), Barrier::new(2));
+        ranks(SoftWire::Shm, 2, |mesh| {
+            mesh.set_sync(busy);
+            let pages = memory(&[mesh.rank() as u8 + 1; 4096]);
+            let mine = buffer(&mesh, &pages, 4096);
+            if mesh.rank() == 0 {
+                mine.send(1, 3, 0, None).unwrap();
+                asked.wait();
+                done_there.wait();
+                assert_eq!(done(mine.wait_send(TIMEOUT)), 1);
+            } else {
+                asked.wait();
+                mine.recv(&[0], 3, 0, None).unwrap();
+                assert_eq!(done(mine.wait_recv(TIMEOUT)), 0);
+                assert_eq!(contents(&pages, 4096), [1; 4096]);
+                done_there.wait();
+            }
+        });
+    }
 }
 
 /// AbortRecv, AbortSend.
@@ -230,6 +269,95 @@ fn a_wait_is_aborted_and_what_it_waited_for_is_not() {
         }
         mesh.barrier(options(0)).unwrap();
         mine.close(TIMEOUT).unwrap();
+    });
+}
+
+/// Nothing else would wake it.
+#[test]
+fn a_thread_that_sleeps_in_a_wait_hears_that_it_is_aborted() {
+    let over = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        mesh.barrier(options(0)).unwrap();
+        if mesh.rank() == 0 {
+            let pages = memory(&[0; 100]);
+            let mine = &buffer(&mesh, &pages, 100);
+            mine.send(1, 1, 0, None).unwrap();
+            mine.recv(&[1], 2, 0, None).unwrap();
+            std::thread::scope(|scope| {
+                for receives in [false, true] {
+                    let waits = scope.spawn(move || {
+                        if receives { mine.wait_recv(TIMEOUT / 6) } else { mine.wait_send(TIMEOUT / 6) }.map_err(|error| error.to_string())
+                    });
+                    let asleep = || {
+                        let core = mesh.driver.lock();
+                        core.waiters == 1 && core.is_asleep()
+                    };
+                    while !asleep() && !waits.is_finished() {
+                        std::thread::yield_now();
+                    }
+                    if receives {
+                        mine.abort_recv()
+                    } else {
+                        mine.abort_send()
+                    };
+                    assert_eq!(waits.join().unwrap(), Ok(Waited::Aborted));
+                    // Long before its time was over.
+                    mesh.check().unwrap();
+                }
+            });
+            // Then the other goes, which ends them.
+            over.wait();
+        } else {
+            over.wait();
+        }
+    });
+}
+
+/// ManySlotsNoLeaks: what was used once is forgotten.
+#[test]
+fn ten_thousand_tags_take_no_more_memory() {
+    let still = Barrier::new(3);
+    ranks(SoftWire::Shm, 3, |mesh| {
+        const LEN: usize = 100;
+        const AT_ONCE: u64 = 50;
+        let (rank, pages) = (mesh.rank(), memory(&[1; LEN]));
+        let mine = buffer(&mesh, &pages, LEN);
+        let remembers = || {
+            mesh.barrier(options(0)).unwrap();
+            // Nobody is further, and has sent something.
+            still.wait();
+            let remembered = mesh.driver.lock().remembered();
+            still.wait();
+            remembered
+        };
+        let before = remembers();
+        for first in (0..10_000).step_by(AT_ONCE as usize) {
+            for tag in first..first + AT_ONCE {
+                let len = Some(if tag % 2 == 0 { 8 } else { LEN });
+                match rank {
+                    0 => mine.recv(if tag % 4 < 2 { &[1] } else { &[1, 2] }, tag, 0, len).unwrap(),
+                    1 => mine.send(0, tag, 0, len).unwrap(),
+                    _ => {}
+                }
+            }
+            match rank {
+                0 => {
+                    let slot = Buffer::recv_from(&mesh, 1, first, given(&pages, LEN)).unwrap();
+                    slot.wait_recv(TIMEOUT).unwrap();
+                    slot.close(TIMEOUT).unwrap();
+                    (0..AT_ONCE).for_each(|_| assert_eq!(done(mine.wait_recv(TIMEOUT)), 1));
+                }
+                1 => {
+                    let slot = Buffer::send_to(&mesh, 0, first, given(&pages, LEN)).unwrap();
+                    slot.send(0, None, 0).unwrap();
+                    slot.wait_send(TIMEOUT).unwrap();
+                    slot.close(TIMEOUT).unwrap();
+                    (0..AT_ONCE).for_each(|_| assert_eq!(done(mine.wait_send(TIMEOUT)), 0));
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(remembers(), before);
     });
 }
 
@@ -382,6 +510,36 @@ fn a_wait_that_takes_too_long_names_the_ranks_and_nothing_hangs_in_close() {
     });
 }
 
+#[test]
+fn a_wait_that_takes_too_long_ends_all_others() {
+    let over = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        if mesh.rank() == 0 {
+            let pages = memory(&[0; 400]);
+            let mine = [0; 4].map(|_| buffer(&mesh, &pages, 100));
+            (0..3).for_each(|tag| mine[tag].recv(&[1], tag as u64, 0, None).unwrap());
+            mine[3].send(1, 3, 0, None).unwrap();
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                let others = [1, 2, 3].map(|at: usize| {
+                    let mine = &mine[at];
+                    scope.spawn(move || {
+                        if at == 3 { mine.wait_send(TIMEOUT / 4) } else { mine.wait_recv(TIMEOUT / 4) }.unwrap_err().to_string()
+                    })
+                });
+                while mesh.driver.lock().waiters < 3 {
+                    std::thread::yield_now();
+                }
+                let error = mine[0].wait_recv(Duration::from_millis(100)).unwrap_err();
+                assert!(matches!(&error, Error::Timeout(said) if said.contains("waited for 0.1 s")), "{error}");
+                others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), error.to_string()));
+            });
+            assert!(start.elapsed() < TIMEOUT / 4, "each has waited for its own time");
+        }
+        over.wait();
+    });
+}
+
 /// More than may wait at the receiver: they hold nobody else back.
 #[test]
 fn small_messages_that_nobody_has_asked_for_do_not_stop_a_collective() {
@@ -432,25 +590,67 @@ fn a_small_message_that_is_waited_for_overtakes_those_of_other_tags() {
     }
 }
 
+/// As many as those that nobody has asked for: they wait until somebody does.
+#[test]
+fn small_messages_whose_receives_were_taken_back_are_no_error() {
+    let asked = Barrier::new(2);
+    ranks(SoftWire::Shm, 2, |mesh| {
+        const FIRST: u64 = 200;
+        const ALL: u64 = FIRST + 3000;
+        const AT_ONCE: u64 = 100;
+        let (out, back) = (memory(&(0..ALL).flat_map(u64::to_le_bytes).collect::<Vec<_>>()), memory(&[0; 8 * ALL as usize]));
+        let all = |pages| buffer(&mesh, pages, 8 * ALL as usize);
+        let (from, to) = (all(&out), all(&back));
+        let send = |tags: std::ops::Range<u64>| tags.for_each(|tag| from.send(0, tag, 8 * tag as usize, Some(8)).unwrap());
+        if mesh.rank() == 1 {
+            send(0..FIRST);
+        }
+        mesh.barrier(options(0)).unwrap();
+        for first in (FIRST..ALL).step_by(AT_ONCE as usize) {
+            if mesh.rank() == 0 {
+                let lost = all(&back);
+                (first..first + AT_ONCE).for_each(|tag| lost.recv(&[1], tag, 0, Some(8)).unwrap());
+                lost.close(TIMEOUT).unwrap();
+            }
+            asked.wait();
+            if mesh.rank() == 1 {
+                send(first..first + AT_ONCE);
+            }
+            mesh.barrier(options(0)).unwrap();
+        }
+        if mesh.rank() == 0 {
+            (0..ALL).for_each(|tag| to.recv(&[1], tag, 8 * tag as usize, Some(8)).unwrap());
+            (0..ALL).for_each(|_| assert_eq!(done(to.wait_recv(TIMEOUT)), 1));
+            assert!(contents(&back, 8 * ALL as usize) == contents(&out, 8 * ALL as usize));
+        } else {
+            (0..ALL).for_each(|_| assert_eq!(done(from.wait_send(TIMEOUT)), 0));
+        }
+        mesh.barrier(options(0)).unwrap();
+    });
+}
+
 /// A rank that has all it wants answers still.
 #[test]
 fn a_rank_that_does_something_else_lets_others_close() {
-    let closed = Barrier::new(2);
-    ranks(SoftWire::Shm, 2, |mesh| {
-        let (pages, peer) = (memory(&[0; 128]), 1 - mesh.rank());
-        let mine = buffer(&mesh, &pages, 64);
-        let slot = Buffer::recv_from(&mesh, peer, 1, given(&pages, 64)).unwrap();
-        mesh.barrier(options(0)).unwrap();
-        if mesh.rank() == 0 {
-            mine.recv(&[peer], 1, 0, None).unwrap();
-            mine.close(TIMEOUT).unwrap();
-            slot.close(TIMEOUT).unwrap();
-            slot.close(TIMEOUT).unwrap();
-            assert_eq!(mesh.pending(), 0);
-        }
-        closed.wait();
-        mesh.barrier(options(0)).unwrap();
-    });
+    for busy in [false, true] {
+        let closed = Barrier::new(2);
+        ranks(SoftWire::Shm, 2, |mesh| {
+            mesh.set_sync(busy);
+            let (pages, peer) = (memory(&[0; 128]), 1 - mesh.rank());
+            let mine = buffer(&mesh, &pages, 64);
+            let slot = Buffer::recv_from(&mesh, peer, 1, given(&pages, 64)).unwrap();
+            mesh.barrier(options(0)).unwrap();
+            if mesh.rank() == 0 {
+                mine.recv(&[peer], 1, 0, None).unwrap();
+                mine.close(TIMEOUT).unwrap();
+                slot.close(TIMEOUT).unwrap();
+                slot.close(TIMEOUT).unwrap();
+                assert_eq!(mesh.pending(), 0);
+            }
+            closed.wait();
+            mesh.barrier(options(0)).unwrap();
+        });
+    }
 }
 
 #[test]
