@@ -24,6 +24,7 @@
 //!
 //! The conformance suite, `tests/conformance.rs`, tests each clause on each provider.
 
+pub mod iface;
 pub mod soft;
 pub mod types;
 pub mod verbs;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use railhead::base::config::{Effective, Fabric, Source};
-use railhead::fabric::soft::iface;
+use railhead::fabric::iface;
 use railhead::fabric::verbs::attributes::Attributes;
 use railhead::fabric::verbs::gid::Judged;
 use railhead::fabric::verbs::{self, Choices};

@@ -35,7 +35,7 @@ use once_cell::sync::OnceCell;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_info, log_warn};
-use crate::fabric::soft::iface;
+use crate::fabric::iface;
 use crate::fabric::types::*;
 use channel::Channel;
 pub use choices::{Choices, choices};

@@ -1,5 +1,5 @@
-//! Which network interfaces become devices: NCCL's rules over a description of the machine. Called once per listing of the devices,
-//! on the thread that initialises.
+//! Which network interfaces are used: NCCL's rules over a description of the machine. Each becomes a device of the software fabric; NICs take the
+//! first one's address for their handshakes. Called once per listing of the devices, on the thread that initialises.
 //!
 //! [`select`] is a pure function over [`FoundInterface`]s, so that every rule is tested without the machine; [`find`] reads the machine.
 
