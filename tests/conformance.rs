@@ -27,6 +27,8 @@ mod conformance {
 
 #[path = "support/fake_ibverbs.rs"]
 mod fake_ibverbs;
+#[path = "support/pause.rs"]
+mod support;
 
 use conformance::bed::{Bed, Wire};
 use railhead::base::config::{CrossMemory, Fabric, SoftWire};

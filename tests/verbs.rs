@@ -10,6 +10,8 @@ mod bed;
 mod fake_ibverbs;
 #[path = "verbs/mesh.rs"]
 mod mesh;
+#[path = "support/pause.rs"]
+mod support;
 #[path = "verbs/tensor.rs"]
 mod tensor;
 

@@ -3,15 +3,12 @@
 //! A [`Bed`] is all that a provider has to bring. Both sides live in this process, each with its own completion queue, and one
 //! thread drives the two by turns unless a test says otherwise.
 
-#[path = "../support/pause.rs"]
-mod pause;
-
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use pause::pause;
+pub use crate::support::pause;
 use railhead::base::config::Config;
 use railhead::base::stats::{RailCounter, RailStats};
 use railhead::fabric::{
