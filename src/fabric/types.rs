@@ -186,6 +186,10 @@ pub enum PostError {
     Invalid(&'static str),
 }
 
+/// Names a queue pair within its completion queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpId(pub(crate) u32);
+
 /// Sizes and limits of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct QpCaps {

@@ -12,7 +12,6 @@ use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::stats::RailStats;
-use crate::fabric::QpId;
 use crate::fabric::types::*;
 
 /// Entries to begin with: enough for a comm with one queue pair per rail, flush included, also if long data is posted apart from its immediate.

@@ -1,0 +1,324 @@
+//! Devices, domains, completion queues and queue pairs of any provider: each call is passed on by a `match`. The contract is in [`crate::fabric`];
+//! threads are the providers'.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::base::error::{Error, Result};
+use crate::base::mem::Pages;
+use crate::base::process::Process;
+use crate::base::stats::RailStats;
+
+use super::region::{MemoryRegion, PagesRegion};
+use super::types::*;
+use super::{soft, verbs};
+
+/// A device that queue pairs can be made on. Cheap to clone.
+#[derive(Clone)]
+pub enum Device {
+    /// The embedded software fabric.
+    Soft(soft::Device),
+    /// A NIC.
+    Verbs(verbs::Device),
+}
+
+impl Device {
+    /// Properties.
+    pub fn info(&self) -> &DeviceInfo {
+        match self {
+            Device::Soft(device) => device.info(),
+            Device::Verbs(device) => device.info(),
+        }
+    }
+
+    /// What it can do.
+    pub fn capabilities(&self) -> Capabilities {
+        match self {
+            Device::Soft(device) => device.capabilities(),
+            Device::Verbs(device) => device.capabilities(),
+        }
+    }
+
+    /// Opens the device's domain. All openers share it, so a region serves every queue pair of the device.
+    pub fn open(&self) -> Result<Domain> {
+        match self {
+            Device::Soft(device) => Ok(Domain::Soft(device.open()?)),
+            Device::Verbs(device) => Ok(Domain::Verbs(device.open()?)),
+        }
+    }
+}
+
+/// A device's context and protection domain. Cheap to clone.
+#[derive(Clone)]
+pub enum Domain {
+    /// The embedded software fabric.
+    Soft(soft::Domain),
+    /// A NIC.
+    Verbs(verbs::Domain),
+}
+
+impl Domain {
+    /// Registers memory. Any thread, also while others post and poll.
+    ///
+    /// Errors: an empty range; one that wraps around the address space; too many regions.
+    pub fn register(&self, memory: UserMemory, access: Access) -> Result<MemoryRegion> {
+        match self {
+            Domain::Soft(domain) => Ok(MemoryRegion::Soft(domain.register(memory, access)?)),
+            Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register(memory, access)?)),
+        }
+    }
+
+    /// Registers pages of our own.
+    ///
+    /// Errors: as for [`Domain::register`].
+    pub fn register_pages(&self, pages: &Pages, access: Access) -> Result<PagesRegion> {
+        // SAFETY: a `PagesRegion` drops its region before its clone of the pages.
+        let region = self.register(unsafe { pages.as_memory() }, access)?;
+        Ok(PagesRegion::new(region, pages.clone()))
+    }
+
+    /// Registers memory that a DMA-BUF names, from `offset` on. Requests name it by the addresses of `memory`. Any thread; the descriptor
+    /// stays the caller's.
+    ///
+    /// Errors: as for [`Domain::register`]; a device that takes none.
+    pub fn register_dma_buf(&self, memory: UserMemory, access: Access, offset: u64, fd: RawFd) -> Result<MemoryRegion> {
+        match self {
+            Domain::Soft(_) => Err(Error::usage("the software fabric moves host memory, and takes no DMA-BUF")),
+            Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register_dma_buf(memory, access, offset, fd)?)),
+        }
+    }
+
+    /// Makes a completion queue; `notify` for one that can be armed.
+    pub fn create_cq(&self, notify: bool) -> Result<CompletionQueue> {
+        match self {
+            Domain::Soft(domain) => Ok(CompletionQueue::Soft(domain.create_cq(notify)?)),
+            Domain::Verbs(domain) => Ok(CompletionQueue::Verbs(domain.create_cq(notify)?)),
+        }
+    }
+
+    /// The device's one descriptor to block on: readable when an armed queue has something, until that queue is polled.
+    pub fn notification_fd(&self) -> Result<RawFd> {
+        match self {
+            Domain::Soft(domain) => domain.notification_fd(),
+            Domain::Verbs(domain) => domain.notification_fd(),
+        }
+    }
+}
+
+/// A completion queue and the queue pairs that complete into it. `Send`, not `Sync`: one thread at a time.
+pub enum CompletionQueue {
+    /// The embedded software fabric.
+    Soft(soft::CompletionQueue),
+    /// A NIC.
+    Verbs(verbs::CompletionQueue),
+}
+
+impl CompletionQueue {
+    /// Makes a queue pair in INIT. `stats` is where it counts what it moves.
+    ///
+    /// Errors: caps out of range; no descriptor or memory left.
+    pub fn create_qp(&mut self, caps: &QpCaps, stats: RailStats) -> Result<QpId> {
+        match self {
+            CompletionQueue::Soft(cq) => cq.create_qp(caps, stats),
+            CompletionQueue::Verbs(cq) => cq.create_qp(caps, stats),
+        }
+    }
+
+    /// The queue pair that `create_qp` named.
+    ///
+    /// # Panics
+    /// Never for an id of this queue that was not destroyed.
+    #[inline(always)]
+    pub fn qp(&mut self, id: QpId) -> QueuePair<'_> {
+        match self {
+            CompletionQueue::Soft(cq) => QueuePair::Soft(cq.qp(id)),
+            CompletionQueue::Verbs(cq) => QueuePair::Verbs(cq.qp(id)),
+        }
+    }
+
+    /// Destroys a queue pair. Nothing of the caller's memory is touched afterwards. Its completions not yet polled are gone.
+    pub fn destroy_qp(&mut self, id: QpId) {
+        match self {
+            CompletionQueue::Soft(cq) => cq.destroy_qp(id),
+            CompletionQueue::Verbs(cq) => cq.destroy_qp(id),
+        }
+    }
+
+    /// Makes progress and takes completions, at most `out.len()`; returns how many. Completions of one queue pair come in order.
+    #[inline(always)]
+    pub fn poll(&mut self, out: &mut [Completion]) -> usize {
+        match self {
+            CompletionQueue::Soft(cq) => cq.poll(out),
+            CompletionQueue::Verbs(cq) => cq.poll(out),
+        }
+    }
+
+    /// Asks for one notification on the device's descriptor for anything that arrives from now on. Drain the queue afterwards: what
+    /// was already there raises none.
+    ///
+    /// Errors: a queue created without notification.
+    pub fn arm(&mut self) -> Result<()> {
+        match self {
+            CompletionQueue::Soft(cq) => cq.arm(),
+            CompletionQueue::Verbs(cq) => cq.arm(),
+        }
+    }
+
+    /// Ends notification: the queue is not polled any more, and what arrives wakes nobody.
+    #[cold]
+    pub fn disarm(&mut self) {
+        match self {
+            // A notification of its (a doorbell: a record on the segment's socket, or bytes on a stream) wakes a sleeper once, and is read then.
+            CompletionQueue::Soft(_) => {}
+            CompletionQueue::Verbs(cq) => cq.disarm(),
+        }
+    }
+
+    /// Whether the last poll of an armed queue returned before the queue was drained: no notification may come for the rest.
+    pub fn needs_repoll(&mut self) -> bool {
+        match self {
+            CompletionQueue::Soft(cq) => cq.needs_repoll(),
+            CompletionQueue::Verbs(_) => false,
+        }
+    }
+}
+
+/// A queue pair, borrowed from its completion queue.
+pub enum QueuePair<'a> {
+    /// The embedded software fabric.
+    Soft(&'a mut soft::QueuePair),
+    /// A NIC.
+    Verbs(&'a mut verbs::QueuePair),
+}
+
+impl QueuePair<'_> {
+    /// Where this queue pair can be reached. Carries a secret: only for the peer's eyes.
+    pub fn endpoint(&self) -> Endpoint {
+        match self {
+            QueuePair::Soft(qp) => qp.endpoint(),
+            QueuePair::Verbs(qp) => qp.endpoint(),
+        }
+    }
+
+    /// Takes the queue pair to RTS towards `remote`, without waiting for it.
+    ///
+    /// Errors: an endpoint that no provider of this kind makes; a queue pair that is not in INIT.
+    pub fn connect(&mut self, remote: &Endpoint) -> Result<()> {
+        match self {
+            QueuePair::Soft(qp) => qp.connect(remote),
+            QueuePair::Verbs(qp) => qp.connect(remote),
+        }
+    }
+
+    /// State.
+    #[inline]
+    pub fn state(&self) -> QpState {
+        match self {
+            QueuePair::Soft(qp) => qp.state(),
+            QueuePair::Verbs(qp) => qp.state(),
+        }
+    }
+
+    /// Whether the peer has connected too: from then on requests are sent as they are posted. A NIC does not tell, and is always connected.
+    #[inline]
+    pub fn connected(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.connected(),
+            QueuePair::Verbs(_) => true,
+        }
+    }
+
+    /// Whether the peer is known to have posted a receive: then a request that consumes one is sent as it is posted, and no other call is needed for it. A NIC
+    /// does not tell, and sends it in any case.
+    pub fn knows_receives(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.knows_receives(),
+            QueuePair::Verbs(_) => true,
+        }
+    }
+
+    /// Whether the queue pair failed because this process has no descriptor left.
+    pub fn lacks_descriptor(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.lacks_descriptor(),
+            QueuePair::Verbs(_) => false,
+        }
+    }
+
+    /// Number of the queue pair, in its completions.
+    #[inline]
+    pub fn qp_num(&self) -> u32 {
+        match self {
+            QueuePair::Soft(qp) => qp.qp_num(),
+            QueuePair::Verbs(qp) => qp.qp_num(),
+        }
+    }
+
+    /// Bytes that a request may carry inline.
+    pub fn max_inline(&self) -> usize {
+        match self {
+            QueuePair::Soft(_) => soft::MAX_INLINE,
+            QueuePair::Verbs(_) => verbs::MAX_INLINE,
+        }
+    }
+
+    /// Posts requests in order: all of them, or none. A NIC that takes only some has the queue pair in ERROR, and those are flushed.
+    #[inline(always)]
+    pub fn post_send(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_send(requests),
+            QueuePair::Verbs(qp) => qp.post_send(requests),
+        }
+    }
+
+    /// [`QueuePair::post_send`] of a number of requests that the caller knows: inlined, they are nowhere built in memory on their way to the
+    /// software fabric.
+    #[inline(always)]
+    pub fn post_some<const N: usize>(&mut self, requests: [SendWr<'_>; N]) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_send(&requests),
+            QueuePair::Verbs(qp) => {
+                // Copies, so that only they have an address.
+                let requests = requests.each_ref().map(|request| *request);
+                qp.post_some(&requests)
+            }
+        }
+    }
+
+    /// Posts one receive request. Legal from INIT on.
+    #[inline(always)]
+    pub fn post_recv(&mut self, request: &RecvWr) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_recv(request),
+            QueuePair::Verbs(qp) => {
+                // As in `post_some`.
+                let request = *request;
+                qp.post_recv(&request)
+            }
+        }
+    }
+
+    /// Takes the queue pair to ERROR: what is outstanding is flushed, and the peer will learn.
+    pub fn set_error(&mut self) {
+        match self {
+            QueuePair::Soft(qp) => qp.set_error(),
+            QueuePair::Verbs(qp) => qp.set_error(),
+        }
+    }
+
+    /// Why the queue pair is in ERROR, in words for a log.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            QueuePair::Soft(qp) => qp.error(),
+            QueuePair::Verbs(qp) => qp.error(),
+        }
+    }
+
+    /// The peer's process, where the provider has proven it.
+    pub fn peer_process(&self) -> Option<&Arc<Process>> {
+        match self {
+            QueuePair::Soft(qp) => qp.peer_process(),
+            QueuePair::Verbs(_) => None,
+        }
+    }
+}
