@@ -163,13 +163,13 @@ impl Requester {
         if !self.targets.is_empty()
             && let Some(to) = self.target(&wqe, wq)
         {
-            return self.publish_placed(wq, &wqe, request, segment, to, budget);
+            return self.publish_by_placement(wq, &wqe, request, segment, to, budget);
         }
         if wqe.inline || wqe.len <= BOUNCE_MAX {
             return self.publish_bounce(wq, &wqe, request, segment);
         }
         if self.at == 0 && self.responder_can_read(&wqe, wq, segment, control)? {
-            return self.publish_in_place(wq, &wqe, request, segment);
+            return self.publish_by_reference(wq, &wqe, request, segment);
         }
         if *budget == 0 {
             return Ok(false);
@@ -359,8 +359,8 @@ impl Requester {
         offset.map(|offset| target.shm.ptr(offset, len))
     }
 
-    /// Copies the rest of a request to where it goes, or a part of that.
-    fn publish_placed(
+    /// Copies the rest of a request, or a part of that, to where it goes in the responder's memory, and publishes that it is there.
+    fn publish_by_placement(
         &mut self,
         wq: &mut WorkQueues,
         wqe: &Wqe,
@@ -419,7 +419,8 @@ impl Requester {
         Ok(passed)
     }
 
-    fn publish_in_place(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
+    /// Publishes where the bytes of a request are: the responder maps or reads them.
+    fn publish_by_reference(&mut self, wq: &mut WorkQueues, wqe: &Wqe, request: u64, segment: &Segment) -> Result<bool, Fault> {
         self.exposed.add(request, wqe.lkey);
         // Checked after it was exposed: if a deregistration runs at the same time, either this check fails or it sees the exposure.
         let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
