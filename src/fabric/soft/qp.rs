@@ -250,7 +250,7 @@ impl QueuePair {
             self.pending.close();
             self.wire = match connected {
                 Connected::Shm(wire) => {
-                    if !wire.pulls() && self.shared.config.cma != CrossMemory::Never {
+                    if !wire.can_read_peer() && self.shared.config.cma != CrossMemory::Never {
                         self.wq.stats.add(RailCounter::CmaRefused, 1);
                     }
                     Wire::Shm(wire)

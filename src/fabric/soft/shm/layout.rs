@@ -44,7 +44,7 @@ pub struct Side {
     /// 1 while the side sleeps or is about to.
     pub sleeping: AtomicU32,
     /// 1 once the side has proven that it can read the other's memory.
-    pub pulls: AtomicU32,
+    pub can_read_peer: AtomicU32,
 }
 
 /// The positions of one direction. The first cache line is written by the responder, the second by the requester.

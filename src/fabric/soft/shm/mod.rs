@@ -249,8 +249,8 @@ impl ShmWire {
     }
 
     /// Whether this side can read the peer's memory.
-    pub fn pulls(&self) -> bool {
-        self.segment.pulls_allowed
+    pub fn can_read_peer(&self) -> bool {
+        self.segment.can_read_peer
     }
 
     /// Asks the peer for a doorbell. `watch` is called with where it comes, once.

@@ -71,7 +71,7 @@ pub struct Requester {
     reads: VecDeque<u64>,
     read_at: u32,
     /// Whether the responder can read private memory; false for good once its kernel has refused.
-    pulls: bool,
+    peer_reads: bool,
     /// What is being written to the fill stream: request, next byte, end.
     fill: Option<(u64, u32, u32)>,
     /// The last value of `fill_want` that was acted upon.
@@ -87,7 +87,7 @@ pub struct Requester {
     /// Chooses between CMA and the bounce ring for bulk data that can take either.
     copy_path: PathChooser,
     /// Whether the responder's private memory can be written; false for good once the kernel has refused.
-    writes: bool,
+    writes_peer: bool,
     /// `acked` when the responder's descriptors were last drained: no later descriptor carries an older ack.
     acked_at_drain: u64,
 }
@@ -106,7 +106,7 @@ impl Requester {
             at: 0,
             reads: VecDeque::with_capacity(READS),
             read_at: 0,
-            pulls: true,
+            peer_reads: true,
             fill: None,
             fill_seen: 0,
             exposed,
@@ -115,7 +115,7 @@ impl Requester {
             grant_at: 0,
             grant_end: 0,
             copy_path: PathChooser::towards(peer, slots),
-            writes: true,
+            writes_peer: true,
             acked_at_drain: 0,
         }
     }
@@ -399,7 +399,7 @@ impl Requester {
         {
             return Ok(true);
         }
-        let can = self.pulls && segment.peer_pulls();
+        let can = self.peer_reads && segment.peer_can_read();
         Ok(can && (segment.cma_only || self.copy_path.choose(wq.sq.sent, wqe.len) == CopyPath::Cma))
     }
 
@@ -450,7 +450,7 @@ impl Requester {
         while self.grant_at != self.grant_end {
             let desc = self.grant_at;
             let InFlight { request, private, .. } = self.in_flight.get((desc % DESCS) as usize).copied().unwrap_or_default();
-            if !private || request < wq.sq.acked || !self.writes || !segment.writes_allowed {
+            if !private || request < wq.sq.acked || !self.writes_peer || !segment.can_write_peer {
                 self.grant_at += 1;
                 continue;
             }
@@ -475,7 +475,7 @@ impl Requester {
                         wq.stats.add(RailCounter::TxGranted, u64::from(part.len));
                     } else {
                         grant::part_not_written(grant, desc);
-                        self.writes = false;
+                        self.writes_peer = false;
                     }
                     return true;
                 }
@@ -603,7 +603,7 @@ impl Requester {
         if want == 0 {
             return Ok(());
         }
-        self.pulls = false;
+        self.peer_reads = false;
         wq.stats.add(RailCounter::CmaRefused, 1);
         let protocol_error =
             || Fault::oldest(WcStatus::GeneralErr, format!("the peer asked for the bytes of descriptor {want}, which is not in flight"));

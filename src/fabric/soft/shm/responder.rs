@@ -153,7 +153,7 @@ impl Responder {
             read: [0; GRANTS],
             read_error: None,
             stats,
-            grants_from: if segment.pulls_allowed { 0 } else { u64::MAX },
+            grants_from: if segment.can_read_peer { 0 } else { u64::MAX },
         }
     }
 
@@ -443,7 +443,7 @@ impl Responder {
                 self.stats.add(RailCounter::RxBounce, left as u64);
             }
             source::PRIVATE if self.filling => return self.read_fill(segment, to, left),
-            source::PRIVATE => return self.pull(desc, segment, to, left),
+            source::PRIVATE => return self.read_private(desc, segment, to, left),
             source::MAPPED => {
                 let offset = desc.payload[0].wrapping_add(self.at as u64);
                 let n = left.min(COPY_BUDGET);
@@ -468,7 +468,7 @@ impl Responder {
     }
 
     /// Reads the peer's private memory.
-    fn pull(&mut self, desc: &DescCopy, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
+    fn read_private(&mut self, desc: &DescCopy, segment: &Segment, to: &Pin, left: usize) -> Result<Outcome, Fault> {
         let n = left.min(COPY_BUDGET);
         let from = desc.payload[0].wrapping_add(self.at as u64);
         self.stats.add(RailCounter::Syscalls, 1);

@@ -41,9 +41,10 @@ pub struct Segment {
     descs: [*const Desc; 2],
     pub(super) me: usize,
     pub(super) peer: Option<Arc<Process>>,
-    pub(super) pulls_allowed: bool,
+    /// Whether this side reads the peer's private memory: it has proven that it can, and the settings let it.
+    pub(super) can_read_peer: bool,
     /// Whether the peer's memory may be written under its grants: only if the kernel, not the peer, has told the peer's pid.
-    pub(super) writes_allowed: bool,
+    pub(super) can_write_peer: bool,
     /// Whether bulk data goes by CMA wherever that is possible, even if the bounce ring is faster.
     pub(super) cma_only: bool,
 }
@@ -93,8 +94,8 @@ impl Segment {
             descs: [start.cast_const().cast(); 2],
             me,
             peer: None,
-            pulls_allowed: false,
-            writes_allowed: false,
+            can_read_peer: false,
+            can_write_peer: false,
             cma_only: true,
         };
         segment.set_geometry(geometry);
@@ -141,10 +142,10 @@ impl Segment {
         if !proven && vouched.is_none() {
             self.peer = None;
         }
-        self.pulls_allowed = proven && cma != CrossMemory::Never;
-        self.writes_allowed = self.pulls_allowed && vouched.is_some();
+        self.can_read_peer = proven && cma != CrossMemory::Never;
+        self.can_write_peer = self.can_read_peer && vouched.is_some();
         self.cma_only = cma != CrossMemory::Auto;
-        self.side(self.me).pulls.store(u32::from(self.pulls_allowed), Ordering::Release);
+        self.side(self.me).can_read_peer.store(u32::from(self.can_read_peer), Ordering::Release);
     }
 
     /// Whether the process that has the peer's pid is still the peer: its cookie is where the peer said, and the peer's process lives, so that
@@ -212,10 +213,10 @@ impl Segment {
         self.peer.as_ref().is_some_and(|peer| !peer.is_gone())
     }
 
-    /// Whether the peer can pull from this side's private memory.
+    /// Whether the peer says that it can read this side's private memory.
     #[inline]
-    pub(super) fn peer_pulls(&self) -> bool {
-        self.side(1 - self.me).pulls.load(Ordering::Acquire) == 1
+    pub(super) fn peer_can_read(&self) -> bool {
+        self.side(1 - self.me).can_read_peer.load(Ordering::Acquire) == 1
     }
 
     #[inline]

@@ -113,7 +113,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
                 0 if rng.below(20) == 0 => side.closed.store(1, Ordering::Relaxed),
                 1 => side.notify.store(rng.next() as u32, Ordering::Relaxed),
                 2 => side.sleeping.store(rng.next() as u32, Ordering::Relaxed),
-                3 => side.pulls.store(rng.below(3) as u32, Ordering::Relaxed),
+                3 => side.can_read_peer.store(rng.below(3) as u32, Ordering::Relaxed),
                 4 => segment.control().bounce.store(rng.next(), Ordering::Relaxed),
                 _ => segment.side(1 - theirs).sleeping.store(1, Ordering::Relaxed),
             }

@@ -68,7 +68,7 @@ impl Responder {
 
     /// Opens grants for the descriptors that wait, in order, up to the first one that cannot get one.
     fn open_grants(&mut self, wq: &mut WorkQueues, segment: &Segment) {
-        if !segment.peer_pulls() {
+        if !segment.peer_can_read() {
             return;
         }
         let mut number = self.grants.next(self.head);
