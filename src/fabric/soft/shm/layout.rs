@@ -126,7 +126,7 @@ pub struct Grant {
 /// | 2 | position in the bounce ring, address, or offset in mapped memory |
 /// | 3 | bounce, placed: bytes from here to the request's end; mapped: id of the allocation |
 /// | 4 | bytes |
-/// | 7 | a [`Head`], stored last with Release |
+/// | 7 | its [`Trailer`], stored last with Release |
 #[repr(C, align(64))]
 pub struct Desc {
     /// The words.
@@ -138,10 +138,10 @@ pub const PAYLOAD_WORDS: usize = 5;
 /// Most bytes of an inline payload: a clear-to-send, of which one or two rails use five words.
 pub const DESC_INLINE: usize = 64;
 
-/// The last word of a descriptor:
+/// The last word of a descriptor, which publishes it:
 /// `number + 1:24 | acked:16 | words:8 | inline bytes:8 | flags:3 | source:3 | op:2`, from the top down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Head {
+pub struct Trailer {
     /// [`op`]: what to do.
     pub op: u8,
     /// [`source`]: where the bytes are.
@@ -156,7 +156,7 @@ pub struct Head {
     pub acked: u16,
 }
 
-impl Head {
+impl Trailer {
     /// The word, but for the descriptor's number.
     #[inline(always)]
     pub fn bits(self) -> u64 {
@@ -171,13 +171,13 @@ impl Head {
     /// The word of descriptor `number`.
     #[inline(always)]
     pub fn word(bits: u64, number: u64) -> u64 {
-        bits | Head::tag(number)
+        bits | Trailer::tag(number)
     }
 
     /// The fields of `word`; none if it does not publish descriptor `number`.
     #[inline]
-    pub fn decode(word: u64, number: u64) -> Option<Head> {
-        Head::is(word, number).then_some(Head {
+    pub fn decode(word: u64, number: u64) -> Option<Trailer> {
+        Trailer::is(word, number).then_some(Trailer {
             op: word as u8 & 3,
             source: (word >> 2) as u8 & 7,
             flags: (word >> 5) as u8 & 7,
@@ -190,7 +190,7 @@ impl Head {
     /// Whether `word` publishes descriptor `number`.
     #[inline]
     pub fn is(word: u64, number: u64) -> bool {
-        (word ^ Head::tag(number)) >> 40 == 0
+        (word ^ Trailer::tag(number)) >> 40 == 0
     }
 
     #[inline]
@@ -302,15 +302,15 @@ mod tests {
     }
 
     #[test]
-    fn a_head_tells_all_its_parts_and_only_of_its_own_descriptor() {
-        let head = Head { op: 3, source: 5, flags: 6, inline: 64, words: 0xa5, acked: 0xfedc };
+    fn a_trailer_tells_all_its_parts_and_only_of_its_own_descriptor() {
+        let trailer = Trailer { op: 3, source: 5, flags: 6, inline: 64, words: 0xa5, acked: 0xfedc };
         for number in [0, 1, 1023, (1 << 24) - 2, (1 << 24) - 1, 1 << 24, u64::MAX >> 1] {
-            let word = Head::word(head.bits(), number);
-            assert_eq!(Head::decode(word, number), Some(head), "{number}");
+            let word = Trailer::word(trailer.bits(), number);
+            assert_eq!(Trailer::decode(word, number), Some(trailer), "{number}");
             // A descriptor of an earlier lap.
-            assert!(!Head::is(word, number + DESCS) && !Head::is(word, number + (1 << 23)));
+            assert!(!Trailer::is(word, number + DESCS) && !Trailer::is(word, number + (1 << 23)));
         }
-        assert!(!Head::is(0, 0), "a fresh segment");
+        assert!(!Trailer::is(0, 0), "a fresh segment");
     }
 
     #[test]

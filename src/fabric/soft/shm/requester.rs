@@ -12,7 +12,7 @@ use super::copy_path::{CopyPath, PathChooser};
 use super::expose::Exposed;
 use super::grant::{self, Claim};
 use super::inline::pack;
-use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, Geometry, Head, PAYLOAD_WORDS, flag, op, source};
+use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, Geometry, PAYLOAD_WORDS, Trailer, flag, op, source};
 use super::{Segment, stream};
 use crate::base::mem::{self, Shm};
 use crate::base::stage::{self, Stage};
@@ -281,8 +281,8 @@ impl Requester {
         };
         let Some((mask, payload)) = packed else { return Ok(false) };
         wq.stats.add(RailCounter::TxInline, u64::from(wqe.len));
-        let head = Head { inline: wqe.len as u8, words: mask, ..Head::default() };
-        self.publish(segment, wqe, request, source::INLINE, head.bits(), 0, wqe.len, payload);
+        let trailer = Trailer { inline: wqe.len as u8, words: mask, ..Trailer::default() };
+        self.publish(segment, wqe, request, source::INLINE, trailer.bits(), 0, wqe.len, payload);
         wq.sq.sent += 1;
         Ok(true)
     }
@@ -494,7 +494,7 @@ impl Requester {
         true
     }
 
-    /// Publishes a descriptor for `len` bytes of the request from `at` on. `more` are the bits of its head that describe an inline payload.
+    /// Publishes a descriptor for `len` bytes of the request from `at` on. `more` are the bits of its trailer that describe an inline payload.
     #[allow(clippy::too_many_arguments)] // They are the descriptor.
     #[inline(always)]
     fn publish(
@@ -525,9 +525,9 @@ impl Requester {
         }
         // Piggybacks the newest ack. Only this side writes the word.
         let acked = segment.direction(1 - self.direction).acked.load(Ordering::Relaxed) as u16;
-        let bits = Head { op, source, flags: imm | last, acked, ..Head::default() }.bits() | more;
+        let bits = Trailer { op, source, flags: imm | last, acked, ..Trailer::default() }.bits() | more;
         // Pairs with the Acquire in `Responder::published`: the descriptor and its bounced bytes are visible before its number.
-        word.store(Head::word(bits, self.tail), Ordering::Release);
+        word.store(Trailer::word(bits, self.tail), Ordering::Release);
         let private = source == source::PRIVATE && op != op::READ;
         match self.in_flight.get_mut((self.tail % DESCS) as usize) {
             Some(in_flight) => {

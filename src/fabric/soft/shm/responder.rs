@@ -12,7 +12,7 @@ use super::super::publish::{publish, publish_words};
 use super::super::work_queues::{Fault, WorkQueues};
 use super::grant::Grants;
 use super::inline::unpack;
-use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, GRANTS, Geometry, Head, PAYLOAD_WORDS, flag, op, source};
+use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, GRANTS, Geometry, PAYLOAD_WORDS, Trailer, flag, op, source};
 use super::requester::{MAPPED_MAX, Requester, round};
 use super::{PeerMappings, Segment, stream};
 use crate::base::log::{self, log_info};
@@ -86,17 +86,17 @@ struct DescCopy {
 }
 
 impl DescCopy {
-    /// A copy of descriptor `shared`, whose last word was loaded as `head`.
-    fn of(head: Head, shared: &Desc) -> DescCopy {
+    /// A copy of descriptor `shared`, whose last word was loaded as `trailer`.
+    fn of(trailer: Trailer, shared: &Desc) -> DescCopy {
         let [addr, key, payload @ .., _] = &shared.words;
         let payload = payload.each_ref().map(|word| word.load(Ordering::Relaxed));
         let key = key.load(Ordering::Relaxed);
         DescCopy {
-            op: head.op,
-            source: head.source,
-            flags: head.flags,
-            words: head.words,
-            len: if head.source == source::INLINE { u32::from(head.inline) } else { payload[2] as u32 },
+            op: trailer.op,
+            source: trailer.source,
+            flags: trailer.flags,
+            words: trailer.words,
+            len: if trailer.source == source::INLINE { u32::from(trailer.inline) } else { payload[2] as u32 },
             addr: addr.load(Ordering::Relaxed),
             rkey: key as u32,
             imm: (key >> 32) as u32,
@@ -170,20 +170,20 @@ impl Responder {
         let mut copied = 0;
         for _ in 0..DESC_BUDGET {
             let shared = segment.desc(self.direction, self.head);
-            let Some(head) = Responder::published(shared, self.head) else {
+            let Some(trailer) = Responder::published(shared, self.head) else {
                 tx.acks_drained(wq);
                 break;
             };
-            tx.on_piggybacked_ack(wq, head.acked)?;
-            if head.op == op::WRITE && head.source == source::INLINE && usize::from(head.inline) <= DESC_INLINE {
-                if !self.write_inline(head, shared, wq, segment)? {
+            tx.on_piggybacked_ack(wq, trailer.acked)?;
+            if trailer.op == op::WRITE && trailer.source == source::INLINE && usize::from(trailer.inline) <= DESC_INLINE {
+                if !self.write_inline(trailer, shared, wq, segment)? {
                     break;
                 }
-                self.complete_desc(source::INLINE, head.flags, 0, segment);
+                self.complete_desc(source::INLINE, trailer.flags, 0, segment);
                 moved = true;
                 continue;
             }
-            let desc = DescCopy::of(head, shared);
+            let desc = DescCopy::of(trailer, shared);
             if desc.source == source::MAPPED {
                 // The peer passes memory before it publishes a descriptor that names it: so the caller polls the control socket, once.
                 self.needs_mapping = !self.needs_mapping && maps.find(desc.payload[1], 0, 0).is_none();
@@ -248,12 +248,12 @@ impl Responder {
         }
     }
 
-    /// The head of descriptor `number`, if it was published.
+    /// The trailer of descriptor `number`, if it was published.
     #[inline(always)]
-    fn published(shared: &Desc, number: u64) -> Option<Head> {
-        let [.., head] = &shared.words;
+    fn published(shared: &Desc, number: u64) -> Option<Trailer> {
+        let [.., trailer] = &shared.words;
         // Pairs with the Release in `Requester::publish`.
-        Head::decode(head.load(Ordering::Acquire), number)
+        Trailer::decode(trailer.load(Ordering::Acquire), number)
     }
 
     /// Copies descriptor `number` out of the segment, if it was published.
@@ -284,10 +284,10 @@ impl Responder {
 
     /// Executes a WRITE whose bytes are in its descriptor, such as a CTS or a small message; false if it waits for a receive request.
     #[inline(always)]
-    fn write_inline(&mut self, head: Head, shared: &Desc, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
+    fn write_inline(&mut self, trailer: Trailer, shared: &Desc, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
         let [addr, key, payload @ .., _] = &shared.words;
-        let (addr, key, len) = (addr.load(Ordering::Relaxed), key.load(Ordering::Relaxed), usize::from(head.inline));
-        if completes(head.flags) && !wq.recv_available() {
+        let (addr, key, len) = (addr.load(Ordering::Relaxed), key.load(Ordering::Relaxed), usize::from(trailer.inline));
+        if completes(trailer.flags) && !wq.recv_available() {
             return self.rnr_wait(wq, segment).map(|_| false);
         }
         if len > 0 {
@@ -296,12 +296,12 @@ impl Responder {
                 Err(status) => return Err(self.nak_write(segment, status, len, addr, key as u32)),
             };
             let payload = payload.each_ref().map(|word| word.load(Ordering::Relaxed));
-            let words = unpack(head.words, &payload, len);
+            let words = unpack(trailer.words, &payload, len);
             // SAFETY: the pin covers `len` bytes, at most DESC_INLINE, which the words hold.
             unsafe { publish_words(pin.as_ptr(), &words, len) };
             self.stats.add(RailCounter::RxInline, len as u64);
         }
-        self.write_done(head.flags, len as u32, (key >> 32) as u32, wq);
+        self.write_done(trailer.flags, len as u32, (key >> 32) as u32, wq);
         Ok(true)
     }
 

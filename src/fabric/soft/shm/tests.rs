@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use super::layout::{Head, flag, op, source};
+use super::layout::{Trailer, flag, op, source};
 use super::*;
 use crate::base::config::CrossMemory;
 use crate::base::process::squatter::Squatter;
@@ -57,7 +57,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
             let len = if rng.below(64) == 0 { u64::from(u32::MAX) } else { len };
             let key = memory[1 + usize::from(rng.below(64) == 0)];
             let payload = if from_where == 1 { rng.below(64) * 64 } else { rng.position(memory[0]) };
-            let tell = Head {
+            let trailer = Trailer {
                 op: kind as u8,
                 source: from_where as u8,
                 flags,
@@ -77,7 +77,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
                 if from_where == 0 { rng.next() } else { len },
                 rng.next(),
                 rng.next(),
-                if rng.below(16) == 0 { rng.next() } else { Head::word(tell.bits(), head) },
+                if rng.below(16) == 0 { rng.next() } else { Trailer::word(trailer.bits(), head) },
             ];
             for (to, from) in desc.words.iter().zip(words) {
                 to.store(from, Ordering::Relaxed);
