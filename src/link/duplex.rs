@@ -19,7 +19,7 @@ use super::address::{Address, Local};
 use super::incoming::{Imm, Records};
 use super::limits::{CONTROL_SIZE, CONTROLS, IMM_LIMIT, MAX_MESSAGE, MAX_RAILS};
 use super::liveness::Liveness;
-use super::queue_pairs::{BATCH, CTS_QP, QueuePairs, RailDevice, Side};
+use super::queue_pairs::{BATCH, ORDERED_QP, QueuePairs, RailDevice, Side};
 use super::sends::{self, Message, stripe_completed};
 use super::wr_id::{RequestId, WrId, WrKind};
 use super::{Connection, Failure, Link, too_long};
@@ -227,10 +227,10 @@ impl Duplex {
         let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
         fits(&Target { len: rest, ..*to }, len)?;
         let link = &mut self.link;
-        if link.qps.room(CTS_QP) < sends::MOST_ENTRIES {
+        if link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
             return Ok(None);
         }
-        let Some(id) = link.requests.insert(sends::request(len, 1 << CTS_QP, to.sequence)) else { return Ok(None) };
+        let Some(id) = link.requests.insert(sends::request(len, 1 << ORDERED_QP, to.sequence)) else { return Ok(None) };
         let remote_addr = to.addr.wrapping_add(offset);
         let message = Message { sequence: to.sequence, remote_addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
         let posted = message.post_in_order(&mut self.link, len, value);

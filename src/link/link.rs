@@ -16,7 +16,7 @@ use super::device_thread::WaitSet;
 use super::failure::Failure;
 use super::limits::{MAX_MESSAGE, RECORD_SIZE};
 use super::liveness::{Liveness, Verdict, cause};
-use super::queue_pairs::{BATCH, CTS_QP, NO_COMPLETION, QueuePairs, Side, Wr};
+use super::queue_pairs::{BATCH, NO_COMPLETION, ORDERED_QP, QueuePairs, Side, Wr};
 use super::request::{RequestTable, Sizes};
 use super::stall::{StallWatch, Step, Subject, Waiting};
 use super::wr_id::{RequestId, WrId, WrKind};
@@ -42,7 +42,7 @@ pub struct Link {
     liveness: Liveness,
     side: Side,
     stall: StallWatch,
-    /// When a look first found unsignaled requests on [`CTS_QP`] with no signaled one behind them; 0: it found none.
+    /// When a look first found unsignaled requests on [`ORDERED_QP`] with no signaled one behind them; 0: it found none.
     unsignaled_since: u64,
     /// How long that may last before the peer is probed.
     unsignaled_max_ns: u64,
@@ -297,7 +297,7 @@ impl Link {
     fn probe_unsignaled(&mut self, now: u64) {
         let both = self.side == Side::Both;
         let most = if both { PROBE_NS } else { self.unsignaled_max_ns };
-        if !both && !self.qps.has_unsignaled(CTS_QP) {
+        if !both && !self.qps.has_unsignaled(ORDERED_QP) {
             self.unsignaled_since = 0;
         } else if self.unsignaled_since == 0 {
             self.unsignaled_since = now.max(1);
@@ -376,16 +376,16 @@ impl Link {
 
     /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     fn probe(&mut self, id: RequestId) {
-        if self.side == Side::Send || self.qps.room(CTS_QP) == 0 {
+        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 {
             return;
         }
         // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.
         if !self.confirmed() && !self.qps.keeps_early_requests {
             return;
         }
-        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(CTS_QP, 0), imm: 0 };
+        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(ORDERED_QP, 0), imm: 0 };
         // A queue pair that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.qps.post_send(CTS_QP, [nothing], WrKind::Probe, id, true);
+        let _ = self.qps.post_send(ORDERED_QP, [nothing], WrKind::Probe, id, true);
     }
 
     #[cold]

@@ -23,8 +23,9 @@ use super::wr_id::{RequestId, WrId, WrKind};
 /// Unsignaled requests in a row at most: only the completion of a signaled one frees their entries of the send queue.
 const SIGNAL_EVERY: u16 = 64;
 
-/// The queue pair of what has to stay in order across messages, such as a receiver's clear-to-send: the first of the first rail.
-pub const CTS_QP: usize = 0;
+/// The queue pair of all that has to stay in one order across messages: clear-to-sends, control messages, and data that goes behind them. The first of
+/// the first rail. Messages take it as they take any other.
+pub const ORDERED_QP: usize = 0;
 
 /// Completions taken from a queue at once.
 pub const BATCH: usize = 16;

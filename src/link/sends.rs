@@ -10,7 +10,7 @@ use super::incoming::{CompletionRecord, Imm, epoch};
 use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
 use super::memory::Registration;
 use super::plan::Plan;
-use super::queue_pairs::{CTS_QP, QueuePairs, Wr};
+use super::queue_pairs::{ORDERED_QP, QueuePairs, Wr};
 use super::request::Request;
 use super::wr_id::{RequestId, WrId, WrKind};
 
@@ -76,18 +76,18 @@ impl<K: LocalKeys> Message<'_, K> {
         }
     }
 
-    /// Posts it behind all that was posted on [`CTS_QP`], with this value as its immediate.
+    /// Posts it behind all that was posted on [`ORDERED_QP`], with this value as its immediate.
     pub fn post_in_order(self, link: &mut Link, len: usize, value: u32) -> std::result::Result<(), (usize, PostError)> {
         let qps = &mut link.qps;
-        let data = self.write(qps, CTS_QP, 0, len, Imm::Whole(value));
-        let posted = if len <= qps.max_with_imm(CTS_QP) as usize {
-            qps.post_send(CTS_QP, [data], WrKind::Data, self.id, true)
+        let data = self.write(qps, ORDERED_QP, 0, len, Imm::Whole(value));
+        let posted = if len <= qps.max_with_imm(ORDERED_QP) as usize {
+            qps.post_send(ORDERED_QP, [data], WrKind::Data, self.id, true)
         } else {
             let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
             let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
-            qps.post_send(CTS_QP, [body, empty], WrKind::Data, self.id, true)
+            qps.post_send(ORDERED_QP, [body, empty], WrKind::Data, self.id, true)
         };
-        posted.map_err(|error| (CTS_QP, error))
+        posted.map_err(|error| (ORDERED_QP, error))
     }
 
     /// Posts it as planned, in any number of work requests.

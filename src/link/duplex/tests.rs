@@ -372,16 +372,16 @@ fn hostile(imms: &[u32]) {
     world.b.link.open_standing().unwrap();
     for imm in imms {
         let link = &mut world.a.link.link;
-        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(&[]), remote: link.qps.remote(CTS_QP, 0), imm: *imm };
-        let _ = link.qps.post_send(CTS_QP, [wr], WrKind::Control, NO_REQUEST, false);
+        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(&[]), remote: link.qps.remote(ORDERED_QP, 0), imm: *imm };
+        let _ = link.qps.post_send(ORDERED_QP, [wr], WrKind::Control, NO_REQUEST, false);
         world.poll();
     }
     world.until("what was written", |world| {
         let link = &mut world.a.link.link;
-        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: link.qps.remote(CTS_QP, 0), imm: 0 };
-        world.b.link.check().is_err() || (link.qps.post_send(CTS_QP, [nothing], WrKind::Control, NO_REQUEST, true).is_err()) || {
+        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: link.qps.remote(ORDERED_QP, 0), imm: 0 };
+        world.b.link.check().is_err() || (link.qps.post_send(ORDERED_QP, [nothing], WrKind::Control, NO_REQUEST, true).is_err()) || {
             world.poll();
-            !world.a.link.link.qps.has_unsignaled(CTS_QP)
+            !world.a.link.link.qps.has_unsignaled(ORDERED_QP)
         }
     });
     for event in &world.b.events {
