@@ -980,8 +980,8 @@ mod inside {
         let reads = control.calls("request");
         assert_eq!(reads.len(), 2, "{reads:?}");
         let made: Vec<String> = control.calls("create_qp").split_off(own.len());
-        let loops: Vec<i64> = made.iter().map(|line| value(line, "qp")).collect();
-        for (read, qp) in reads.iter().zip(&loops) {
+        let flush_qps: Vec<i64> = made.iter().map(|line| value(line, "qp")).collect();
+        for (read, qp) in reads.iter().zip(&flush_qps) {
             // 4 is IBV_WR_RDMA_READ; the flag 2 asks for a report. From the received memory, on a queue pair connected to itself.
             assert_eq!(["opcode", "flags", "len", "to"].map(|name| value(read, name)), [4, 2, 1, pages[1].addr() as i64], "{read}");
             assert_eq!(value(read, "qp"), *qp);

@@ -112,7 +112,7 @@ pub struct QueuePairs {
     sleep_fds: Vec<RawFd>,
     qps: Vec<Qp>,
     /// Queue pairs that are connected to themselves, one per rail, once a flush has been asked for.
-    loops: Vec<QpId>,
+    flush_qps: Vec<QpId>,
     /// The memory that the peer writes to, rail by rail: a sender's CTS FIFO, a receiver's completion records.
     inbox: Vec<PagesRegion>,
     /// The peer's key for its memory that this side writes: FIFO or records.
@@ -172,7 +172,7 @@ impl QueuePairs {
             queues: Vec::new(),
             sleep_fds: Vec::new(),
             qps: Vec::new(),
-            loops: Vec::new(),
+            flush_qps: Vec::new(),
             inbox: Vec::new(),
             remote_keys: [0; MAX_RAILS],
             remote_memory: 0,
@@ -406,9 +406,9 @@ impl QueuePairs {
         }
     }
 
-    /// Makes the queue pair of `rail` that is connected to itself, unless it is there. Rails in order.
-    pub fn add_loop(&mut self, rail: usize, caps: &QpCaps, stats: RailStats) -> Result<()> {
-        if rail < self.loops.len() {
+    /// Makes the queue pair of `rail` that is connected to itself, for flushes, unless it is there. Rails in order.
+    pub fn add_flush_qp(&mut self, rail: usize, caps: &QpCaps, stats: RailStats) -> Result<()> {
+        if rail < self.flush_qps.len() {
             return Ok(());
         }
         let cq = self.queues.get_mut(rail).ok_or_else(|| Error::internal("no such rail"))?;
@@ -416,16 +416,17 @@ impl QueuePairs {
         let itself = cq.qp(id).endpoint();
         let connected = cq.qp(id).connect(&itself);
         match connected {
-            Ok(()) => self.loops.push(id),
+            Ok(()) => self.flush_qps.push(id),
             Err(_) => cq.destroy_qp(id),
         }
         connected
     }
 
-    /// Posts on the queue pair of `rail` that is connected to itself. It is as deep as there are requests, so its completions retire nothing.
-    pub fn post_loop(&mut self, rail: usize, wr: Wr<'_>, kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
-        let request = SendWr { signaled: true, ..wr.with(WrId { kind, qp: rail as u8, retires: 0, id }) };
-        let Some(qp) = self.loops.get(rail) else { return Err(PostError::Invalid("no such rail")) };
+    /// Posts the READ of a flush on the queue pair of `rail` that is connected to itself. It is as deep as there are requests, so its completions
+    /// retire nothing.
+    pub fn post_flush(&mut self, rail: usize, wr: Wr<'_>, id: RequestId) -> std::result::Result<(), PostError> {
+        let request = SendWr { signaled: true, ..wr.with(WrId { kind: WrKind::Flush, qp: rail as u8, retires: 0, id }) };
+        let Some(qp) = self.flush_qps.get(rail) else { return Err(PostError::Invalid("no such rail")) };
         let Some(cq) = self.queues.get_mut(rail) else { return Err(PostError::Invalid("no such rail")) };
         cq.qp(*qp).post_send(&[request])
     }
@@ -434,7 +435,7 @@ impl QueuePairs {
     #[cold]
     pub fn why(&mut self, kind: WrKind, qp: usize) -> Option<String> {
         let (rail, qp) = match kind {
-            WrKind::Flush => (qp, *self.loops.get(qp)?),
+            WrKind::Flush => (qp, *self.flush_qps.get(qp)?),
             _ => self.qps.get(qp).map(|qp| (usize::from(qp.rail), qp.id))?,
         };
         self.queues.get_mut(rail)?.qp(qp).error().map(str::to_owned)
@@ -442,8 +443,8 @@ impl QueuePairs {
 
     /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells.
     pub fn broken(&mut self) -> Option<String> {
-        let QueuePairs { queues, qps, loops, .. } = self;
-        all(qps, loops).find_map(|(rail, qp)| {
+        let QueuePairs { queues, qps, flush_qps, .. } = self;
+        all(qps, flush_qps).find_map(|(rail, qp)| {
             let qp = queues.get_mut(rail)?.qp(qp);
             (qp.state() == QpState::Error).then(|| qp.error().unwrap_or("a queue pair failed").to_owned())
         })
@@ -452,8 +453,8 @@ impl QueuePairs {
     /// Takes everything to ERROR, so that the peer learns.
     #[cold]
     pub fn abort(&mut self) {
-        let QueuePairs { queues, qps, loops, .. } = self;
-        for (rail, qp) in all(qps, loops) {
+        let QueuePairs { queues, qps, flush_qps, .. } = self;
+        for (rail, qp) in all(qps, flush_qps) {
             if let Some(cq) = queues.get_mut(rail) {
                 cq.qp(qp).set_error();
             }
@@ -518,9 +519,9 @@ impl QueuePairs {
 }
 
 /// All queue pairs: their rails and names.
-fn all(qps: &[Qp], loops: &[QpId]) -> impl Iterator<Item = (usize, QpId)> {
+fn all(qps: &[Qp], flush_qps: &[QpId]) -> impl Iterator<Item = (usize, QpId)> {
     let qps = qps.iter().map(|qp| (usize::from(qp.rail), qp.id));
-    qps.chain(loops.iter().copied().enumerate())
+    qps.chain(flush_qps.iter().copied().enumerate())
 }
 
 /// An unused entry for `poll` to fill.

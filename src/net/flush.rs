@@ -33,7 +33,7 @@ impl Flusher {
         for (rail, device) in devices.iter().enumerate().take(link.qps.rails()) {
             regions.push(device.domain()?.register_pages(&scratch, Access::LOCAL_WRITE)?);
             let stats = link.stats.rail(rail);
-            link.qps.add_loop(rail, &caps, stats)?;
+            link.qps.add_flush_qp(rail, &caps, stats)?;
         }
         Ok(Flusher { regions, scratch })
     }
@@ -55,7 +55,7 @@ impl Flusher {
                 remote: (addr, rkeys.get(rail).copied().unwrap_or(0)),
                 imm: 0,
             };
-            if let Err(error) = link.qps.post_loop(rail, read, WrKind::Flush, id) {
+            if let Err(error) = link.qps.post_flush(rail, read, id) {
                 link.post_failed(WrKind::Flush, rail, error);
                 return link.check().map(|()| None);
             }
