@@ -221,8 +221,9 @@ pub struct Capabilities {
     pub counts_plain_writes: bool,
     /// A message is to be striped over all queue pairs between two devices, rather than to take one of them.
     pub splits_data: bool,
-    /// Longest WRITE_WITH_IMM that moves as fast as a WRITE does. For more bytes, a WRITE and an empty WRITE_WITH_IMM after it are better.
-    pub max_with_imm: u32,
+    /// Longest data that goes with its immediate; for more bytes, a WRITE and an empty WRITE_WITH_IMM after it are better, as only a WRITE is routed
+    /// adaptively (NCCL_IB_AR_THRESHOLD). `u32::MAX` where nothing is.
+    pub ar_threshold: u32,
     /// Making a region is so expensive that users of the same range had better share one: a NIC pins each page, and the region takes up room on
     /// it. Elsewhere each user has its own, whose keys die with it.
     pub shares_regions: bool,

@@ -32,8 +32,8 @@ pub const BATCH: usize = 16;
 
 /// Entries of a send queue that a message takes at most: a record and the data, and where long data goes without its immediate, an empty WRITE_WITH_IMM.
 #[inline]
-fn message_entries(max_with_imm: u32) -> u32 {
-    if max_with_imm == u32::MAX { 2 } else { 3 }
+fn message_entries(ar_threshold: u32) -> u32 {
+    if ar_threshold == u32::MAX { 2 } else { 3 }
 }
 
 /// One queue pair.
@@ -45,7 +45,7 @@ struct Qp {
     /// Requests posted since the last signaled one.
     unsignaled: u16,
     /// Longest data that goes in one request with its immediate.
-    max_with_imm: u32,
+    ar_threshold: u32,
 }
 
 impl Qp {
@@ -190,9 +190,9 @@ impl QueuePairs {
         }
         for _ in 0..qps_per_rail {
             for (rail, (device, cq)) in devices.iter().zip(&mut all.queues).enumerate() {
-                let max_with_imm = device.capabilities.max_with_imm;
+                let ar_threshold = device.capabilities.ar_threshold;
                 // A clear-to-send takes one entry, so a receiver's queue is deep enough too.
-                let send_depth = message_entries(max_with_imm) * MAX_REQUESTS as u32 + side.control_entries();
+                let send_depth = message_entries(ar_threshold) * MAX_REQUESTS as u32 + side.control_entries();
                 let caps = QpCaps { send_depth, ..caps };
                 let qp = cq.create_qp(&caps, device.stats.clone())?;
                 if cq.qp(qp).max_inline() < SLOT_SIZE {
@@ -201,7 +201,7 @@ impl QueuePairs {
                         cq.qp(qp).max_inline()
                     )));
                 }
-                all.qps.push(Qp { rail: rail as u8, id: qp, room: caps.send_depth, unsignaled: 0, max_with_imm });
+                all.qps.push(Qp { rail: rail as u8, id: qp, room: caps.send_depth, unsignaled: 0, ar_threshold });
             }
         }
         Ok(all)
@@ -310,8 +310,8 @@ impl QueuePairs {
     #[inline(always)]
     pub fn qp_for_fast_path(&self, len: usize, split_min: usize) -> Option<usize> {
         let qp = self.qps.get(self.next)?;
-        let short = len < IMM_LIMIT && len <= qp.max_with_imm as usize && (len < split_min || self.qps.len() == 1);
-        (short && qp.room >= message_entries(qp.max_with_imm)).then_some(self.next)
+        let short = len < IMM_LIMIT && len <= qp.ar_threshold as usize && (len < split_min || self.qps.len() == 1);
+        (short && qp.room >= message_entries(qp.ar_threshold)).then_some(self.next)
     }
 
     /// The next message begins on the next queue pair.
@@ -331,15 +331,15 @@ impl QueuePairs {
     pub fn qps_for_message(&self, plan: Plan) -> Option<u64> {
         (0..plan.stripes).try_fold(0u64, |taken, i| {
             let qp = plan.stripe(i).0;
-            let roomy = self.qps.get(qp).is_some_and(|qp| qp.room >= message_entries(qp.max_with_imm));
+            let roomy = self.qps.get(qp).is_some_and(|qp| qp.room >= message_entries(qp.ar_threshold));
             roomy.then_some(taken | 1 << qp)
         })
     }
 
     /// Longest data that goes with its immediate on a queue pair.
     #[inline]
-    pub fn max_with_imm(&self, qp: usize) -> u32 {
-        self.qps.get(qp).map_or(u32::MAX, |qp| qp.max_with_imm)
+    pub fn ar_threshold(&self, qp: usize) -> u32 {
+        self.qps.get(qp).map_or(u32::MAX, |qp| qp.ar_threshold)
     }
 
     /// Posts on a queue pair, all or none. Whoever calls has checked the room. `signal` for the last one to be signaled in any case; the others

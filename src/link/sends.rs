@@ -80,7 +80,7 @@ impl<K: LocalKeys> Message<'_, K> {
     pub fn post_in_order(self, link: &mut Link, len: usize, value: u32) -> std::result::Result<(), (usize, PostError)> {
         let qps = &mut link.qps;
         let data = self.write(qps, ORDERED_QP, 0, len, Imm::Whole(value));
-        let posted = if len <= qps.max_with_imm(ORDERED_QP) as usize {
+        let posted = if len <= qps.ar_threshold(ORDERED_QP) as usize {
             qps.post_send(ORDERED_QP, [data], WrKind::Data, self.id, true)
         } else {
             let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
@@ -105,7 +105,7 @@ impl<K: LocalKeys> Message<'_, K> {
             // Data too long to go with its immediate goes before it.
             let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
             let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
-            let posted = match (whole, len <= qps.max_with_imm(qp) as usize) {
+            let posted = match (whole, len <= qps.ar_threshold(qp) as usize) {
                 (true, true) => qps.post_send(qp, [data], WrKind::Data, self.id, true),
                 (true, false) => qps.post_send(qp, [body, empty], WrKind::Data, self.id, true),
                 (false, true) => qps.post_send(qp, [record, data], WrKind::Data, self.id, true),

@@ -116,7 +116,7 @@ impl Device {
             keeps_early_requests: true,
             counts_plain_writes: true,
             splits_data: true,
-            max_with_imm: u32::MAX,
+            ar_threshold: u32::MAX,
             shares_regions: false,
             // The socket beside a segment, or the control stream; over TCP the data streams, too.
             descriptors_per_qp: 1 + if config.soft_wire == SoftWire::Tcp { config.tcp_streams } else { 0 },

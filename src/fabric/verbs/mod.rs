@@ -112,7 +112,7 @@ impl Device {
             counts_plain_writes: false,
             splits_data: config.ib_split_data,
             // A WRITE is routed adaptively, its immediate is not (NCCL 2.28, NCCL_IB_AR_THRESHOLD and NCCL_IB_ADAPTIVE_ROUTING).
-            max_with_imm: if adaptive { config.ib_ar_threshold } else { u32::MAX },
+            ar_threshold: if adaptive { config.ib_ar_threshold } else { u32::MAX },
             shares_regions: true,
             descriptors_per_qp: 0,
         }
