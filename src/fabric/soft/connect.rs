@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use socket2::TcpKeepalive;
 
-use super::dial::{self, DialerProbe};
+use super::dial::{self, DialerCheck};
 use super::endpoint::{Address, HELLO_SIZE, Offer, REPLY_SIZE, Reply};
 use super::hub::{IncomingStream, PendingStreams};
 use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
@@ -79,7 +79,7 @@ pub struct Connecting {
     /// Dialer: whether the unix socket was tried and does not work.
     unix_failed: bool,
     /// Acceptor: whether the dialer still exists.
-    probe: DialerProbe,
+    check: DialerCheck,
     /// The last step may have opened streams.
     has_opened: bool,
 }
@@ -150,7 +150,7 @@ impl Connecting {
         }
         let dials = args.local.token < args.remote.token;
         let step = if dials { Step::Dial } else { Step::AcceptControl };
-        Ok(Connecting { args, step, failing_since: 0, retry_at: 0, unix_failed: false, probe: DialerProbe::default(), has_opened: false })
+        Ok(Connecting { args, step, failing_since: 0, retry_at: 0, unix_failed: false, check: DialerCheck::default(), has_opened: false })
     }
 
     /// Calls `watch` with each stream that a sleeper must watch, and for which events.
@@ -438,9 +438,9 @@ impl Connecting {
         self.step = Step::AcceptControl;
         let Some(stream) = self.args.pending.take() else {
             let gone = |e| unreachable(format!("the peer's queue pair is gone: {e}"));
-            return self.probe.check(&self.args.local, &self.args.remote).map(|()| None).map_err(gone);
+            return self.check.poll(&self.args.local, &self.args.remote).map(|()| None).map_err(gone);
         };
-        if stream.hello.from != self.args.remote.qpn || matches!(stream.hello.offer, Offer::Data(_) | Offer::Probe) {
+        if stream.hello.from != self.args.remote.qpn || matches!(stream.hello.offer, Offer::Data(_) | Offer::Check) {
             return Ok(None);
         }
         let send_reply = |reply: Reply| {
@@ -497,7 +497,7 @@ impl Connecting {
                 Shm::attach(memory, usize::try_from(*len).map_err(|_| too_long())?)?
             }
             Offer::Named(len, name) => Shm::open_file(name, usize::try_from(*len).map_err(|_| too_long())?)?,
-            Offer::Tcp | Offer::Data(_) | Offer::Probe => return Ok(None),
+            Offer::Tcp | Offer::Data(_) | Offer::Check => return Ok(None),
         };
         Segment::attach(shm).map(Some)
     }

@@ -1,4 +1,4 @@
-//! What a queue pair sends to its peer's hub: Hellos, and the probes by which an acceptor checks that its dialer still exists. On the thread that
+//! What a queue pair sends to its peer's hub: Hellos, and an acceptor's checks that its dialer still exists. On the thread that
 //! drives the queue pair.
 
 use std::io;
@@ -27,62 +27,62 @@ fn nonce() -> Result<[u8; 16]> {
     Ok(nonce)
 }
 
-/// How long an acceptor waits before it first probes its dialer, and between two probes.
-const FIRST_PROBE_NS: u64 = 250_000_000;
-const PROBE_NS: u64 = 100_000_000;
-/// Between two probes of a process, whatever queue pair they are for: hundreds that wait for busy peers do not keep them busy.
+/// How long an acceptor waits before it first checks its dialer, and between two checks.
+const FIRST_CHECK_NS: u64 = 250_000_000;
+const CHECK_NS: u64 = 100_000_000;
+/// Between two checks of a process, whatever queue pair they are for: hundreds that wait for busy peers do not keep them busy.
 const PACE_NS: u64 = 20_000_000;
-/// For how long the probes of a dialer must fail until it is given up.
+/// For how long the checks of a dialer must fail until it is given up.
 const GONE_NS: u64 = 2_000_000_000;
 
-/// Whether a probe may be made now; if so, it is the last for a while.
-fn may_probe(now: u64) -> bool {
+/// Whether a check may be made now; if so, it is the last for a while.
+fn may_check(now: u64) -> bool {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let next = NEXT.load(Ordering::Relaxed);
     now >= next && NEXT.compare_exchange(next, now + PACE_NS, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
-/// Checks whether the queue pair that is to dial this one still exists: its hub keeps a probing stream open as long as it does.
+/// Checks whether the queue pair that is to dial this one still exists: its hub keeps a stream open as long as it does.
 #[derive(Default)]
-pub struct DialerProbe {
-    stream: Option<ProbeStream>,
-    /// When to probe next; 0 before the first time.
+pub struct DialerCheck {
+    stream: Option<CheckStream>,
+    /// When to look next; 0 before the first time.
     next: u64,
     /// Since when the dialer seems gone; 0 while it does not.
     gone_since: u64,
 }
 
-enum ProbeStream {
+enum CheckStream {
     Dialing(Socket),
     /// The Hello is sent.
     Open(OwnedFd),
 }
 
-impl DialerProbe {
-    /// Probes the dialer if it is time to. An error once it has been gone for long enough.
-    pub fn check(&mut self, local: &Address, remote: &Address) -> io::Result<()> {
+impl DialerCheck {
+    /// Looks for the dialer if it is time to. An error once it has been gone for long enough.
+    pub fn poll(&mut self, local: &Address, remote: &Address) -> io::Result<()> {
         let now = clock::now();
         if self.next == 0 {
-            self.next = now + FIRST_PROBE_NS;
+            self.next = now + FIRST_CHECK_NS;
         }
-        if now < self.next || !may_probe(now) {
+        if now < self.next || !may_check(now) {
             return Ok(());
         }
-        self.next = now + PROBE_NS;
+        self.next = now + CHECK_NS;
         let alive = match self.stream.take() {
             None => self.open(local, remote),
-            Some(ProbeStream::Dialing(socket)) => match connected(&socket) {
+            Some(CheckStream::Dialing(socket)) => match connected(&socket) {
                 Ok(false) => {
-                    self.stream = Some(ProbeStream::Dialing(socket));
+                    self.stream = Some(CheckStream::Dialing(socket));
                     Ok(())
                 }
                 Ok(true) => self.send_hello(socket.convert(), local, remote),
                 Err(e) => Err(e),
             },
-            Some(ProbeStream::Open(socket)) => match recv_with_fd(&socket, &mut [0; 1]) {
+            Some(CheckStream::Open(socket)) => match recv_with_fd(&socket, &mut [0; 1]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.gone_since = 0;
-                    self.stream = Some(ProbeStream::Open(socket));
+                    self.stream = Some(CheckStream::Open(socket));
                     Ok(())
                 }
                 _ => Err(io::ErrorKind::ConnectionReset.into()),
@@ -103,13 +103,13 @@ impl DialerProbe {
         if let Ok(socket) = connect_unix(&remote.instance) {
             return self.send_hello(socket, local, remote);
         }
-        self.stream = Some(ProbeStream::Dialing(connect_tcp(local, remote, 0)?));
+        self.stream = Some(CheckStream::Dialing(connect_tcp(local, remote, 0)?));
         Ok(())
     }
 
     fn send_hello(&mut self, socket: OwnedFd, local: &Address, remote: &Address) -> io::Result<()> {
-        send_hello(&socket, local, remote, Offer::Probe, None)?;
-        self.stream = Some(ProbeStream::Open(socket));
+        send_hello(&socket, local, remote, Offer::Check, None)?;
+        self.stream = Some(CheckStream::Open(socket));
         Ok(())
     }
 }

@@ -125,7 +125,7 @@ pub enum Offer {
     /// Nothing more: this is the data stream of that number, from 0.
     Data(u8),
     /// Nothing: the acceptor checks whether its dialer still exists. The dialer's hub closes this stream when it does not.
-    Probe,
+    Check,
 }
 
 /// The first bytes that the dialer sends on every stream.
@@ -150,7 +150,7 @@ impl Hello {
             Offer::Passed(len) => (1, 0, *len, ""),
             Offer::Named(len, name) => (2, 0, *len, name.as_str()),
             Offer::Data(stream) => (3, *stream, 0, ""),
-            Offer::Probe => (4, 0, 0, ""),
+            Offer::Check => (4, 0, 0, ""),
         };
         out.put(&HELLO_MAGIC);
         out.put(&[VERSION, kind, stream, 0]);
@@ -198,7 +198,7 @@ impl Hello {
                 Offer::Named(len, String::from_utf8(name.get(..end)?.to_vec()).ok()?)
             }
             3 if stream < MAX_STREAMS => Offer::Data(stream),
-            4 => Offer::Probe,
+            4 => Offer::Check,
             _ => return None,
         };
         Some(Hello { to, from, nonce, offer })
@@ -337,7 +337,7 @@ mod tests {
             Offer::Passed(12345),
             Offer::Named(1 << 40, "railhead-0123456789abcdef0123456789abcdef".into()),
             Offer::Data(15),
-            Offer::Probe,
+            Offer::Check,
         ] {
             let hello = Hello { to: 1, from: 2, nonce: [5; 16], offer };
             let bytes = hello.encode(&[1; 16]);

@@ -51,7 +51,7 @@ pub struct IncomingStream {
 /// The streams that arrived for a queue pair and that it has not taken yet.
 pub struct PendingStreams {
     token: Token,
-    /// Whether there is one to take. Not set for a stream that only probes.
+    /// Whether there is one to take. Not set for a stream that only checks.
     ready: AtomicBool,
     /// `None` once the queue pair is connected or in ERROR: whatever arrives later is closed.
     streams: Mutex<Option<VecDeque<IncomingStream>>>,
@@ -311,8 +311,8 @@ impl Hub {
         let mut streams = lock(&pending.streams);
         let Some(streams) = streams.as_mut() else { return };
         if streams.len() < PENDING_MAX {
-            // A probe is only kept open, until the queue pair is connected or gone: nobody needs to wake up for it.
-            let wakes = !matches!(hello.offer, Offer::Probe);
+            // A check is only kept open, until the queue pair is connected or gone: nobody needs to wake up for it.
+            let wakes = !matches!(hello.offer, Offer::Check);
             streams.push_back(IncomingStream { socket: half.socket, unix: half.unix, pid, hello, raw: half.bytes, memory: half.memory });
             if wakes {
                 // Pairs with the Acquire in `PendingStreams::take`.

@@ -469,17 +469,17 @@ fn a_hello_that_comes_late_wakes_a_sleeper() {
 }
 
 #[test]
-fn unauthenticated_streams_and_probes_do_not_keep_sleepers_awake() {
+fn unauthenticated_streams_and_checks_do_not_keep_sleepers_awake() {
     let (domain, mut cq, qps, ends) = unconnected(Config { soft_wire: TCP, ..Config::default() }, true);
     let fd = domain.notification_fd().unwrap();
     cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
     drain(&mut cq);
-    let probe = dialed(&ends[1], &ends[0]);
-    dial::send_hello(&probe, &ends[1], &ends[0], endpoint::Offer::Probe, None).unwrap();
+    let check = dialed(&ends[1], &ends[0]);
+    dial::send_hello(&check, &ends[1], &ends[0], endpoint::Offer::Check, None).unwrap();
     assert!(readable(fd, 2000));
     // The wake-up of a stream may come twice, once with its Hello.
     (0..3).for_each(|_| drain(&mut cq));
-    assert!(!readable(fd, 20), "a probe keeps everybody awake");
+    assert!(!readable(fd, 20), "a check keeps everybody awake");
     cq.qp(qps[0]).connect(&ends[1].encode()).unwrap();
     eventually("both connected", || {
         drain(&mut cq);

@@ -90,7 +90,7 @@ pub struct QueuePair {
     progress_seen: (u64, u64),
     /// Whether the last check found requests overdue.
     overdue: bool,
-    probe_at: u64,
+    query_at: u64,
     shared: Arc<Shared>,
 }
 
@@ -154,7 +154,7 @@ impl QueuePair {
             expired: false,
             progress_seen: (0, 0),
             overdue: false,
-            probe_at: 0,
+            query_at: 0,
             shared,
         };
         if inline < MAX_INLINE {

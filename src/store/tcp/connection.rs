@@ -72,7 +72,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// How long one address may take to answer before the next is tried.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// How long a server that closed a connection may take to admit another.
-const PROBE: Duration = Duration::from_secs(1);
+const ADMIT: Duration = Duration::from_secs(1);
 /// The longest time that a system call may block: the same for all longer deadlines, so that the socket's timeouts need not be set again.
 const SLICE: Duration = Duration::from_secs(60);
 /// Below this the kernel's timers are accurate enough. Source: Linux, kernel/time/timer.c, on the granularity of the timer wheel.
@@ -406,7 +406,7 @@ impl Connection {
 
     /// Whether the server admits another connection: then it has neither crashed nor been shut down.
     fn is_serving(&self) -> bool {
-        Self::connect(self.server.0, &self.server.1, self.deadline.within(PROBE)).is_ok()
+        Self::connect(self.server.0, &self.server.1, self.deadline.within(ADMIT)).is_ok()
     }
 
     /// The operation has timed out in the middle of a request or a reply.

@@ -5,10 +5,10 @@
 //! CMA is one copy, at the speed of `process_vm_readv`, made by both sides; the bounce ring is two plain copies, one by each side, and every
 //! byte passes from one core's cache into the other's. Either path may be five times as fast as the other.
 //!
-//! A probe sends runs of messages by each path in turn, on all queue pairs to the process at once: they share the memory's bandwidth, so
+//! A trial sends runs of messages by each path in turn, on all queue pairs to the process at once: they share the memory's bandwidth, so
 //! that one cannot be measured while others use the other path. The first messages of a run share the time with the last ones of the run before,
 //! which took the other path, so they are not measured. Nor is time in which nothing is in flight. The better run of each path decides, as other
-//! load can slow a run down but not speed it up. The answer holds for a number of messages, which doubles whenever the next probe gives the same
+//! load can slow a run down but not speed it up. The answer holds for a number of messages, which doubles whenever the next trial gives the same
 //! answer.
 
 use std::collections::VecDeque;
@@ -17,11 +17,11 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::base::clock;
 use crate::base::fork::PerProcess;
 
-/// Runs of a probe, by each path in turn.
+/// Runs of a trial, by each path in turn.
 const RUNS: usize = 4;
-/// An answer holds for at least so many times the messages that its probe took.
+/// An answer holds for at least so many times the messages that its trial took.
 const FIRST_HOLD: u32 = 4;
-/// A probe is given up after so many messages of classes that wait to be probed themselves.
+/// A trial is given up after so many messages of classes that wait for a trial themselves.
 const GIVE_UP: u32 = 1024;
 /// That number is doubled so often at most.
 const MOST_DOUBLED: u32 = 8;
@@ -32,7 +32,7 @@ struct Class {
     below: u32,
     /// A run measures at least so many messages.
     run: u32,
-    /// An answer holds for at most so many messages, unless its probe was long: half a minute of nothing else.
+    /// An answer holds for at most so many messages, unless its trial was long: half a minute of nothing else.
     longest_hold: u32,
 }
 
@@ -67,16 +67,16 @@ pub struct PathChooser {
     chosen: (u64, CopyPath),
     /// By class: the last path, used while another thread has the lock.
     paths: [CopyPath; CLASSES.len()],
-    /// Requests of a probe that it does not know to be acked. Oldest first, with their sizes and runs.
+    /// Requests of a trial that it does not know to be acked. Oldest first, with their sizes and runs.
     measured: VecDeque<(u64, u32, u64)>,
-    /// Requests below the first number are acked; at the time that follows, the last measured one of them was. The probe is told under the next lock,
+    /// Requests below the first number are acked; at the time that follows, the last measured one of them was. The trial is told under the next lock,
     /// if it is still there.
     acked: (u64, u64),
 }
 
 impl PathChooser {
     /// For a queue pair to process `peer` whose send queue has `slots` slots. If nothing is known of the peer, the first messages of each class are
-    /// a probe.
+    /// a trial.
     pub fn towards(peer: Option<i32>, slots: usize) -> PathChooser {
         let known = peer.map(|pid| {
             PEERS.with(|peers| {
@@ -145,7 +145,7 @@ impl PathChooser {
     }
 }
 
-/// Tells the probe of the requests below `upto`, which are acked since `at`.
+/// Tells the trial of the requests below `upto`, which are acked since `at`.
 #[cold]
 fn report(peer: &mut PeerPaths, measured: &mut VecDeque<(u64, u32, u64)>, (upto, at): (u64, u64)) {
     let acked = measured.iter().take_while(|(request, ..)| *request < upto).count();
@@ -167,20 +167,20 @@ impl Drop for PathChooser {
 #[derive(Debug, Default)]
 struct PeerPaths {
     classes: [ClassPath; CLASSES.len()],
-    /// Runs of all probes so far.
+    /// Runs of all trials so far.
     runs: u64,
-    probe: Option<Probe>,
+    trial: Option<Trial>,
 }
 
 /// The path of a class of sizes.
 #[derive(Debug, Clone, Copy)]
 struct ClassPath {
     path: CopyPath,
-    /// It is probed again after so many messages.
+    /// The next trial is after so many messages.
     left: u32,
     /// What `left` began with.
     hold: u32,
-    /// How often its probe was given up since the last answer: each time, others wait twice as long for the next one.
+    /// How often its trial was given up since the last answer: each time, others wait twice as long for the next one.
     given_up: u32,
 }
 
@@ -190,9 +190,9 @@ impl Default for ClassPath {
     }
 }
 
-/// A probe of one class.
+/// A trial of one class.
 #[derive(Debug, Default)]
-struct Probe {
+struct Trial {
     class: usize,
     /// The number of its first run.
     first_run: u64,
@@ -203,7 +203,7 @@ struct Probe {
     /// When the last ack came, and since when nothing is in flight, 0 while something is.
     latest: u64,
     idle_since: u64,
-    /// Messages of classes that wait to be probed.
+    /// Messages of classes that wait for a trial.
     others: u32,
     /// Finished runs, and the least nanoseconds per byte by each path.
     finished: usize,
@@ -211,7 +211,7 @@ struct Probe {
     run: Run,
 }
 
-/// A run of a probe.
+/// A run of a trial.
 #[derive(Debug, Default)]
 struct Run {
     /// Tells its messages from those of earlier runs that are still in flight.
@@ -228,61 +228,61 @@ impl PeerPaths {
     /// The path of the next message of class `index`, and the run that it is part of, if it is to be measured.
     fn choose(&mut self, index: usize, now: impl FnOnce() -> u64) -> (CopyPath, Option<u64>) {
         let Some(class) = self.classes.get_mut(index) else { return (CopyPath::Cma, None) };
-        if let Some(probe) = self.probe.as_mut().filter(|probe| probe.class == index) {
-            return probe.add(now);
+        if let Some(trial) = self.trial.as_mut().filter(|trial| trial.class == index) {
+            return trial.add(now);
         }
         class.left = class.left.saturating_sub(1);
         let path = class.path;
         if class.left > 0 {
             return (path, None);
         }
-        if let Some(probe) = &mut self.probe {
-            probe.others += 1;
-            let Some(probed) = self.classes.get_mut(probe.class) else { return (path, None) };
-            if probe.others < GIVE_UP << probed.given_up.min(MOST_DOUBLED) {
+        if let Some(trial) = &mut self.trial {
+            trial.others += 1;
+            let Some(tried) = self.classes.get_mut(trial.class) else { return (path, None) };
+            if trial.others < GIVE_UP << tried.given_up.min(MOST_DOUBLED) {
                 return (path, None);
             }
-            probed.given_up += 1;
-            probed.left = probe.sent.saturating_mul(FIRST_HOLD);
+            tried.given_up += 1;
+            tried.left = trial.sent.saturating_mul(FIRST_HOLD);
         }
         self.runs += 1;
         let run = Run { number: self.runs, ..Run::default() };
-        self.probe.insert(Probe { class: index, first_run: self.runs, run, ..Probe::default() }).add(now)
+        self.trial.insert(Trial { class: index, first_run: self.runs, run, ..Trial::default() }).add(now)
     }
 
     /// Messages of these sizes and runs are acked, since `at`.
     fn on_acked(&mut self, acked: impl Iterator<Item = (u32, u64)>, at: u64) {
-        let Some(probe) = &mut self.probe else { return };
-        if !probe.on_acked(acked, at) {
+        let Some(trial) = &mut self.trial else { return };
+        if !trial.on_acked(acked, at) {
             return;
         }
         self.runs += 1;
-        probe.run = Run { number: self.runs, ..Run::default() };
-        probe.most = probe.in_flight;
-        if probe.finished < RUNS {
+        trial.run = Run { number: self.runs, ..Run::default() };
+        trial.most = trial.in_flight;
+        if trial.finished < RUNS {
             return;
         }
-        if let (Some(class), Some(Class { longest_hold, .. })) = (self.classes.get_mut(probe.class), CLASSES.get(probe.class)) {
-            let answer = match probe.pace {
+        if let (Some(class), Some(Class { longest_hold, .. })) = (self.classes.get_mut(trial.class), CLASSES.get(trial.class)) {
+            let answer = match trial.pace {
                 [Some(cma), Some(bounce)] => Some(if bounce < cma { CopyPath::Bounce } else { CopyPath::Cma }),
                 _ => None,
             };
             let again = if answer == Some(class.path) { class.hold.saturating_mul(2).min(*longest_hold) } else { 0 };
-            let hold = again.max(probe.sent.saturating_mul(FIRST_HOLD));
+            let hold = again.max(trial.sent.saturating_mul(FIRST_HOLD));
             *class = ClassPath { path: answer.unwrap_or(class.path), left: hold, hold, given_up: 0 };
         }
-        self.probe = None;
+        self.trial = None;
     }
 
     /// Messages of these runs will never be acked.
     fn on_lost(&mut self, lost: impl Iterator<Item = u64>) {
-        if let Some(probe) = &mut self.probe {
-            probe.retire(lost);
+        if let Some(trial) = &mut self.trial {
+            trial.retire(lost);
         }
     }
 }
 
-impl Probe {
+impl Trial {
     /// The path of its next message, and the run.
     fn add(&mut self, now: impl FnOnce() -> u64) -> (CopyPath, Option<u64>) {
         if self.idle_since != 0 {

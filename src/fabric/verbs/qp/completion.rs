@@ -9,8 +9,8 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 use crate::fabric::verbs::{events, status};
 
-/// Nanoseconds between two probes of the device's state of a queue pair that has nothing outstanding.
-const PROBE_NS: u64 = 250_000_000;
+/// Nanoseconds between two queries of the device's state of a queue pair that has nothing outstanding.
+const QUERY_NS: u64 = 250_000_000;
 
 impl QueuePair {
     /// The completion of the device's `wc`; `None` if the request was not signaled by the caller.
@@ -100,7 +100,7 @@ impl QueuePair {
         self.error.as_deref().or_else(|| self.async_status.fatal().map(events::describe))
     }
 
-    /// Called now and then. Counts asynchronous events. With nothing outstanding, probes whether the device took the queue pair to ERROR. Fails it
+    /// Called now and then. Counts asynchronous events. With nothing outstanding, asks whether the device took the queue pair to ERROR. Fails it
     /// if a signaled request has not completed for RAILHEAD_FABRIC_TIMEOUT_S, as some devices retry for ever.
     #[cold]
     pub(in crate::fabric::verbs) fn check(&mut self, now: u64) {
@@ -109,9 +109,9 @@ impl QueuePair {
         if self.state() != QpState::Rts {
             return;
         }
-        if self.sends.idle() && self.recvs.idle() && now >= self.probe_at {
-            self.probe_at = now + PROBE_NS;
-            self.probe();
+        if self.sends.idle() && self.recvs.idle() && now >= self.query_at {
+            self.query_at = now + QUERY_NS;
+            self.query_state();
         }
         // Requests posted since the last signaled one may be done without a completion.
         let done = self.sends.done();
@@ -136,7 +136,7 @@ impl QueuePair {
         }
     }
 
-    fn probe(&mut self) {
+    fn query_state(&mut self) {
         if self.device.is_error() {
             self.fail(format!(
                 "{}: the device took the queue pair to ERROR: the peer did what it may not, or the device failed",

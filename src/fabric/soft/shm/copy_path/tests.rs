@@ -105,7 +105,7 @@ fn queue_pairs_find_the_faster_path_together() {
     for qps in [2, 8, 64] {
         for times in [[400, 500], [500, 400]] {
             let mut world = World::new(qps);
-            // They do not begin at one time, and the first probe does not know yet how many there are.
+            // They do not begin at one time, and the first trial does not know yet how many there are.
             for awake in 1..=qps {
                 world.awake = awake;
                 world.send(29, 64 << 10, 8, times);
@@ -146,10 +146,10 @@ fn which_queue_pair_is_polled_first_does_not_decide() {
 #[test]
 fn a_queue_pair_that_goes_holds_up_nobody() {
     let mut world = World::new(2);
-    // What it has under way is a good part of the probe.
+    // What it has under way is a good part of the trial.
     world.send(50, 65536, 64, [900, 400]);
     world.qps.pop();
-    assert_eq!(world.qps[0].chooser.peer.lock().unwrap().probe.as_ref().unwrap().in_flight, 50);
+    assert_eq!(world.qps[0].chooser.peer.lock().unwrap().trial.as_ref().unwrap().in_flight, 50);
     world.send(2500, 65536, 8, [900, 400]);
     assert_eq!(world.send(100, 65536, 8, [900, 400]), 100);
 }
@@ -209,7 +209,7 @@ fn what_is_acked_meanwhile_is_counted_later() {
     assert_eq!(chooser.choose_at(3, 65536, || 2), CopyPath::Cma);
     drop(held);
     chooser.on_acked_at(3, || 3);
-    assert_eq!(peer.lock().unwrap().probe.as_ref().unwrap().run.acked, 3);
+    assert_eq!(peer.lock().unwrap().trial.as_ref().unwrap().run.acked, 3);
 }
 
 #[test]
@@ -234,16 +234,16 @@ fn every_class_gets_its_turn() {
 }
 
 #[test]
-fn a_probe_that_waits_for_messages_reads_no_clock() {
+fn a_trial_that_waits_for_messages_reads_no_clock() {
     let mut chooser = PathChooser::of(Arc::default(), 64);
     chooser.choose_at(0, 65536, || 1);
     chooser.on_acked_at(1, || 2);
     (1..100).for_each(|upto| chooser.on_acked_at(upto, || panic!("the clock was read")));
-    assert!(chooser.peer.lock().unwrap().probe.is_some());
+    assert!(chooser.peer.lock().unwrap().trial.is_some());
 }
 
 #[test]
-fn a_probe_that_gets_no_further_is_given_up() {
+fn a_trial_that_gets_no_further_is_given_up() {
     let mut chooser = PathChooser::of(Arc::default(), 64);
     chooser.choose_at(0, 65536, || 0);
     for request in 1..2000 {
@@ -262,7 +262,7 @@ fn a_request_that_is_asked_for_twice_counts_once() {
     assert_eq!(chooser.measured.len(), 200);
 }
 
-/// The sender pauses after each message, and the probe hears of the ack only when it sends the next one.
+/// The sender pauses after each message, and the trial hears of the ack only when it sends the next one.
 #[test]
 fn a_pause_after_an_ack_that_found_the_lock_taken_is_not_copying() {
     for times in [[400, 900], [900, 400]] {
