@@ -100,7 +100,7 @@ impl Imm {
 
 /// The account of one message that comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Incoming {
+pub struct IncomingMessage {
     /// All of it is here.
     pub completed: bool,
     /// Bytes, once known.
@@ -111,9 +111,9 @@ pub struct Incoming {
     seen: u64,
 }
 
-impl Incoming {
+impl IncomingMessage {
     /// Nothing has come.
-    pub const NONE: Incoming = Incoming { completed: false, size: 0, stripes: 0, seen: 0 };
+    pub const NONE: IncomingMessage = IncomingMessage { completed: false, size: 0, stripes: 0, seen: 0 };
 
     /// All of it came at once; false if stripes of it had.
     #[inline(always)]
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_message_is_complete_with_its_last_stripe() {
         let record = CompletionRecord { size: 300, stripes: 3, epoch: 7 };
-        let mut incoming = Incoming::NONE;
+        let mut incoming = IncomingMessage::NONE;
         for (index, completed) in [(2, false), (0, false), (1, true)] {
             incoming.stripe(index, record, 7, 3).unwrap();
             assert_eq!((incoming.completed, incoming.size), (completed, 300));
@@ -176,9 +176,9 @@ mod tests {
             (0, record, 2),
             (0, CompletionRecord { stripes: 0, ..record }, 3),
         ] {
-            assert!(Incoming::NONE.clone().stripe(index, record, 7, max).is_err(), "{index} {record:?} {max}");
+            assert!(IncomingMessage::NONE.clone().stripe(index, record, 7, max).is_err(), "{index} {record:?} {max}");
         }
-        let mut incoming = Incoming::NONE;
+        let mut incoming = IncomingMessage::NONE;
         incoming.stripe(0, record, 7, 3).unwrap();
         assert!(incoming.stripe(1, CompletionRecord { size: 301, ..record }, 7, 3).is_err(), "two records");
     }

@@ -9,7 +9,7 @@ use crate::base::stats::WaitCause;
 use crate::engine::Progress;
 use crate::fabric::{Opcode, Payload, PostError};
 use crate::link::device_thread::{Guarded, Member, Polled, WaitSet};
-use crate::link::incoming::{Incoming, Records};
+use crate::link::incoming::{IncomingMessage, Records};
 use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
 use crate::link::memory::{MemoryKind, MrHandle, MrTable, Registration};
 use crate::link::queue_pairs::{ORDERED_QP, QueuePairs, Side, Wr};
@@ -184,7 +184,7 @@ impl Receiver {
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
             if let Some(slot) = self.state.slot(sequence) {
-                let (room, incoming) = (buffer.len as u64, Incoming::NONE);
+                let (room, incoming) = (buffer.len as u64, IncomingMessage::NONE);
                 *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room, mr: buffer.mr, incoming };
             }
         }

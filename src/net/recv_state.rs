@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::stage::{self, Stage};
 use crate::fabric::{Completion, PostError};
-use crate::link::incoming::{Imm, Incoming, Records, epoch};
+use crate::link::incoming::{Imm, IncomingMessage, Records, epoch};
 use crate::link::limits::SLOTS;
 use crate::link::memory::{MrHandle, MrTable};
 use crate::link::wr_id::{RequestId, WrId, WrKind};
@@ -35,11 +35,11 @@ pub(super) struct RecvSlot {
     /// The registration that they are of.
     pub mr: MrHandle,
     /// What has come.
-    pub incoming: Incoming,
+    pub incoming: IncomingMessage,
 }
 
 pub(super) const FREE: RecvSlot =
-    RecvSlot { busy: false, index: 0, request: RequestId(0), sequence: 0, room: 0, mr: MrHandle(0), incoming: Incoming::NONE };
+    RecvSlot { busy: false, index: 0, request: RequestId(0), sequence: 0, room: 0, mr: MrHandle(0), incoming: IncomingMessage::NONE };
 
 impl RecvState {
     #[inline]

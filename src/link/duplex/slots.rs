@@ -1,6 +1,6 @@
 //! The slots that messages of a [`Duplex`](super::Duplex) come into, as their receiver knows them. On the thread that drives the link.
 
-use super::super::incoming::{Imm, Incoming, Records, epoch};
+use super::super::incoming::{Imm, IncomingMessage, Records, epoch};
 use super::super::limits::{MAX_QPS, SLOTS};
 use super::control::CONTROL_SLOT;
 
@@ -35,7 +35,7 @@ enum State {
     /// For one message of at most `room` bytes.
     Once {
         room: u64,
-        incoming: Incoming,
+        incoming: IncomingMessage,
     },
     /// For any number.
     Standing,
@@ -63,7 +63,7 @@ impl Slots {
 
     /// Opens one for one message of at most `room` bytes: its sequence number. `None`: all are open.
     pub fn open(&mut self, room: u64) -> Option<u64> {
-        self.open_for(State::Once { room, incoming: Incoming::NONE })
+        self.open_for(State::Once { room, incoming: IncomingMessage::NONE })
     }
 
     /// The same for any number of messages.

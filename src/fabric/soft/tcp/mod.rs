@@ -30,8 +30,8 @@ use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
 use super::work_queues::{Fault, WorkQueues};
-use receiver::Receiver;
-use sender::Sender;
+use receiver::FrameReceiver;
+use sender::FrameSender;
 use streams::Streams;
 use sys::{Backoff, Io};
 
@@ -53,8 +53,8 @@ const DRAIN: usize = 1 << 20;
 pub struct TcpWire {
     control: OwnedFd,
     streams: Streams,
-    receiver: Receiver,
-    sender: Sender,
+    receiver: FrameReceiver,
+    sender: FrameSender,
     /// Received, not yet passed to the receiver: `staging[start..end]`.
     staging: MmapMut,
     start: usize,
@@ -77,8 +77,8 @@ impl TcpWire {
         TcpWire {
             control,
             streams: Streams::new(data),
-            receiver: Receiver::new(),
-            sender: Sender::new(),
+            receiver: FrameReceiver::new(),
+            sender: FrameSender::new(),
             staging: staging(),
             start: 0,
             end: 0,

@@ -41,7 +41,7 @@ enum Body {
 
 /// A SEND or WRITE that is being received.
 #[derive(Debug, Clone, Copy)]
-struct Incoming {
+struct IncomingRequest {
     kind: Kind,
     imm: Option<u32>,
     /// Key of the target memory: of the receive request for a SEND, named by the peer for a WRITE.
@@ -76,7 +76,7 @@ struct OutgoingRead {
 }
 
 /// The receiving half of the wire, with what the sending half has to know of it.
-pub struct Receiver {
+pub struct FrameReceiver {
     header: [u8; HEADER_SIZE],
     header_len: usize,
     body: Body,
@@ -84,7 +84,7 @@ pub struct Receiver {
     body_left: u32,
     /// Whether the last payload was a long one.
     bulk: bool,
-    incoming: Option<Incoming>,
+    incoming: Option<IncomingRequest>,
     small: [u8; ORDERED_MAX],
     /// Requests executed, READs that are not answered yet included.
     executed: u64,
@@ -106,7 +106,7 @@ pub struct Receiver {
     reads_in_flight: Ring<OutgoingRead, MAX_READS>,
 }
 
-impl Default for Receiver {
+impl Default for FrameReceiver {
     fn default() -> Self {
         Self::new()
     }
@@ -117,10 +117,10 @@ fn protocol_error(what: &str) -> Fault {
     Fault::oldest(WcStatus::GeneralErr, format!("the peer sent {what}"))
 }
 
-impl Receiver {
+impl FrameReceiver {
     /// One that has received nothing.
     pub fn new() -> Self {
-        Receiver {
+        FrameReceiver {
             header: [0; HEADER_SIZE],
             header_len: 0,
             body: Body::Skip,
@@ -204,7 +204,7 @@ impl Receiver {
         self.bulk
     }
 
-    /// `n` bytes were received into [`Receiver::direct_target`].
+    /// `n` bytes were received into [`FrameReceiver::direct_target`].
     pub fn direct_received(&mut self, wq: &mut WorkQueues, n: usize) -> Result<(), Fault> {
         wq.stats.add(RailCounter::RxTcp, n as u64);
         self.body_left = self.body_left.saturating_sub(n as u32);
@@ -214,7 +214,7 @@ impl Receiver {
         self.advance(wq, n as u32)
     }
 
-    /// The kernel could not write to [`Receiver::direct_target`] or [`Receiver::pin_segment`].
+    /// The kernel could not write to [`FrameReceiver::direct_target`] or [`FrameReceiver::pin_segment`].
     #[cold]
     pub fn unwritable(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
         if self.body_left > 0 && self.body == Body::Response {
@@ -402,7 +402,7 @@ impl Receiver {
     fn on_request(&mut self, wq: &mut WorkQueues, header: &Header) -> Result<(), Fault> {
         self.body_left = header.len;
         let imm = (header.flags & FLAG_IMM != 0).then_some(header.imm);
-        let mut incoming = Incoming {
+        let mut incoming = IncomingRequest {
             kind: header.kind,
             imm,
             key: header.rkey,

@@ -17,7 +17,7 @@ use super::codec::{
     CHUNK, FLAG_ACK_REQ, FLAG_IMM, FLAG_STREAMED, HEADER_SIZE, Header, Kind, SEGMENT_MAX, SEGMENT_MIN, STREAM_MIN, status_number,
 };
 use super::frame::{FRAMES, Frame, Gather, OnSent, Source, lost};
-use super::receiver::Receiver;
+use super::receiver::FrameReceiver;
 use super::ring::Ring;
 use super::sys::{self, Io};
 
@@ -77,7 +77,7 @@ impl Window {
 }
 
 /// The sending half.
-pub struct Sender {
+pub struct FrameSender {
     frames: Ring<Frame, FRAMES>,
     /// Bytes sent of the oldest frame.
     front_done: usize,
@@ -106,10 +106,10 @@ pub struct Sender {
     pub window: Window,
 }
 
-impl Sender {
+impl FrameSender {
     /// One that has sent nothing.
     pub fn new() -> Self {
-        Sender {
+        FrameSender {
             frames: Ring::new(),
             front_done: 0,
             queued: 0,
@@ -130,7 +130,7 @@ impl Sender {
     }
 
     /// Whether the kernel has taken every ack that the peer requested and every READ response.
-    pub fn flushed(&self, receiver: &Receiver) -> bool {
+    pub fn flushed(&self, receiver: &FrameReceiver) -> bool {
         self.ack.done == 0 && receiver.reads_to_answer().is_empty() && self.acked >= receiver.ack_requested()
     }
 
@@ -140,7 +140,7 @@ impl Sender {
     }
 
     /// Queues frames of READ responses and requests, in turn, as far as there is room. `streams` is the number of data streams.
-    pub fn queue_frames(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<(), Fault> {
+    pub fn queue_frames(&mut self, wq: &mut WorkQueues, receiver: &mut FrameReceiver, streams: usize) -> Result<(), Fault> {
         if !self.started {
             self.window.begun = receiver.base(wq);
             self.started = true;
@@ -159,7 +159,7 @@ impl Sender {
     }
 
     /// One system call: sends the pending ack and the oldest frames. None if there is nothing to send.
-    pub fn send(&mut self, fd: RawFd, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
+    pub fn send(&mut self, fd: RawFd, wq: &mut WorkQueues, receiver: &mut FrameReceiver) -> Result<Option<Io>, Fault> {
         self.prepare_ack(wq, receiver);
         if self.ack.len == 0 && self.frames.is_empty() {
             return Ok(None);
@@ -198,7 +198,7 @@ impl Sender {
 
     /// Tries to send the newest ack, and a NAK, before the wire is closed. Only possible between two frames.
     #[cold]
-    pub fn send_last(&mut self, fd: RawFd, receiver: &Receiver, nak: Option<WcStatus>) {
+    pub fn send_last(&mut self, fd: RawFd, receiver: &FrameReceiver, nak: Option<WcStatus>) {
         let news = nak.is_some() || receiver.ackable() != self.acked;
         if self.nak_sent || self.ack.done > 0 || self.front_done > 0 || !news {
             return;
@@ -213,7 +213,7 @@ impl Sender {
     }
 
     /// Brings the pending ack up to date, unless part of it is sent.
-    fn prepare_ack(&mut self, wq: &WorkQueues, receiver: &Receiver) {
+    fn prepare_ack(&mut self, wq: &WorkQueues, receiver: &FrameReceiver) {
         if self.ack.done > 0 {
             return;
         }
@@ -245,8 +245,8 @@ impl Sender {
         }
     }
 
-    /// The kernel has taken `n` bytes, in the order in which [`Sender::send`] gathered them.
-    fn on_sent(&mut self, n: usize, ack_first: bool, wq: &mut WorkQueues, receiver: &mut Receiver) {
+    /// The kernel has taken `n` bytes, in the order in which [`FrameSender::send`] gathered them.
+    fn on_sent(&mut self, n: usize, ack_first: bool, wq: &mut WorkQueues, receiver: &mut FrameReceiver) {
         let mut n = n;
         if !ack_first {
             n = self.on_frame_sent(n, wq, receiver);
@@ -270,7 +270,7 @@ impl Sender {
     }
 
     /// The kernel has taken up to `n` bytes of the oldest frame; returns what is left of `n`.
-    fn on_frame_sent(&mut self, n: usize, wq: &mut WorkQueues, receiver: &mut Receiver) -> usize {
+    fn on_frame_sent(&mut self, n: usize, wq: &mut WorkQueues, receiver: &mut FrameReceiver) -> usize {
         let Some(frame) = self.frames.front() else { return 0 };
         let rest = frame.len() - self.front_done;
         if n < rest {
@@ -301,7 +301,7 @@ impl Sender {
     }
 
     /// Queues the next frame of a READ response; false if there is none.
-    fn queue_response(&mut self, receiver: &Receiver) -> bool {
+    fn queue_response(&mut self, receiver: &FrameReceiver) -> bool {
         let Some(read) = receiver.reads_to_answer().get(self.responses_queued) else { return false };
         let len = (read.len - self.response_at).min(CHUNK);
         let addr = read.addr.wrapping_add(u64::from(self.response_at));
@@ -318,7 +318,7 @@ impl Sender {
     }
 
     /// Queues the next frame of our requests; false if there is none to queue now.
-    fn queue_request(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver, streams: usize) -> Result<bool, Fault> {
+    fn queue_request(&mut self, wq: &mut WorkQueues, receiver: &mut FrameReceiver, streams: usize) -> Result<bool, Fault> {
         if self.part_at > 0 {
             self.queue_part(wq);
             return Ok(true);
@@ -378,7 +378,7 @@ impl Sender {
     }
 
     /// Begins a request: queues its first frame, which holds the payload already if it is short.
-    fn begin_request(&mut self, mut frame: Frame, wqe: &Wqe, request: u64, receiver: &mut Receiver, streams: usize) {
+    fn begin_request(&mut self, mut frame: Frame, wqe: &Wqe, request: u64, receiver: &mut FrameReceiver, streams: usize) {
         let with_imm = matches!(wqe.opcode, Opcode::SendWithImm | Opcode::WriteWithImm);
         let mut header = Header { total: wqe.len, ..Header::new(Kind::Send) };
         if with_imm {

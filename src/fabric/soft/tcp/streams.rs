@@ -12,7 +12,7 @@ use crate::fabric::types::*;
 
 use super::super::work_queues::{Fault, MAX_LEN, WorkQueues};
 use super::codec::{SEGMENT_HEADER_SIZE, SEGMENT_MIN, SegmentHeader};
-use super::receiver::Receiver;
+use super::receiver::FrameReceiver;
 use super::sender::Window;
 use super::sys::{self, Backoff, Io};
 
@@ -23,7 +23,7 @@ const MAX_SEGMENTS: usize = (MAX_LEN / SEGMENT_MIN) as usize;
 
 /// A segment being sent.
 #[derive(Debug, Clone, Copy)]
-struct Outgoing {
+struct OutgoingSegment {
     request: u64,
     header: [u8; SEGMENT_HEADER_SIZE],
     offset: u32,
@@ -34,7 +34,7 @@ struct Outgoing {
 
 /// A segment being received.
 #[derive(Debug, Clone, Copy)]
-struct Incoming {
+struct IncomingSegment {
     header: SegmentHeader,
     /// Whether it was checked against its request.
     admitted: bool,
@@ -44,9 +44,9 @@ struct Incoming {
 
 struct Stream {
     fd: OwnedFd,
-    outgoing: Option<Outgoing>,
+    outgoing: Option<OutgoingSegment>,
     blocked: bool,
-    incoming: Option<Incoming>,
+    incoming: Option<IncomingSegment>,
     header: [u8; SEGMENT_HEADER_SIZE],
     header_len: usize,
     /// Why nothing more comes.
@@ -138,7 +138,7 @@ impl Streams {
                             assign(window, segment.len, wq);
                         }
                         let done = segment.done + n;
-                        stream.outgoing = Some(Outgoing { done, ..segment });
+                        stream.outgoing = Some(OutgoingSegment { done, ..segment });
                         if done == SEGMENT_HEADER_SIZE + segment.len as usize {
                             stream.outgoing = None;
                             wq.stats.add(RailCounter::TxTcp, u64::from(segment.len));
@@ -160,7 +160,7 @@ impl Streams {
     }
 
     /// Receives segments of the oldest request, until it is complete or no more have come.
-    pub fn receive(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<PollResult, Fault> {
+    pub fn receive(&mut self, wq: &mut WorkQueues, receiver: &mut FrameReceiver) -> Result<PollResult, Fault> {
         let mut result = PollResult { moved: false, broken: None };
         for at in 0..self.streams.len() {
             let mut budget = BUDGET;
@@ -193,11 +193,11 @@ impl Streams {
 }
 
 /// The next segment that is not assigned to a stream.
-fn next_segment(wq: &WorkQueues, base: u64, window: &Window) -> Option<Outgoing> {
+fn next_segment(wq: &WorkQueues, base: u64, window: &Window) -> Option<OutgoingSegment> {
     let job = window.streamed.front()?;
     let len = (wq.sq.get(job.request).len - job.assigned).min(job.segment);
     let header = SegmentHeader { index: job.request - base, offset: job.assigned, len };
-    Some(Outgoing { request: job.request, header: header.encode(), offset: job.assigned, len, done: 0 })
+    Some(OutgoingSegment { request: job.request, header: header.encode(), offset: job.assigned, len, done: 0 })
 }
 
 /// A stream has taken the segment that [`next_segment`] returned.
@@ -211,7 +211,7 @@ fn assign(window: &mut Window, len: u32, wq: &WorkQueues) {
 }
 
 impl Stream {
-    fn send(&self, wq: &mut WorkQueues, segment: &Outgoing) -> Result<Io, Fault> {
+    fn send(&self, wq: &mut WorkQueues, segment: &OutgoingSegment) -> Result<Io, Fault> {
         let wqe = *wq.sq.get(segment.request);
         let own = segment.header.get(segment.done..).unwrap_or(&[]);
         let into = segment.done.saturating_sub(SEGMENT_HEADER_SIZE);
@@ -249,7 +249,7 @@ impl Stream {
     }
 
     /// One system call: the rest of an admitted segment and the next header. None if the request was refused.
-    fn recv(&mut self, wq: &mut WorkQueues, receiver: &mut Receiver) -> Result<Option<Io>, Fault> {
+    fn recv(&mut self, wq: &mut WorkQueues, receiver: &mut FrameReceiver) -> Result<Option<Io>, Fault> {
         let mut iov = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         let mut pin = None;
         if let Some(incoming) = &self.incoming {
@@ -281,7 +281,7 @@ impl Stream {
             if self.header_len == SEGMENT_HEADER_SIZE {
                 self.header_len = 0;
                 let header = SegmentHeader::decode(&self.header);
-                self.incoming = Some(Incoming { header, admitted: false, done: 0 });
+                self.incoming = Some(IncomingSegment { header, admitted: false, done: 0 });
             }
         }
         Ok(Some(io))

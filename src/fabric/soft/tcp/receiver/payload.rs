@@ -10,9 +10,9 @@ use super::super::super::mr::Pin;
 use super::super::super::publish::publish;
 use super::super::super::work_queues::{Fault, WorkQueues};
 use super::super::codec::Kind;
-use super::{Body, Incoming, Receiver, protocol_error};
+use super::{Body, FrameReceiver, IncomingRequest, protocol_error};
 
-impl Receiver {
+impl FrameReceiver {
     /// Stores payload of the current frame, at most `body_left` bytes.
     pub(super) fn store(&mut self, wq: &mut WorkQueues, bytes: &[u8]) -> Result<(), Fault> {
         let n = bytes.len() as u32;
@@ -79,7 +79,7 @@ impl Receiver {
         Ok(self.pin(wq, &incoming, incoming.done, (incoming.total - incoming.done) as usize))
     }
 
-    pub(super) fn pin(&mut self, wq: &mut WorkQueues, incoming: &Incoming, offset: u32, len: usize) -> Option<Pin> {
+    pub(super) fn pin(&mut self, wq: &mut WorkQueues, incoming: &IncomingRequest, offset: u32, len: usize) -> Option<Pin> {
         let addr = incoming.addr.wrapping_add(u64::from(offset));
         let pinned = match incoming.kind {
             Kind::Send => wq.pin_local(incoming.key, addr, len, Access::LOCAL_WRITE),
@@ -89,7 +89,7 @@ impl Receiver {
     }
 
     #[cold]
-    fn refuse_place(&mut self, wq: &mut WorkQueues, incoming: &Incoming, status: WcStatus) {
+    fn refuse_place(&mut self, wq: &mut WorkQueues, incoming: &IncomingRequest, status: WcStatus) {
         if incoming.kind == Kind::Send {
             self.fail_recv(wq, status);
             self.refuse(WcStatus::RemOpErr, "a receive request names memory that is not registered for writing");
@@ -119,7 +119,7 @@ impl Receiver {
 
     /// Every byte of the oldest request is stored: completes its receive request, if it has one, and counts it as executed.
     #[inline]
-    pub(super) fn request_done(&mut self, wq: &mut WorkQueues, incoming: &Incoming) -> Result<(), Fault> {
+    pub(super) fn request_done(&mut self, wq: &mut WorkQueues, incoming: &IncomingRequest) -> Result<(), Fault> {
         let opcode = if incoming.kind == Kind::Send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
         if incoming.kind == Kind::Send || incoming.imm.is_some() {
             if !wq.complete_recv(opcode, incoming.total, incoming.imm) {

@@ -283,7 +283,7 @@ fn nonsense_out_of_place_is_a_fault() {
     for (what, headers) in cases {
         let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
         wq.ready(7);
-        let mut receiver = Receiver::new();
+        let mut receiver = FrameReceiver::new();
         let mut outcome = Ok(0);
         for header in headers {
             let header = if header.total > 8192 { Header { addr: room.addr(), rkey: room.key(), ..header } } else { header };
@@ -373,7 +373,7 @@ proptest! {
     fn noise_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..2000), cut in 1usize..64) {
         let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
         wq.ready(7);
-        let mut receiver = Receiver::new();
+        let mut receiver = FrameReceiver::new();
         for part in noise.chunks(cut) {
             if receiver.feed(&mut wq, part).is_err() {
                 break;
@@ -392,7 +392,7 @@ proptest! {
         for i in 0..recvs {
             wq.post_recv(&RecvWr { wr_id: i, sge: to.sge(0, 100) }).unwrap();
         }
-        let mut receiver = Receiver::new();
+        let mut receiver = FrameReceiver::new();
         for (kind, flags, len, addr, total, fits, arg) in frames {
             let base = if addr == 3 { to.addr() } else { addr };
             let total = if fits { len } else { total };

@@ -191,7 +191,7 @@ fn a_frame_may_come_byte_by_byte_and_a_slot_is_never_torn() {
     let setup = Setup::default();
     let mut wq = WorkQueues::new(&setup.caps, RailStats::detached(), 1, 0);
     wq.ready(7);
-    let mut receiver = Receiver::new();
+    let mut receiver = FrameReceiver::new();
     let to = Memory::new(64, ALL);
     for round in 1..500u64 {
         let slot = [round; 8];
@@ -216,7 +216,7 @@ fn a_reader_of_slots_that_come_byte_by_byte_sees_none_torn() {
     let publishes: u64 = std::env::var("RHT_PUBLISHES").map_or(100_000, |n| n.parse().unwrap());
     let mut wq = WorkQueues::new(&QpCaps::default(), RailStats::detached(), 1, 0);
     wq.ready(7);
-    let mut receiver = Receiver::new();
+    let mut receiver = FrameReceiver::new();
     let to = Memory::new(64 * SLOTS as usize, ALL);
     let (base, key) = (to.addr(), to.key());
     let (read, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -291,7 +291,7 @@ fn every_kind_of_frame_may_be_cut_anywhere() {
         for i in 0..3 {
             wq.post_recv(&RecvWr { wr_id: i, sge: landed.sge(0, 3000) }).unwrap();
         }
-        let mut receiver = Receiver::new();
+        let mut receiver = FrameReceiver::new();
         for part in bytes[..n].chunks(piece) {
             assert_eq!(receiver.feed(&mut wq, part).unwrap(), part.len());
         }
