@@ -2,7 +2,7 @@
 //!
 //! The life of a message, and where to read on:
 //!
-//! 1. `irecv` ([`recv_comm`]) writes a clear-to-send into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
+//! 1. `irecv` ([`receiver`]) writes a clear-to-send into the sender's CTS FIFO ([`cts_fifo`]: the ready flag is written and read there).
 //! 2. `isend` ([`sender`]) finds it, cuts the message over the queue pairs of its [`link`](crate::link) and WRITEs it into the receiver's memory;
 //!    the last WRITE of each stripe carries an immediate that names the slot.
 //! 3. `test` on either side polls the link, and gives the sizes once all stripes are accounted for ([`recv_state`] at the receiver,
@@ -21,6 +21,7 @@ pub mod frames;
 mod handshake;
 mod listen;
 mod listen_handle;
+mod receiver;
 mod recv_comm;
 mod recv_state;
 mod resources;
@@ -55,7 +56,8 @@ pub use device::{PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties};
 pub use handshake::Mode;
 pub use listen::ListenComm;
 pub use listen_handle::HANDLE_SIZE;
-pub use recv_comm::{RecvBuffer, RecvComm};
+pub use receiver::RecvBuffer;
+pub use recv_comm::RecvComm;
 pub use send_comm::SendComm;
 
 /// Access of user memory. Relaxed ordering is safe: a caller reads a buffer only after `test` has said that its receive is done.

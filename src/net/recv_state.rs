@@ -1,4 +1,4 @@
-//! The receives of a comm that are outstanding: completions of its queue pairs become done requests. [`super::recv_comm`] calls it, on the thread
+//! The receives of a comm that are outstanding: completions of its queue pairs become done requests. [`super::receiver`] calls it, on the thread
 //! that drives the comm.
 
 use std::sync::Arc;

@@ -43,7 +43,7 @@ fn named_files_exist() {
 fn named_functions_are_where_it_says() {
     let page = read("docs/architecture.md");
     for (function, file, text) in [
-        ("`RecvComm::irecv`", "src/net/recv_comm.rs", "pub fn irecv("),
+        ("`Receiver::irecv`", "src/net/receiver.rs", "pub fn irecv("),
         ("`Slot::encode_to`", "src/net/cts_fifo.rs", "pub fn encode_to("),
         ("`isend`", "src/net/sender.rs", "fn isend("),
         ("`load_group`", "src/net/sender.rs", "fn load_group("),

@@ -1,0 +1,273 @@
+//! The receiving end of a comm: posts clear-to-sends into the sender's CTS FIFO and learns from immediates what came ([`super::recv_state`]).
+//! [`super::recv_comm`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless something went wrong.
+
+use std::collections::VecDeque;
+
+use crate::base::error::{Error, Result};
+use crate::base::stage::{self, Stage};
+use crate::base::stats::WaitCause;
+use crate::engine::Progress;
+use crate::fabric::{Opcode, Payload, PostError};
+use crate::link::device_thread::{Member, WaitSet};
+use crate::link::incoming::{IncomingMessage, Records};
+use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
+use crate::link::memory::{MemoryKind, MrHandle, MrTable, Registration};
+use crate::link::queue_pairs::{ORDERED_QP, QueuePairs, Side, Wr};
+use crate::link::request::{Request, Sizes};
+use crate::link::wr_id::{RequestId, WrKind};
+use crate::link::{Connection, Link, too_long};
+
+use super::cts_fifo::Slot;
+use super::flush::Flusher;
+use super::recv_state::{FREE, RecvSlot, RecvState};
+use super::resources::Resources;
+
+/// A receiver whose peer has connected, or is about to (v4).
+pub(super) struct Receiver {
+    pub link: Link,
+    state: RecvState,
+    /// Sequence number of the next clear-to-send.
+    tail: u64,
+    /// Dropped after the link: its queue pairs are in the link's queues.
+    flusher: Option<Flusher>,
+    dev: usize,
+    /// v4 only: clear-to-sends that wait until the peer has connected its queue pairs.
+    early: Option<Box<Early>>,
+    /// The clear-to-sends of the group that is being posted. A field, so that irecv does not zero 512 bytes per call.
+    encoded: [[u8; SLOT_SIZE]; MAX_RECVS],
+}
+
+/// Clear-to-sends, in order, that wait until the peer has connected its queue pairs: v4 hands a comm out before.
+struct Early(VecDeque<(u64, [u8; SLOT_SIZE], RequestId)>);
+
+/// One of the memory ranges of a group of receives.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvBuffer {
+    /// First byte.
+    pub addr: usize,
+    /// Bytes; 0 is legal and needs no memory handle.
+    pub len: usize,
+    /// Which send it is for.
+    pub tag: i32,
+    /// The registration that covers it.
+    pub mr: MrHandle,
+}
+
+impl Member for Receiver {
+    fn poll(&mut self) -> Progress {
+        if self.link.has_failed() {
+            return Progress::Done;
+        }
+        let Receiver { link, state, .. } = self;
+        let (moved, due) = link.progress_in_background(WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
+        self.after_poll(due);
+        if moved { Progress::Moved } else { Progress::Idle }
+    }
+
+    fn arm(&mut self, wait: &mut WaitSet) -> Progress {
+        if self.link.has_failed() {
+            return Progress::Done;
+        }
+        let Receiver { link, state, .. } = self;
+        let (progress, due) = link.arm_and_drain(wait, WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
+        self.after_poll(due);
+        if self.early.is_some() {
+            wait.poll_soon();
+        }
+        progress
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}
+
+impl Receiver {
+    /// From a handshake. Every queue pair gets as many receive requests as there can be receives outstanding, and from then on one for each that
+    /// was consumed.
+    pub fn new(resources: &Resources, connection: Connection<Records>) -> Result<Receiver> {
+        let name = format!("recv comm {} on {} from", connection.stats.id(), resources.device.name());
+        let (mut link, records) = Link::new(connection, Side::Recv, &name, &resources.config);
+        for qp in 0..link.qps.len() {
+            for _ in 0..MAX_REQUESTS {
+                link.qps.post_recv(qp).map_err(|e| Error::internal(format!("accept: posting receives: {e}")))?;
+            }
+        }
+        let early = (!link.confirmed() && !link.qps.keeps_early_requests).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
+        let mrs = resources.mrs.clone();
+        let state = RecvState { records, slots: Box::new([FREE; SLOTS]), shared_deregs: mrs.shared_deregs(), mrs };
+        let encoded = [[0; SLOT_SIZE]; MAX_RECVS];
+        Ok(Receiver { link, early, state, tail: 0, flusher: None, dev: resources.device.index(), encoded })
+    }
+
+    #[inline(never)]
+    pub fn irecv(&mut self, mrs: &MrTable, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+        if self.link.has_failed() {
+            return self.link.no_request();
+        }
+        let n = buffers.len();
+        if !(1..=MAX_RECVS).contains(&n) {
+            return Err(bad_group(n));
+        }
+        let mut free = true;
+        for (i, buffer) in buffers.iter().enumerate() {
+            let sequence = self.tail + i as u64;
+            let Some(place) = self.encoded.get_mut(i) else { break };
+            cts_of(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
+            free &= self.state.is_free(sequence);
+        }
+        // A queue pair has as many receives posted as there can be outstanding, so none is missing there.
+        if !free || !self.link.requests.has_room() || (self.link.qps.room(ORDERED_QP) as usize) < n {
+            return self.poll_then_no_request();
+        }
+        let request = Request { n: n as u8, left: n as u8, pending_qps: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
+        let Some(id) = self.link.requests.insert(request) else { return Ok(None) };
+        for (i, buffer) in buffers.iter().enumerate() {
+            let sequence = self.tail + i as u64;
+            if let Some(slot) = self.state.slot(sequence) {
+                let (room, incoming) = (buffer.len as u64, IncomingMessage::NONE);
+                *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room, mr: buffer.mr, incoming };
+            }
+        }
+        let posted = match (&mut self.early, &self.encoded) {
+            (Some(early), all) => {
+                early.0.extend((self.tail..).zip(all.iter().take(n)).map(|(sequence, slot)| (sequence, *slot, id)));
+                Ok(())
+            }
+            (None, [one, ..]) if n == 1 => post_cts(&mut self.link, self.tail, one, id),
+            (None, all) => post_cts_group(&mut self.link, self.tail, all.get(..n).unwrap_or_default(), id),
+        };
+        if let Err(error) = posted {
+            return self.link.not_posted(id, WrKind::Cts, ORDERED_QP, error);
+        }
+        self.tail += n as u64;
+        self.link.count_op();
+        stage::reach(Stage::RecvPosted);
+        Ok(Some(id))
+    }
+
+    /// Posts the clear-to-sends that waited for the peer, once it can take them, as many as there is room for.
+    #[cold]
+    fn post_early(&mut self) {
+        while self.link.confirmed() && self.link.qps.room(ORDERED_QP) > 0 {
+            let Some((sequence, slot, id)) = self.early.as_mut().and_then(|early| early.0.pop_front()) else {
+                self.early = None;
+                return;
+            };
+            if let Err(error) = post_cts(&mut self.link, sequence, &slot, id) {
+                self.link.post_failed(WrKind::Cts, ORDERED_QP, error);
+                self.early = None;
+                return;
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn test(&mut self, id: RequestId) -> Result<Option<Sizes>> {
+        if !self.link.requests.is_done(id)? {
+            self.link.check()?;
+            self.progress();
+            if !self.link.requests.is_done(id)? {
+                return self.link.check().map(|()| None);
+            }
+        }
+        self.link.finish(id)
+    }
+
+    pub fn iflush(&mut self, resources: &Resources, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {
+        let mut last = None;
+        for buffer in buffers.iter().filter(|b| b.len > 0) {
+            let registration = resources.mrs.lookup("iflush", self.dev, buffer.mr, buffer.addr, buffer.len)?;
+            if registration.kind() == MemoryKind::Device {
+                last = Some((buffer.addr, registration));
+            }
+        }
+        // The NIC keeps its writes in order before a later read of its own, so one READ after the last of them flushes all.
+        let Some((addr, registration)) = last else { return Ok(None) };
+        // A failure is returned even with requests outstanding, unlike in `irecv`: no request would mean that there is nothing to flush.
+        self.link.check()?;
+        let flusher = match &mut self.flusher {
+            Some(flusher) => flusher,
+            none => none.insert(Flusher::new(resources.device.rails(), &mut self.link)?),
+        };
+        let posted = flusher.post(&mut self.link, addr as u64, registration);
+        if let Ok(Some(_)) = posted {
+            self.link.count_op();
+            stage::reach(Stage::Flush);
+        }
+        posted
+    }
+
+    /// Nothing can be posted now.
+    #[inline(never)]
+    fn poll_then_no_request(&mut self) -> Result<Option<RequestId>> {
+        self.progress();
+        self.link.no_request()
+    }
+
+    #[inline(never)]
+    pub fn progress(&mut self) {
+        let Receiver { link, state, .. } = self;
+        let due = link.progress(WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
+        self.after_poll(due);
+    }
+
+    /// What is to be done after each poll; `due`: look for what stalls.
+    #[inline]
+    fn after_poll(&mut self, due: bool) {
+        self.state.check_registrations(&mut self.link);
+        if due {
+            self.link.report_stall(None, "");
+        }
+        if self.early.is_some() {
+            self.post_early();
+        }
+    }
+}
+
+#[cold]
+fn bad_group(n: usize) -> Error {
+    Error::internal(format!("irecv: a group of {n}; 1..={MAX_RECVS} are possible (maxRecvs)"))
+}
+
+/// The registration of a buffer of device `dev`; `None` for one without bytes.
+#[inline(always)]
+fn check_buffer<'a>(mrs: &'a MrTable, dev: usize, buffer: &RecvBuffer) -> Result<Option<&'a Registration>> {
+    match buffer.len {
+        0 => Ok(None),
+        1..=MAX_MESSAGE => mrs.lookup("irecv", dev, buffer.mr, buffer.addr, buffer.len).map(Some),
+        _ => Err(too_long("irecv", buffer.len)),
+    }
+}
+
+/// The clear-to-send for a buffer of device `dev`, one of `n`.
+#[inline(always)]
+fn cts_of(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Slot> {
+    let rkeys = check_buffer(mrs, dev, buffer)?.map_or([0; _], Registration::rkeys);
+    Ok(Slot { addr: buffer.addr as u64, size: buffer.len as u64, rkeys, nreqs: n as u32, tag: buffer.tag as u32 })
+}
+
+/// Writes a clear-to-send into the sender's FIFO.
+#[inline(always)]
+fn post_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: RequestId) -> std::result::Result<(), PostError> {
+    let write = cts_write(&link.qps, sequence, slot);
+    link.qps.post_send(ORDERED_QP, [write], WrKind::Cts, id, false)
+}
+
+/// The same for a group, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
+#[inline(never)]
+fn post_cts_group(link: &mut Link, sequence: u64, slots: &[[u8; SLOT_SIZE]], id: RequestId) -> std::result::Result<(), PostError> {
+    let mut writes = [cts_write(&link.qps, sequence, &[0; SLOT_SIZE]); MAX_RECVS];
+    for ((sequence, slot), write) in (sequence..).zip(slots).zip(&mut writes) {
+        *write = cts_write(&link.qps, sequence, slot);
+    }
+    link.qps.post_send_group(ORDERED_QP, writes.get(..slots.len()).unwrap_or_default(), WrKind::Cts, id)
+}
+
+#[inline(always)]
+fn cts_write<'a>(qps: &QueuePairs, sequence: u64, slot: &'a [u8; SLOT_SIZE]) -> Wr<'a> {
+    let remote = qps.remote(ORDERED_QP, (sequence % SLOTS as u64) as usize * SLOT_SIZE);
+    Wr { opcode: Opcode::Write, payload: Payload::Inline(slot), remote, imm: 0 }
+}
