@@ -44,7 +44,7 @@ PROGRAM := target/release/railhead
 STAGED := --workspace --profile staged --features stages --target-dir target/stages
 SOAK := --test plugin --test store
 # Most tests wait most of the time.
-export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
+export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
 # Tests of the plugin, which all hold with a thread of each device too; the others do not ask for one, or build programs of their own,
 # or take long for what a thread does not change.
 THREADED := --test plugin --test library -- library::misuse $(addprefix plugin::,basic concurrency faults handshake hostile last_call mapped \
