@@ -2,7 +2,7 @@
 //!
 //! * [`boundary`]: nothing unwinds into C, every pointer is checked, errors become status codes here and nowhere else.
 //! * [`handle`], [`comm_table`]: what C holds for a comm, a request or a registration is an opaque number, looked up on every call.
-//! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version, and the process-wide state.
+//! * [`plugin`]: the calls of the plugin on plain values, the same for every ABI version; [`instance`]: the state of the process that they work on.
 //! * [`nccl`]: the tables `ncclNetPlugin_v4` to `ncclNetPlugin_v12`, one file per version.
 //! * [`version`], [`memory`], [`store`], [`watch`], [`rendezvous`], [`proxy`], [`connector`], [`mesh`], [`buffer`],
 //!   [`collective`], [`tensor`], [`status`]: the library's own C functions, `railhead_*`; [`objects`]: what
@@ -15,6 +15,7 @@ pub mod collective;
 pub mod comm_table;
 pub mod connector;
 pub mod handle;
+pub mod instance;
 pub mod memory;
 pub mod mesh;
 pub mod nccl;

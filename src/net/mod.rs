@@ -63,7 +63,7 @@ pub use send_comm::SendComm;
 /// Access of user memory. Relaxed ordering is safe: a caller reads a buffer only after `test` has said that its receive is done.
 const MR_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::RELAXED_ORDERING);
 
-/// The plugin's state for the settings of one `init`; `abi::plugin` says how long it lives.
+/// The plugin's state for the settings of one `init`; `abi::instance` says how long it lives.
 pub struct Net {
     config: Arc<Config>,
     local: Arc<Local>,
