@@ -138,14 +138,6 @@ impl TcpWire {
         self.sender.flushed(&self.receiver) || self.broken.is_some()
     }
 
-    /// Tries to tell the peer that its next request is refused, before the queue pair is closed for a reason of its own.
-    #[cold]
-    pub fn nak(&mut self, status: WcStatus) {
-        if self.broken.is_none() {
-            self.sender.send_last(self.control.as_raw_fd(), &self.receiver, Some(status));
-        }
-    }
-
     /// Whether the peer has told of a receive.
     pub fn knows_receives(&self) -> bool {
         self.receiver.peer_recvs_posted() > 0
@@ -161,7 +153,7 @@ impl TcpWire {
     pub fn close(mut self) -> Vec<OwnedFd> {
         if self.broken.is_none() {
             // The ack of requests that were executed, but for which no ack was requested: they should not fail.
-            self.sender.send_last(self.control.as_raw_fd(), &self.receiver, None);
+            self.sender.send_last(self.control.as_raw_fd(), &self.receiver);
         }
         let fds: Vec<OwnedFd> = std::iter::once(self.control).chain(self.streams.into_fds()).collect();
         for fd in &fds {

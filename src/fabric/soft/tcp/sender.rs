@@ -196,19 +196,17 @@ impl FrameSender {
         Ok(Some(io))
     }
 
-    /// Tries to send the newest ack, and a NAK, before the wire is closed. Only possible between two frames.
+    /// Tries to send the newest ack before the wire is closed. Only possible between two frames.
     #[cold]
-    pub fn send_last(&mut self, fd: RawFd, receiver: &FrameReceiver, nak: Option<WcStatus>) {
-        let news = nak.is_some() || receiver.ackable() != self.acked;
-        if self.nak_sent || self.ack.done > 0 || self.front_done > 0 || !news {
+    pub fn send_last(&mut self, fd: RawFd, receiver: &FrameReceiver) {
+        if self.nak_sent || self.ack.done > 0 || self.front_done > 0 || receiver.ackable() == self.acked {
             return;
         }
-        self.encode_ack(receiver.ackable(), self.recvs_posted, nak);
+        self.encode_ack(receiver.ackable(), self.recvs_posted, None);
         let mut iov = [libc::iovec { iov_base: self.ack.bytes.as_mut_ptr().cast(), iov_len: self.ack.len }];
         // SAFETY: the element is in `self`. If it cannot be sent, the end of the stream tells the peer enough.
         unsafe { sys::send(fd, &mut iov) };
         self.acked = receiver.ackable();
-        self.nak_sent = nak.is_some();
         self.ack.len = 0;
     }
 

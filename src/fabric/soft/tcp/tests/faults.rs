@@ -243,18 +243,6 @@ fn a_peer_that_dies_midway_is_noticed_on_both_paths() {
 }
 
 #[test]
-fn a_queue_pair_can_tell_its_peer_why_it_goes() {
-    let (mut a, mut b) = pair(Setup::default());
-    let from = Memory::patterned(50, 1);
-    a.post(of(Opcode::Send, write(1, from.sge(0, 50), &from, 0)));
-    settle(&mut a, &mut b);
-    b.wire.nak(WcStatus::RemOpErr);
-    let kept = b.wire.close();
-    assert_eq!(a.step().unwrap_err().status, WcStatus::RemOpErr);
-    drop(kept);
-}
-
-#[test]
 fn nonsense_out_of_place_is_a_fault() {
     let to = Memory::new(8192, ALL);
     let w = Header { addr: to.addr(), rkey: to.key(), total: 100, len: 100, ..Header::new(Kind::Write) };
