@@ -53,7 +53,9 @@ static PROCESS: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
 
 #[inline]
 fn last() -> Option<&'static Instance> {
-    // SAFETY: the pointer is NULL or comes from `Box::into_raw` in `current_or_new`.
+    // SAFETY: the reference requires NULL, or an Instance that is initialised, lives as long as the process and is never borrowed mutably. The pointer
+    // is NULL or from `Box::into_raw` in `current_or_new`, whose Release store this load pairs with; what is published is never freed or changed but
+    // through its locks and atomics.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
@@ -90,7 +92,7 @@ fn current_or_new() -> &'static Instance {
         let process = Box::into_raw(Box::new(process));
         let expected = parent.map_or(std::ptr::null_mut(), |parent| std::ptr::from_ref(parent).cast_mut());
         if PROCESS.compare_exchange(expected, process, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: from `Box::into_raw` above, and published nowhere.
+            // SAFETY: `from_raw` requires a pointer of `into_raw` that nobody else uses: it is the one above, and was not published.
             drop(unsafe { Box::from_raw(process) });
         }
     }
@@ -118,7 +120,7 @@ impl Instance {
         Ok(handle)
     }
 
-    /// Closes a comm, and the net with the last one.
+    /// Closes a comm, and ends the net if nothing uses it any more.
     pub fn close(&self, handle: Handle, kind: Kind) -> Result<()> {
         let (driven, shared) = self.comms.close(handle, kind)?;
         // The comm before its net, and both before the count: once nothing is open, nothing runs.

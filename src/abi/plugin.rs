@@ -135,7 +135,7 @@ fn to_recv_buffers(n: usize, buffers: impl Fn(usize) -> Result<Buffer>, process:
         let Buffer { addr, len, tag, mr } = buffers(i)?;
         place.write(RecvBuffer { addr, len, tag, mr: mr.to_mr(process) });
     }
-    // SAFETY: every one of the places was just written.
+    // SAFETY: the slice requires `n` initialised elements, borrowed as long as `room`: the loop has written each of the `n` places.
     Ok(unsafe { std::slice::from_raw_parts(places.as_ptr().cast(), n) })
 }
 

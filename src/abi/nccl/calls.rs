@@ -201,7 +201,9 @@ pub(super) unsafe fn reg_mr<L: Length>(
         if data.is_null() {
             return Err(boundary::bad_pointer(0, "data", 1));
         }
-        // SAFETY: NCCL hands over memory that it owns for as long as it is registered, and expects the peer to write to it.
+        // SAFETY: `new` requires memory of this process for as long as it is registered, which the peer may change, and which the CPU can access unless
+        // it is a device's. By NCCL's interface it is NCCL's own until deregMr, to be written by the peer; `kind` tells of a device's memory, which
+        // `Net::register` takes for NICs alone, and whose bytes nothing in `net` views.
         let memory = unsafe { UserMemory::new(data.cast(), len) };
         mhandle.set(plugin::register(Handle::from_pointer(comm), memory, kind)?.to_pointer());
         Ok(())
@@ -226,8 +228,7 @@ pub(super) unsafe fn reg_mr_dma_buf(
         if data.is_null() {
             return Err(boundary::bad_pointer(0, "data", 1));
         }
-        // SAFETY: NCCL hands over memory that it owns for as long as it is registered, and expects the peer to write to it. The CPU never
-        // touches it.
+        // SAFETY: as in `reg_mr`; a DMA-BUF is registered on NICs alone, so the CPU need not be able to access what it names.
         let memory = unsafe { UserMemory::new(data.cast(), size) };
         mhandle.set(plugin::register_dma_buf(Handle::from_pointer(comm), memory, kind, offset, fd)?.to_pointer());
         Ok(())

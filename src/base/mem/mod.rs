@@ -28,8 +28,9 @@ impl UserMemory {
     /// `len` bytes at `addr`.
     ///
     /// # Safety
-    /// The range must be readable and writable memory of this process, and stay so until every region registered over it, or other
-    /// holder of it, was dropped; while a region is registered, the peer may change it at any time.
+    /// The range must be memory of this process, and stay so until every region registered over it, or other holder of it, was dropped; while a region
+    /// is registered, the peer may change it at any time. The CPU must be able to read and write it, unless it is a device's memory: that may be
+    /// registered on NICs alone, and nothing may view its bytes.
     pub unsafe fn new(addr: *mut u8, len: usize) -> Self {
         UserMemory { addr: addr as usize, len }
     }

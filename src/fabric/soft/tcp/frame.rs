@@ -1,5 +1,7 @@
 //! A frame to be sent, and the gathering of several frames for one system call. Used by the sending half of the wire.
 
+use std::marker::PhantomData;
+
 use crate::fabric::types::*;
 
 use super::super::MAX_INLINE;
@@ -105,24 +107,25 @@ pub fn lost(frame: &Frame, status: WcStatus) -> Fault {
     }
 }
 
-/// The elements of one call, with what keeps them valid.
-pub struct Gather {
+/// The elements of one call, with what keeps them valid: it borrows bytes of the sender, and pins registered memory.
+pub struct Gather<'a> {
     iov: [libc::iovec; IOVS],
     iovs: usize,
     pins: [Option<Pin>; FRAMES],
     pinned: usize,
     /// Bytes of all elements.
     pub bytes: usize,
+    borrowed: PhantomData<&'a [u8]>,
 }
 
-impl Gather {
+impl<'a> Gather<'a> {
     /// None.
     pub fn new() -> Self {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Gather { iov: [empty; IOVS], iovs: 0, pins: [const { None }; FRAMES], pinned: 0, bytes: 0 }
+        Gather { iov: [empty; IOVS], iovs: 0, pins: [const { None }; FRAMES], pinned: 0, bytes: 0, borrowed: PhantomData }
     }
 
-    /// The elements: valid while `self` lives, and what was given to [`Gather::own`] stays put.
+    /// The elements: readable while `self` lives.
     pub fn iovs(&mut self) -> &mut [libc::iovec] {
         &mut self.iov[..self.iovs]
     }
@@ -134,14 +137,14 @@ impl Gather {
     }
 
     /// Adds bytes that live in the sender.
-    pub fn own(&mut self, bytes: &[u8]) {
+    pub fn own(&mut self, bytes: &'a [u8]) {
         if !bytes.is_empty() {
             self.push(bytes.as_ptr().cast_mut(), bytes.len());
         }
     }
 
     /// Adds a frame without its first `skip` bytes; nothing is added if its memory is refused.
-    pub fn frame(&mut self, wq: &WorkQueues, frame: &Frame, skip: usize) -> Result<(), WcStatus> {
+    pub fn frame(&mut self, wq: &WorkQueues, frame: &'a Frame, skip: usize) -> Result<(), WcStatus> {
         let own = frame.own.get(skip..frame.own_len).unwrap_or(&[]);
         let into = skip.saturating_sub(frame.own_len);
         let left = frame.payload_len() - into;

@@ -212,7 +212,8 @@ impl TcpWire {
         let ahead = if self.receiver.bulk() { BETWEEN.min(self.staging.len()) } else { self.staging.len() };
         iov[1] = libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: ahead };
         wq.stats.add(RailCounter::Syscalls, 1);
-        // SAFETY: the first element is pinned until after the call, the second is ours.
+        // SAFETY: `recv` requires writable elements. The first is empty, or lies in registered memory that `target` keeps pinned until after the call; the
+        // second is the beginning of `staging`, borrowed mutably, with nothing in it.
         let io = unsafe { sys::recv(self.control.as_raw_fd(), &mut iov) };
         drop(target);
         match io {
@@ -320,7 +321,7 @@ fn drain(fd: &OwnedFd, scratch: &mut [u8]) {
     let mut left = DRAIN;
     while left > 0 {
         let mut iov = [libc::iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: scratch.len() }];
-        // SAFETY: the element is `scratch`.
+        // SAFETY: `recv` requires writable elements: the only one is `scratch`, borrowed mutably.
         match unsafe { sys::recv(fd.as_raw_fd(), &mut iov) } {
             Io::Moved(n) => left = left.saturating_sub(n),
             _ => return,

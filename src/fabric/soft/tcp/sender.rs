@@ -183,7 +183,7 @@ impl FrameSender {
             }
         }
         wq.stats.add(RailCounter::Syscalls, 1);
-        // SAFETY: the elements point into `self`, or into registered memory pinned until after the call.
+        // SAFETY: `send` requires readable elements: those of `gather` are, while it lives, and it is dropped after the call.
         let io = unsafe { sys::send(fd, gather.iovs()) };
         drop(gather);
         match io {
@@ -204,7 +204,7 @@ impl FrameSender {
         }
         self.encode_ack(receiver.ackable(), self.recvs_posted, None);
         let mut iov = [libc::iovec { iov_base: self.ack.bytes.as_mut_ptr().cast(), iov_len: self.ack.len }];
-        // SAFETY: the element is in `self`. If it cannot be sent, the end of the stream tells the peer enough.
+        // SAFETY: `send` requires readable elements: the only one is the ack in `self`. If it cannot be sent, the end of the stream tells the peer enough.
         unsafe { sys::send(fd, &mut iov) };
         self.acked = receiver.ackable();
         self.ack.len = 0;
@@ -344,7 +344,7 @@ impl FrameSender {
             let refused = match wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, need) {
                 Ok(pin) if wqe.opcode != Opcode::Read && wqe.len as usize <= MAX_INLINE => {
                     let mut bytes = [0; MAX_INLINE];
-                    // SAFETY: the pin covers `len` bytes, which the guard keeps within `bytes`.
+                    // SAFETY: `copy` requires a source and a target that are valid for `len` bytes: the pin covers them, and the guard keeps them within `bytes`.
                     unsafe { mem::copy(pin.as_ptr(), bytes.as_mut_ptr(), wqe.len as usize) };
                     frame.copy(&bytes[..wqe.len as usize]);
                     None

@@ -224,7 +224,8 @@ impl Stream {
             libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: pin.len() },
         ];
         wq.stats.add(RailCounter::Syscalls, 1);
-        // SAFETY: the first element is in `segment`, the second pinned until after the call.
+        // SAFETY: `send` requires readable elements. The first is the rest of the header in `segment`, which is borrowed; the second is registered memory
+        // that `pin` keeps so until after the call.
         Ok(unsafe { sys::send(self.fd.as_raw_fd(), &mut iov) })
     }
 
@@ -263,7 +264,8 @@ impl Stream {
             iov[1] = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
         }
         wq.stats.add(RailCounter::Syscalls, 1);
-        // SAFETY: the first element is pinned until after the call, the second is in `self`.
+        // SAFETY: `recv` requires writable elements. The first is empty, or registered memory that `pin` keeps so until after the call; the second is empty,
+        // or the rest of the header in `self`, borrowed mutably.
         let io = unsafe { sys::recv(self.fd.as_raw_fd(), &mut iov) };
         drop(pin);
         if let Io::Moved(n) = io {

@@ -27,7 +27,8 @@ pub enum Io {
 pub unsafe fn send(fd: RawFd, iov: &mut [libc::iovec]) -> Io {
     let message = message(iov);
     loop {
-        // SAFETY: `message` describes `iov`, for which the caller vouches.
+        // SAFETY: sendmsg requires a valid message and readable elements: `message` names `iov`, which is borrowed, and the elements are the caller's
+        // to vouch for.
         let n = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         match result(n) {
             Some(Io::Closed) => return Io::Blocked,
@@ -45,7 +46,8 @@ pub unsafe fn send(fd: RawFd, iov: &mut [libc::iovec]) -> Io {
 pub unsafe fn recv(fd: RawFd, iov: &mut [libc::iovec]) -> Io {
     let mut message = message(iov);
     loop {
-        // SAFETY: `message` describes `iov`, for which the caller vouches.
+        // SAFETY: recvmsg requires a valid message and writable elements: `message` names `iov`, which is borrowed, and the elements are the caller's
+        // to vouch for.
         let n = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
         if let Some(io) = result(n) {
             return io;
@@ -54,7 +56,7 @@ pub unsafe fn recv(fd: RawFd, iov: &mut [libc::iovec]) -> Io {
 }
 
 fn message(iov: &mut [libc::iovec]) -> libc::msghdr {
-    // SAFETY: all-zero is a valid msghdr: no name, no control data, no elements.
+    // SAFETY: `zeroed` requires that all-zero is a valid value: a msghdr is numbers and pointers, and without name, control data and elements then.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = iov.as_mut_ptr();
     message.msg_iovlen = iov.len() as _;

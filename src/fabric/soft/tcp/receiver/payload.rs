@@ -25,8 +25,8 @@ impl FrameReceiver {
             Body::Request | Body::Response => match self.pin_target(wq)? {
                 None => self.body_left -= n,
                 Some(pin) => {
-                    // SAFETY: the pin covers the rest of the request or READ, to which the headers' checks have bound the payload; `bytes` is
-                    // the wire's own buffer, never registered memory.
+                    // SAFETY: `copy` requires a source and a target that are valid for so many bytes: no more than `bytes` has, and no more than the pin
+                    // keeps registered for writing. (They are as many: the headers' checks have bound the payload to what the pin covers.)
                     unsafe { mem::copy(bytes.as_ptr(), pin.as_ptr(), bytes.len().min(pin.len())) };
                     drop(pin);
                     return self.direct_received(wq, bytes.len());
@@ -50,7 +50,8 @@ impl FrameReceiver {
         incoming.done += bytes.len() as u32;
         if incoming.done == incoming.total {
             match wq.pin_remote(incoming.key, incoming.addr, whole.len(), Access::REMOTE_WRITE) {
-                // SAFETY: the pin covers as many bytes.
+                // SAFETY: `publish` requires memory that is valid for writes of `whole.len()` bytes, and that others read only as words meanwhile: the pin
+                // keeps so many bytes registered for the peer's WRITEs, which its owner expects as from a NIC.
                 Ok(pin) => unsafe { publish(pin.as_ptr(), whole) },
                 Err(status) => {
                     self.refuse_place(wq, &incoming, status);
