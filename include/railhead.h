@@ -775,15 +775,15 @@ railhead_status_t railhead_mesh_create(const railhead_mesh_config_t *config,
 // Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). After an
 // error all ranks may try again, with another prefix.
 //
-// RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, or ranks are on different fabrics; RAILHEAD_NETWORK: the store
-// or a rank is lost, or of another release.
+// RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, the prefix was used before, or ranks are on different
+// fabrics; RAILHEAD_NETWORK: the store or a rank is lost, or of another release.
 railhead_status_t railhead_mesh_connect(railhead_mesh_t *mesh,
                                         railhead_store_t *store);
 
 // Makes another mesh of the same ranks on the same device, connected, without a store: what is done on it has nothing to do with `mesh`. Every rank calls
 // it, one thread at a time.
 //
-// RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost; `mesh` has failed then.
+// RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost; RAILHEAD_SYSTEM: no memory or descriptor left. `mesh` has failed then.
 railhead_status_t railhead_mesh_fork(railhead_mesh_t *mesh,
                                      railhead_mesh_t **forked);
 

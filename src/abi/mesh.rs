@@ -95,8 +95,8 @@ const MAX_RANKS: usize = 65536;
 /// Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses (railhead_store_prefix makes one of any). After an
 /// error all ranks may try again, with another prefix.
 ///
-/// RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, or ranks are on different fabrics; RAILHEAD_NETWORK: the store
-/// or a rank is lost, or of another release.
+/// RAILHEAD_TIMEOUT: a rank did not come in time; RAILHEAD_USAGE: it is connected already, the prefix was used before, or ranks are on different
+/// fabrics; RAILHEAD_NETWORK: the store or a rank is lost, or of another release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_mesh_connect(mesh: *mut railhead_mesh_t, store: *mut railhead_store_t) -> railhead_status_t {
     call(|| {
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn railhead_mesh_connect(mesh: *mut railhead_mesh_t, store
 /// Makes another mesh of the same ranks on the same device, connected, without a store: what is done on it has nothing to do with `mesh`. Every rank calls
 /// it, one thread at a time.
 ///
-/// RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost; `mesh` has failed then.
+/// RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost; RAILHEAD_SYSTEM: no memory or descriptor left. `mesh` has failed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_mesh_fork(mesh: *mut railhead_mesh_t, forked: *mut *mut railhead_mesh_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place for a handle.

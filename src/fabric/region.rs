@@ -1,7 +1,9 @@
 //! Registered memory of any provider, and views of its bytes. Any thread; the peer may write to what is viewed at any time.
 
+use std::io;
 use std::marker::PhantomData;
 
+use crate::base::error::{Error, Result};
 use crate::base::mem::{self, Pages};
 
 use super::types::UserMemory;
@@ -122,6 +124,21 @@ impl RegionView<'_> {
     pub fn read(&self, out: &mut [u8]) {
         // SAFETY: inside of the region, whose memory is valid while it exists, which the lifetime says; `copy` allows for peers that write meanwhile.
         unsafe { mem::copy(self.memory.addr() as *const u8, out.as_mut_ptr(), out.len().min(self.len())) };
+    }
+
+    /// A copy of its bytes, whose memory is not cleared first.
+    ///
+    /// Errors: no memory.
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let reserved = bytes.try_reserve_exact(self.len());
+        reserved.map_err(|_| Error::system(format!("memory for {} bytes", self.len()), io::Error::from(io::ErrorKind::OutOfMemory)))?;
+        // SAFETY: as above, into room for as many, all of which are written.
+        unsafe {
+            mem::copy(self.memory.addr() as *const u8, bytes.as_mut_ptr(), self.len());
+            bytes.set_len(self.len());
+        }
+        Ok(bytes)
     }
 
     /// Replaces its first bytes, as many as both have.

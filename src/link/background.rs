@@ -80,6 +80,14 @@ impl Background {
     }
 }
 
+#[cfg(test)]
+impl Background {
+    /// Whether it leaves the links to those who wait.
+    pub fn is_asleep(&self) -> bool {
+        *lock(&self.shared.state) == State::Asleep
+    }
+}
+
 impl Shared {
     fn run<D: Driven>(&self, driver: &Weak<Driver<D>>) {
         loop {

@@ -374,6 +374,14 @@ impl<D: Driven> Driver<D> {
         self.drive_until(seen, until, YIELDS);
     }
 
+    /// Whether one thread waits, and sleeps. (Not the one in the background, which leaves when somebody waits.)
+    pub fn waiter_sleeps(&self) -> bool {
+        // Not under the lock, which that thread takes under its own.
+        let left = self.background.is_asleep();
+        let state = self.lock();
+        left && state.waiters == 1 && state.asleep
+    }
+
     /// Until this thread waits, or has waited.
     pub fn until_waited_for<T>(&self, waits: &std::thread::ScopedJoinHandle<'_, T>) {
         while self.lock().waiters == 0 && !waits.is_finished() {

@@ -207,7 +207,7 @@ impl Mesh {
     /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
     /// time.
     ///
-    /// Errors: as for [`Context::connect`], and a collective.
+    /// Errors: as for [`Context::connect`], and a collective; this mesh has failed then, too.
     pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
         let deadline = Deadline::after(timeout);
         let left = || deadline.left().unwrap_or(FOREVER);

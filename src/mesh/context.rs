@@ -157,19 +157,18 @@ impl Context {
         // Short ones are often done without a wait.
         let result = match future.as_mut().poll(&mut context) {
             Poll::Ready(result) => result,
-            Poll::Pending => self.wait(waiter, timeout, || future.as_mut().poll(&mut context)),
+            Poll::Pending => self.wait(waiter, attempt, timeout, || future.as_mut().poll(&mut context)),
         };
         std::mem::forget(guard);
         result.inspect_err(|error| {
-            self.poison_in(attempt, error);
-            if self.driver.lock().has_lost() {
+            if self.poison_in(attempt, error) && self.driver.lock().has_lost() {
                 self.send_byes(BAD_NEWS_NS);
             }
         })
     }
 
     /// Waits until what is polled is ready, for so long at most: the mesh has failed then.
-    fn wait<T>(&self, waiter: Waiter<'_>, timeout: Duration, mut poll: impl FnMut() -> Poll<T>) -> T {
+    fn wait<T>(&self, waiter: Waiter<'_>, attempt: u64, timeout: Duration, mut poll: impl FnMut() -> Poll<T>) -> T {
         let began = clock::now();
         let deadline = began.saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
         let mut stalled_at = match self.device.config.stall_warn_s.nanos() {
@@ -181,7 +180,7 @@ impl Context {
                 return Ok(result);
             }
             if now >= deadline {
-                self.poison(&Error::timeout(self.waited(waiter, timeout)));
+                self.poison_in(attempt, &Error::timeout(self.waited(waiter, timeout)));
             } else if now >= stalled_at {
                 stalled_at = u64::MAX;
                 self.driver.lock().count_stalls(waiter);
@@ -219,20 +218,22 @@ impl Context {
         self.poison_in(self.attempts.load(Ordering::Relaxed), error);
     }
 
-    /// The same, unless the ranks connect anew since that attempt.
-    fn poison_in(&self, attempt: u64, error: &Error) {
-        let first = self.with(|core| {
-            let first = core.failed.is_none() && attempt == self.attempts.load(Ordering::Relaxed);
+    /// The same, unless the ranks connect anew since that attempt: whether they do not.
+    fn poison_in(&self, attempt: u64, error: &Error) -> bool {
+        let (current, first) = self.with(|core| {
+            let current = attempt == self.attempts.load(Ordering::Relaxed);
+            let first = core.failed.is_none() && current;
             if first {
                 core.failed = Some(Failure::from_error(error));
                 core.send_byes();
             }
-            first
+            (current, first)
         });
         if first {
             log_warn!(log::NET, "mesh: {error}");
             self.wake();
         }
+        current
     }
 
     /// Has all that wait look again.

@@ -222,12 +222,12 @@ impl Core {
     /// A message and its receive do not fit: whoever waits for the rank hears of it from the next poll.
     #[cold]
     fn misfit(&mut self, rank: usize, error: &Error) {
-        match self.pair(rank) {
-            Ok(pair) => pair.fail(error),
-            // It was lost after it had sent.
-            Err(_) => {
-                self.failed.get_or_insert_with(|| Failure::from_error(&Error::usage(format!("rank {rank}: {error}"))));
-            }
+        if let Ok(pair) = self.pair(rank) {
+            pair.fail(error);
+        } else if self.failed.is_none() {
+            // It was lost after it had sent. The others learn that this rank has come to an end.
+            self.failed = Some(Failure::from_error(&Error::usage(format!("rank {rank}: {error}"))));
+            self.send_byes();
         }
     }
 

@@ -180,7 +180,7 @@ impl SmallMessages {
     pub fn wants(&mut self, rank: usize, kind: usize) -> Option<Tag> {
         let early = self.early.get_mut(rank).filter(|early| early.is_full(kind))?;
         // Those that were taken back may have come, and wait. The rank takes no more tags at a time.
-        let wanted = early.wanted.len();
+        let wanted = early.wanted.iter().filter(|tag| tag.kind() == kind).count();
         if wanted >= MAX_WANTED || early.waiting(kind) + wanted as u64 >= MAX_EARLY + MAX_WANTED as u64 {
             return None;
         }

@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::link::Failure;
 use crate::link::device::Registered;
 
-use super::memory::{COPIED, Memory, Pool};
+use super::memory::Memory;
 use super::message::{HEADER, Meta};
 use super::value::{Tensor, fits};
 
@@ -87,14 +87,13 @@ pub struct Landed {
     pub index: usize,
     meta: Meta,
     memory: Arc<Registered>,
-    pool: Arc<Pool>,
     copy: OnceLock<std::result::Result<Tensor, Failure>>,
 }
 
 impl Landed {
-    /// In the buffer of this number, whose memory it is. The pool is where the memory of its copies is from.
-    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>, pool: Arc<Pool>) -> Landed {
-        Landed { index, meta, memory, pool, copy: OnceLock::new() }
+    /// In the buffer of this number, whose memory it is.
+    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>) -> Landed {
+        Landed { index, meta, memory, copy: OnceLock::new() }
     }
 
     /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
@@ -104,25 +103,11 @@ impl Landed {
         let mut made = false;
         let copy = self.copy.get_or_init(|| {
             made = true;
-            self.make().map_err(|why| Failure::from_error(&why))
+            let view = self.memory.view(HEADER, self.meta.bytes as usize);
+            let bytes = view.and_then(|view| view.to_vec()).map_err(|why| Failure::from_error(&why))?;
+            Ok(Tensor::received(self.meta, bytes))
         });
         (copy.clone().map_err(|why| why.error()), made)
-    }
-
-    /// Memory that was used before is worth its registration where new pages would cost more than the copy.
-    fn make(&self) -> Result<Tensor> {
-        let len = self.meta.bytes as usize;
-        let view = self.memory.view(HEADER, len)?;
-        if len <= COPIED {
-            let mut bytes = vec![0; len];
-            view.read(&mut bytes);
-            return Ok(Tensor::received(self.meta, bytes));
-        }
-        let memory = self.pool.take(len)?;
-        if let Some(place) = memory.view(len) {
-            place.copy_from(&view);
-        }
-        Ok(Tensor::placed(self.meta, Arc::new(memory)))
     }
 
     /// One in this memory, by the only one who wants it.

@@ -280,7 +280,7 @@ fn a_wait_for_a_rank_that_is_stopped_names_it_when_its_time_is_over() {
     ] {
         let (folder, case) = (tempfile::tempdir().expect("a folder"), Case { what, len, wire, ranks, sync });
         // Seed 1: who has failed closes its mesh.
-        let mut ranks = start(case, folder.path(), None, 1, Duration::from_millis(300));
+        let mut ranks = start(case, folder.path(), None, 1, Duration::from_secs(1));
         ranks.ranks[STOPPED].signal(libc::SIGSTOP);
         let others = (0..case.ranks).filter(|rank| *rank != STOPPED);
         let said: Vec<String> = others.map(|rank| ranks.hear(rank)).collect();

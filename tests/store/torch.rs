@@ -48,7 +48,7 @@ fn forked(python: &Path) -> &'static str {
     let (name, _) = SERVER.get_or_init(|| {
         let name = format!("railhead-torch-{}", std::process::id());
         let mut command = Command::new(python);
-        command.arg(Path::new(ROOT).join("tests/torch/forked.py")).args(["serve", &name]);
+        command.arg(Path::new(ROOT).join("tests/torch/forked.py")).args(["serve", &name]).env_remove("PYTHONPATH");
         // Its input ends with this process.
         let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python");
         let mut line = String::new();

@@ -67,7 +67,7 @@ impl Actions<Tensor> for ChannelIo {
         self.count(CommCounter::Completions);
         match self.incoming(index).cloned() {
             Some(memory) => {
-                let tensor = Arc::new(Landed::new(index, packet.meta, memory, self.pool.clone()));
+                let tensor = Arc::new(Landed::new(index, packet.meta, memory));
                 self.events.push_back(ChannelEvent::Landed { name: packet.name.clone(), step: packet.step, tensor });
             }
             None => self.broken = Some(no_memory(index)),
