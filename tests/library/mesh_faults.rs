@@ -15,8 +15,11 @@ use crate::support::{Ctx, PATIENCE, Random, Ranks, Role, World, repeats, seed};
 pub const ROLES: &[(&str, Role)] =
     &[("mesh_works", works), ("mesh_meets", meets), ("mesh_goes_on", goes_on), ("mesh_forks", forks), ("mesh_is_short", is_short)];
 
-/// How long the others may take to notice that a rank was killed.
-const NOTICED: Duration = Duration::from_secs(3);
+/// Seconds that the others may take to notice that a rank was killed: more while other tests run beside these, as they do not in `make soak`.
+fn noticed() -> Duration {
+    Duration::from_secs(repeats(10, 3) as u64)
+}
+
 /// What is done by the fewest steps, and what takes a while.
 const LENS: [usize; 2] = [8, 4 << 20];
 const ALL: [&str; 13] = [
@@ -231,7 +234,7 @@ fn kill_one(case: Case, seed: u64) {
     assert!(!ranks.ranks[victim].wait().success());
     let killed = Instant::now();
     for rank in others.clone() {
-        let left = NOTICED.saturating_sub(killed.elapsed());
+        let left = noticed().saturating_sub(killed.elapsed());
         let said = ranks.ranks[rank].chan.recv_within(left).unwrap_or_else(|e| panic!("{case}: rank {rank} of rank {victim}: {e}"));
         let said = String::from_utf8_lossy(&said).into_owned();
         // Itself, or as the one for which another has left.
@@ -285,7 +288,7 @@ fn a_wait_for_a_rank_that_is_stopped_names_it_when_its_time_is_over() {
         let others = (0..case.ranks).filter(|rank| *rank != STOPPED);
         let said: Vec<String> = others.map(|rank| ranks.hear(rank)).collect();
         // One of them may wait for the other alone, and for that only until it leaves.
-        let named = |said: &String| said.contains(" waited for 0.3 s for ") && said.contains(&format!("rank {STOPPED}"));
+        let named = |said: &String| said.contains(" waited for 1.0 s for ") && said.contains(&format!("rank {STOPPED}"));
         assert!(said.iter().any(named), "{case:?}: {said:?}");
         ranks.ranks[STOPPED].signal(libc::SIGCONT);
         // Its own time is over, too, if it has waited.
@@ -330,9 +333,9 @@ fn a_rank_that_cannot_fork_tells_the_others() {
         let mut ranks = world("mesh_forks", 3, folder.path(), wire).spawn();
         let said: Vec<String> = (0..3).map(|rank| ranks.hear(rank)).collect();
         assert!(said[1].starts_with("3 ranks: the pairs and the scratch memory of rank 1 take "), "{said:?}");
-        for other in [0, 2] {
-            assert!(said[other].starts_with("rank 1: it has closed its mesh; rank 1: "), "{said:?}");
-        }
+        // Of the one that cannot, or of the other, which has heard first.
+        let heard = |other: usize, of: usize| said[other].starts_with(&format!("rank {of}: it has closed its mesh; rank {of}: "));
+        assert!(heard(0, 1) && (heard(2, 1) || heard(2, 0)) || heard(0, 2) && heard(2, 1), "{said:?}");
         end(ranks, 0..3);
     }
 }
