@@ -158,9 +158,13 @@ impl Duplex {
 
     /// Whether its queue pairs are connected, and what is said goes out at once: a layer above may leave the link alone after that. Its polls connect them.
     ///
-    /// Errors: they cannot.
+    /// Errors: they cannot; the peer is gone, or has not moved for too long.
     pub fn poll_connected(&mut self) -> Result<bool> {
-        Ok(self.link.qps.poll_connected()? && self.link.qps.know_receives())
+        let connected = self.link.qps.poll_connected()? && self.link.qps.know_receives();
+        if !connected {
+            self.link.wait_to_connect()?;
+        }
+        Ok(connected)
     }
 
     /// Whether work may be posted before the peer has connected.

@@ -254,6 +254,14 @@ impl Link {
         }
     }
 
+    /// A look whether its queue pairs are connected found that they are not: looks whether the peer is there.
+    ///
+    /// Errors: the link has failed.
+    pub fn wait_to_connect(&mut self) -> Result<()> {
+        let _ = self.idle(WaitCause::Handshake.into());
+        self.check()
+    }
+
     /// One of many polls that found nothing.
     #[cold]
     fn idle(&mut self, waits_for: Wait) -> bool {

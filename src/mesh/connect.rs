@@ -133,7 +133,7 @@ impl Context {
             rest = rest.get(published.len()..).unwrap_or_default();
         }
         exchange.wait_for_all(&self.rank().to_string(), &names)?;
-        self.wait_connected(deadline, timeout)
+        self.wait_connected(deadline, timeout, None)
     }
 
     /// Errors: fewer descriptors are left to the process than so many pairs will take, and scratch memory.
@@ -163,15 +163,24 @@ impl Context {
         }
     }
 
-    /// Waits until all ranks that are here are connected, asleep while nothing comes from those that are not.
-    fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
+    /// Waits until all ranks that are here are connected, asleep while nothing comes from those that are not. `over`: the mesh whose ranks they are, none of
+    /// which may be lost meanwhile.
+    fn wait_connected(&self, deadline: Deadline, timeout: Duration, over: Option<&Context>) -> Result<()> {
         let mut late = self.with(|core| core.here());
         let (sleep, mut fds) = (Wakeup::new()?, Vec::new());
         self.with(|core| core.arm_all(&late, &mut fds))?;
         let (mut pause, mut woken) = (PAUSE, 0);
         loop {
             let before = late.len();
-            self.with(|core| core.poll_connecting(&mut late))?;
+            let polled = self.with(|core| core.poll_connecting(&mut late));
+            if let Some(over) = over {
+                // Looked at last, and what it says goes first: whoever gives up says why there, and closes this one's pairs then.
+                over.with(|core| {
+                    core.poll();
+                    core.check_ranks()
+                })?;
+            }
+            polled?;
             let Some(first) = late.first() else { return Ok(()) };
             if deadline.passed() {
                 return Err(Error::timeout(format!("rank {first}: it has not connected in {:.1} s", timeout.as_secs_f64())));
@@ -218,8 +227,12 @@ impl Mesh {
         self.connect_fork(&mesh, &back).inspect_err(|error| self.poison(error))?;
         out.give_back();
         back.give_back();
+        mesh.wait_connected(deadline, timeout, Some(self)).inspect_err(|error| {
+            self.with(|core| core.lost_by(&mesh.driver.lock()));
+            self.poison(error);
+        })?;
+        // Who has all may post to them, or close it.
         self.barrier(Options::forking(left()))?;
-        mesh.wait_connected(deadline, timeout)?;
         Ok(mesh)
     }
 

@@ -93,11 +93,16 @@ impl Core {
 
     /// Errors: the same; a rank is lost, if it is a collective's message.
     pub(super) fn check_all(&self, tag: Tag) -> Result<()> {
-        self.check()?;
-        match (tag, &self.gone) {
-            (Tag::Collective(_), Some((_, failure))) => Err(failure.error()),
-            _ => Ok(()),
+        match tag {
+            Tag::Collective(_) => self.check_ranks(),
+            _ => self.check(),
         }
+    }
+
+    /// Errors: the mesh has failed; a rank was lost before its part was done.
+    pub fn check_ranks(&self) -> Result<()> {
+        self.check()?;
+        self.gone.as_ref().map_or(Ok(()), |(_, failure)| Err(failure.error()))
     }
 
     /// A rank that is connected.
@@ -421,18 +426,27 @@ impl Core {
 
     /// Leaves those of these ranks whose queue pairs are not connected.
     ///
-    /// Errors: one cannot be, or is lost.
+    /// Errors: one cannot be, and is lost now, or is so already.
     pub fn poll_connecting(&mut self, ranks: &mut Vec<usize>) -> Result<()> {
-        let mut failed = Ok(());
+        let mut failed = None;
         ranks.retain(|&rank| {
-            failed.is_ok() && {
+            failed.is_none() && {
                 let connected = self.pair(rank).and_then(|pair| pair.poll_connected().map_err(|error| named(rank, error)));
                 let waits = !matches!(connected, Ok(true));
-                failed = connected.map(drop);
+                failed = connected.err().map(|error| (rank, error));
                 waits
             }
         });
-        failed
+        let Some((rank, error)) = failed else { return Ok(()) };
+        if let Some(Peer::Here(_)) = self.peers.get(rank) {
+            self.lost(rank, None, Failure::from_error(&error));
+        }
+        Err(error)
+    }
+
+    /// A mesh that is made over this one has lost a rank, if it has: so has this one, and says which when it gives up.
+    pub fn lost_by(&mut self, other: &Core) {
+        self.gone = self.gone.take().or_else(|| other.gone.clone());
     }
 }
 

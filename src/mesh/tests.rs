@@ -15,6 +15,7 @@ use super::*;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Pages, UserMemory};
+use crate::link::driver::Driven;
 use crate::store::{HashStore, Store};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -302,6 +303,42 @@ fn a_rank_that_waits_for_one_that_gives_up_is_told() {
             assert!(matches!(error, Error::Remote(_)), "{error}");
         }
     });
+}
+
+/// The others are told, as this one goes no further.
+#[test]
+fn a_message_that_does_not_fit_of_a_rank_that_has_left_is_an_error_of_all() {
+    let (left, over) = (Barrier::new(3), Barrier::new(2));
+    let errors = ranks(SoftWire::Shm, 3, |mesh| {
+        let (pages, all) = (memory(&[1; 16]), memory(&[0; 48]));
+        let gather = |len| mesh.gather(given(&pages, len), given(&all, 3 * len), &[len; 3], 1, options(0));
+        let error = match mesh.rank() {
+            0 => {
+                gather(8).unwrap();
+                drop(mesh);
+                left.wait();
+                return None;
+            }
+            1 => {
+                left.wait();
+                while !mesh.with(|core| {
+                    core.poll();
+                    matches!(core.peers[0], core::Peer::Lost(_))
+                }) {
+                    std::thread::yield_now();
+                }
+                gather(16).unwrap_err()
+            }
+            _ => {
+                left.wait();
+                mesh.broadcast(given(&pages, 16), 1, options(1)).unwrap_err()
+            }
+        };
+        over.wait();
+        Some(error)
+    });
+    assert!(matches!(&errors[1], Some(Error::Usage(said)) if said.starts_with("rank 0: ")), "{errors:?}");
+    assert!(matches!(&errors[2], Some(Error::Remote(said)) if said.starts_with("rank 1: it has closed its mesh")), "{errors:?}");
 }
 
 /// They would take each other's messages.

@@ -19,7 +19,7 @@ pub const ROLES: &[(&str, Role)] =
 const NOTICED: Duration = Duration::from_secs(3);
 /// What is done by the fewest steps, and what takes a while.
 const LENS: [usize; 2] = [8, 4 << 20];
-const ALL: [&str; 13] = [
+const ALL: [&str; 14] = [
     "allreduce",
     "allreduce by ring",
     "allreduce by halving",
@@ -33,6 +33,7 @@ const ALL: [&str; 13] = [
     "barrier",
     "message",
     "slot",
+    "fork",
 ];
 
 pub fn variable(name: &str) -> String {
@@ -135,6 +136,7 @@ impl<'a> Work<'a> {
                 self.slot.1.wait_recv(*timeout)?;
                 self.slot.0.wait_send(*timeout).map(|_| ())
             }
+            "fork" => mesh.fork(*timeout).map(drop),
             other => panic!("no work is called {other}"),
         }
     }

@@ -242,6 +242,14 @@ fn a_rank_that_closes_is_heard_though_there_was_no_room_to_say_so() {
     });
 }
 
+/// By ranks that have it while others still wait for theirs.
+#[test]
+fn a_mesh_that_is_made_over_another_may_be_closed_at_once() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        ranks(wire, 4, |mesh| (0..20).for_each(|_| drop(mesh.fork(TIMEOUT).unwrap())));
+    }
+}
+
 /// A thread that has it from the first attempt does not fail the second.
 #[test]
 fn an_error_of_an_attempt_to_connect_is_no_matter_to_the_next() {
