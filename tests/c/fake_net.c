@@ -19,6 +19,7 @@
  *                noinit   init returns ncclSystemError
  *   FAKE_AFTER   the first message, counted per comm from 0, to do it to (default 5)
  *   FAKE_TURNS   a file to which each send appends a letter: FAKE_TURN, which the build chooses (default '?')
+ *   FAKE_RECEIVES  a file to which each receive appends a line: its bytes, and how many are posted with it that have got nothing
  *
  * It keeps a record, too, for tests that load it themselves: see fake_reset and the functions behind it.
  */
@@ -399,16 +400,31 @@ static int advance(struct request *request)
 #define FAKE_TURN '?'
 #endif
 
+/* Appends to the file that a variable names, if it does. */
+static void note(const char *variable, int *fd, const char *text, size_t length)
+{
+    const char *path = getenv(variable);
+    if (path == NULL)
+        return;
+    if (*fd < 0)
+        *fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (write(*fd, text, length) != (ssize_t)length)
+        abort();
+}
+
 static void take_turn(void)
 {
     static int fd = -1;
-    const char *path = getenv("FAKE_TURNS"), letter = FAKE_TURN;
-    if (path == NULL)
-        return;
-    if (fd < 0)
-        fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (write(fd, &letter, 1) != 1)
-        abort();
+    const char letter = FAKE_TURN;
+    note("FAKE_TURNS", &fd, &letter, 1);
+}
+
+static void note_receive(const struct comm *comm, size_t size)
+{
+    static int fd = -1;
+    char line[64];
+    int length = snprintf(line, sizeof line, "%zu %llu\n", size, (unsigned long long)(comm->posted - comm->completed));
+    note("FAKE_RECEIVES", &fd, line, (size_t)length);
 }
 
 static ncclResult_t post(struct comm *comm, enum kind kind, void *data, size_t size, void **given)
@@ -427,6 +443,8 @@ static ncclResult_t post(struct comm *comm, enum kind kind, void *data, size_t s
     request->number = comm->posted++;
     if (comm->sends)
         take_turn();
+    else
+        note_receive(comm, size);
     *given = request;
     return ncclSuccess;
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use super::measure::Effort;
-use super::message::{MAX_OUTSTANDING, MAX_SIZE};
+use super::message::{MAX_AHEAD, MAX_OUTSTANDING, MAX_SIZE};
 use super::os;
 use crate::number::{ABIS, within};
 
@@ -34,6 +34,14 @@ pub struct Args {
     /// 0,8,64,512,4K,16K,64K,256K,1M,4M,16M,64M if not given.
     #[arg(long, value_name = "LIST")]
     pub sizes: Option<String>,
+    /// Bytes of a receive, 0 to 64M: a message fills what it has of it, and a longer one has a receive of its own size. With 0 all have. A step of NCCL's,
+    /// 512K, if not given.
+    #[arg(long, value_name = "SIZE")]
+    pub recv_size: Option<String>,
+    /// For half round trips, receives that are posted at any time, 0 to 8; with 0, one when it is waited for. 4 if not given: NCCL posts those of a
+    /// few steps before anything comes. (With bandwidth, as many as are outstanding.)
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = within(0..=MAX_AHEAD as u32))]
+    pub ahead: Option<u32>,
     /// For bandwidth, requests outstanding per comm and direction, 1 to 32: a list. 8 if not given.
     #[arg(long, value_name = "LIST")]
     pub outstanding: Option<String>,
@@ -49,7 +57,7 @@ pub struct Args {
     /// What to measure.
     #[arg(long, value_enum, default_value = "both")]
     pub what: Subject,
-    /// Limits to measure in the same rounds: all, none or a list of memcpy, readv, cache-line, tcp-stream, tcp-ping-pong.
+    /// Limits to measure in the same rounds: all, none or a list of memcpy, readv, ring, cache-line, tcp-stream, tcp-ping-pong.
     /// All if not given, and none between two hosts.
     #[arg(long, value_name = "LIST")]
     pub limits: Option<String>,
@@ -77,14 +85,14 @@ pub struct Args {
     /// Lets a `railhead perf --connect` on another host measure the plugin of this one, once. Give the plugin and its environment here,
     /// everything else there. All addresses and port 18520 if not given.
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "[::]")]
-    #[arg(conflicts_with_all = ["connect", "sizes", "outstanding", "comms", "direction", "touch", "what"])]
+    #[arg(conflicts_with_all = ["connect", "sizes", "recv_size", "ahead", "outstanding", "comms", "direction", "touch", "what"])]
     #[arg(conflicts_with_all = ["limits", "rounds", "round_ms", "timeout", "json", "plot"])]
     pub listen: Option<String>,
     /// Measures between this host and one that runs `railhead perf --listen`. The port is 18520 if not given.
     #[arg(long, value_name = "HOST[:PORT]")]
     pub connect: Option<String>,
     /// Measures all speed targets of the project and says which are met. With --plot, the sizes are drawn in each setting.
-    #[arg(long, conflicts_with_all = ["compare", "listen", "connect", "outstanding", "comms", "direction", "touch", "what", "limits"])]
+    #[arg(long, conflicts_with_all = ["compare", "listen", "connect", "recv_size", "ahead", "outstanding", "comms", "direction", "touch", "what", "limits"])]
     pub targets: bool,
     /// Makes the kernel refuse cross-memory attach to the plugin.
     #[arg(long, hide = true)]
@@ -115,10 +123,14 @@ pub enum Subject {
 }
 
 /// Names of all limits.
-pub const LIMITS: [&str; 5] = ["memcpy", "readv", "cache-line", "tcp-stream", "tcp-ping-pong"];
+pub const LIMITS: [&str; 6] = ["memcpy", "readv", "ring", "cache-line", "tcp-stream", "tcp-ping-pong"];
 
 /// `--sizes` if not given.
 const SIZES: &str = "0,8,64,512,4K,16K,64K,256K,1M,4M,16M,64M";
+/// Bytes of a receive and how many are posted if not given: what NCCL has of its Simple protocol (NCCL_BUFFSIZE by NCCL_STEPS, 4 MiB by 8).
+pub const STEP: usize = 512 << 10;
+/// See [`STEP`].
+pub const AHEAD: usize = 4;
 /// What `--targets` sets itself.
 pub const WIRE: &str = "RAILHEAD_SOFT_WIRE";
 
@@ -134,6 +146,9 @@ impl Args {
         let given: Vec<&str> = of_bandwidth.into_iter().filter_map(|(name, given)| given.then_some(name)).collect();
         if self.what == Subject::Latency && !given.is_empty() {
             bail!("--what latency cannot be used with {}: bandwidth only", given.join(", "));
+        }
+        if self.what == Subject::Bandwidth && self.ahead.is_some() {
+            bail!("--what bandwidth cannot be used with --ahead: half round trips only");
         }
         if self.targets {
             ensure!(
@@ -200,6 +215,16 @@ impl Args {
     /// `--sizes`, in the order given.
     pub fn sizes(&self) -> anyhow::Result<Vec<usize>> {
         sizes(self.sizes.as_deref().unwrap_or(SIZES)).context("--sizes")
+    }
+
+    /// `--recv-size`.
+    pub fn recv_size(&self) -> anyhow::Result<usize> {
+        self.recv_size.as_deref().map_or(Ok(STEP), |text| size(text).context("--recv-size"))
+    }
+
+    /// `--ahead`.
+    pub fn ahead(&self) -> usize {
+        self.ahead.map_or(AHEAD, |n| n as usize)
     }
 
     /// `--outstanding`.

@@ -3,7 +3,8 @@
 
 use serde::Serialize;
 
-use super::message::{Bandwidth, Block, Work};
+use super::args::{AHEAD, STEP};
+use super::message::{Bandwidth, Block, Latency, Work};
 use super::series::{Sample, Series, Shared};
 use super::summary::Summary;
 
@@ -40,6 +41,8 @@ pub enum What {
     Bandwidth {
         /// Of a message, in bytes.
         size: usize,
+        /// Of a receive.
+        recv_size: usize,
         /// Per comm and direction.
         outstanding: usize,
         /// In use.
@@ -53,6 +56,10 @@ pub enum What {
     Latency {
         /// Of a message, in bytes.
         size: usize,
+        /// Of a receive.
+        recv_size: usize,
+        /// Receives that are posted at any time.
+        ahead: usize,
     },
 }
 
@@ -97,7 +104,7 @@ pub fn limits_of(what: &What) -> Vec<Work> {
             let block = Block { size, slots: slots(outstanding) * comms };
             vec![Work::Memcpy(block), Work::Readv(block), Work::TcpStream(block)]
         }
-        What::Latency { .. } => vec![Work::CacheLine, Work::TcpPingPong { size: PING }],
+        What::Latency { .. } => vec![Work::Ring, Work::CacheLine, Work::TcpPingPong { size: PING }],
     }
 }
 
@@ -107,9 +114,10 @@ pub fn limit_name(work: &Work) -> &'static str {
         Work::Memcpy(_) => "memcpy",
         Work::Readv(_) => "readv",
         Work::CacheLine => "cache-line",
+        Work::Ring => "ring",
         Work::TcpStream(_) => "tcp-stream",
         Work::TcpPingPong { .. } => "tcp-ping-pong",
-        Work::Bandwidth(_) | Work::Latency { .. } | Work::Churn { .. } => "plugin",
+        Work::Bandwidth(_) | Work::Latency(_) | Work::Churn { .. } => "plugin",
     }
 }
 
@@ -122,19 +130,29 @@ impl Row {
     /// Of a message, in bytes.
     pub fn size(&self) -> usize {
         match self.what {
-            What::Bandwidth { size, .. } | What::Latency { size } => size,
+            What::Bandwidth { size, .. } | What::Latency { size, .. } => size,
         }
     }
 }
 
 impl What {
+    /// Half a round trip, with receives posted as NCCL does.
+    pub fn latency(size: usize) -> What {
+        What::Latency { size, recv_size: size.max(STEP), ahead: AHEAD }
+    }
+
+    /// Throughput of one comm with eight outstanding, with receives as NCCL posts them.
+    pub fn bulk(size: usize) -> What {
+        What::Bandwidth { size, recv_size: size.max(STEP), outstanding: 8, comms: 1, two_way: false, touch: false }
+    }
+
     /// The plugin's work for it.
     pub fn work(&self) -> Work {
         match *self {
-            What::Bandwidth { size, outstanding, comms, two_way, touch } => {
-                Work::Bandwidth(Bandwidth { size, outstanding, slots: slots(outstanding), comms, two_way, touch })
+            What::Bandwidth { size, recv_size, outstanding, comms, two_way, touch } => {
+                Work::Bandwidth(Bandwidth { size, recv_size, outstanding, slots: slots(outstanding), comms, two_way, touch })
             }
-            What::Latency { size } => Work::Latency { size },
+            What::Latency { size, recv_size, ahead } => Work::Latency(Latency { size, recv_size, ahead }),
         }
     }
 

@@ -13,6 +13,10 @@ pub const MAX_SIZE: usize = 64 << 20;
 pub const MAX_COMMS: usize = 1024;
 /// Slots per comm at most: what 64 comms with 32 have.
 const MAX_SLOTS: usize = 2048;
+/// Slots of a ping-pong, in each direction.
+pub const PING_SLOTS: usize = 8;
+/// Receives of a ping-pong that are posted at most: a send may complete behind the answer to it.
+pub const MAX_AHEAD: usize = PING_SLOTS;
 
 /// From the coordinator to a rank. A rank answers each with [`FromRank::Done`] or [`FromRank::Failed`], except for what ends a swap.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -82,7 +86,7 @@ pub enum Work {
     /// The plugin: messages as fast as they go.
     Bandwidth(Bandwidth),
     /// The plugin: ping-pong on one comm.
-    Latency { size: usize },
+    Latency(Latency),
     /// The plugin: sets up comms of its own, uses each, tears them down.
     Churn { comms: usize },
     /// Single-thread memcpy.
@@ -91,10 +95,23 @@ pub enum Work {
     Readv(Block),
     /// One cache line between two processes.
     CacheLine,
+    /// Ping-pong over two rings of cache lines.
+    Ring,
     /// Plain blocking TCP stream.
     TcpStream(Block),
     /// Spinning TCP ping-pong.
     TcpPingPong { size: usize },
+}
+
+/// Parameters of [`Work::Latency`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Bytes of a message.
+    pub size: usize,
+    /// Of a receive, which a message may not fill.
+    pub recv_size: usize,
+    /// Receives that are posted at any time; 0: one, when it is waited for.
+    pub ahead: usize,
 }
 
 /// Parameters of [`Work::Bandwidth`].
@@ -102,6 +119,8 @@ pub enum Work {
 pub struct Bandwidth {
     /// Bytes of a message.
     pub size: usize,
+    /// Of a receive, which a message may not fill.
+    pub recv_size: usize,
     /// Requests outstanding per comm and direction.
     pub outstanding: usize,
     /// Buffers per comm and direction that messages walk over.
@@ -130,6 +149,10 @@ impl Work {
             ensure!(n <= MAX_SIZE, "a message of {n} bytes: at most {MAX_SIZE}");
             Ok(())
         };
+        let receive = |n: usize, least: usize| {
+            ensure!((least..=MAX_SIZE).contains(&n), "a receive of {n} bytes for a message of {least}: {least} to {MAX_SIZE}");
+            Ok(())
+        };
         let slots = |n: usize| {
             ensure!((1..=MAX_SLOTS).contains(&n), "{n} slots: 1 to {MAX_SLOTS}");
             Ok(())
@@ -141,6 +164,7 @@ impl Work {
         match *self {
             Work::Bandwidth(b) => {
                 size(b.size)?;
+                receive(b.recv_size, b.size)?;
                 slots(b.slots)?;
                 comms(b.comms)?;
                 ensure!(
@@ -150,14 +174,19 @@ impl Work {
                 );
                 Ok(())
             }
-            Work::Latency { size: n } => size(n),
+            Work::Latency(l) => {
+                size(l.size)?;
+                receive(l.recv_size, l.size)?;
+                ensure!(l.ahead <= MAX_AHEAD, "{} receives ahead: 0 to {MAX_AHEAD}", l.ahead);
+                Ok(())
+            }
             Work::Churn { comms: n } => comms(n),
             Work::Memcpy(b) | Work::Readv(b) | Work::TcpStream(b) => {
                 ensure!(b.size > 0, "a limit of 0 bytes");
                 size(b.size)?;
                 slots(b.slots)
             }
-            Work::CacheLine => Ok(()),
+            Work::CacheLine | Work::Ring => Ok(()),
             Work::TcpPingPong { size: n } => {
                 ensure!((1..=4096).contains(&n), "a ping of {n} bytes: 1 to 4096");
                 Ok(())
@@ -170,11 +199,13 @@ impl Work {
     /// Bytes of buffers that a rank allocates.
     pub fn bytes(&self) -> usize {
         match *self {
-            Work::Bandwidth(b) => b.size * b.slots * b.comms * (1 + usize::from(b.two_way)),
+            // One rank only sends if it goes one way, and that takes less.
+            Work::Bandwidth(b) if b.two_way => (b.size + b.recv_size) * b.slots * b.comms,
+            Work::Bandwidth(b) => b.recv_size * b.slots * b.comms,
             Work::Memcpy(b) => 2 * b.size * b.slots,
             Work::Readv(b) | Work::TcpStream(b) => b.size * b.slots,
-            Work::Latency { size } => 16 * size,
-            Work::Churn { .. } | Work::CacheLine | Work::TcpPingPong { .. } => 0,
+            Work::Latency(l) => PING_SLOTS * (l.size + l.recv_size),
+            Work::Churn { .. } | Work::CacheLine | Work::Ring | Work::TcpPingPong { .. } => 0,
         }
     }
 }

@@ -129,7 +129,7 @@ fn targets(args: &Args) -> anyhow::Result<()> {
         for latency in [false, true] {
             let mut rows = Vec::new();
             for &size in &sizes {
-                let what = if latency { What::Latency { size } } else { bulk(size, 8, 1) };
+                let what = if latency { What::latency(size) } else { What::bulk(size) };
                 bar.set_message(describe(&what));
                 rows.push(measure::row(&pairs, Some(&bare), &args::LIMITS, what, effort, || bar.tick())?);
                 bar.inc(1);
@@ -148,10 +148,6 @@ fn targets(args: &Args) -> anyhow::Result<()> {
     close(bare).map(drop)
 }
 
-fn bulk(size: usize, outstanding: usize, comms: usize) -> What {
-    What::Bandwidth { size, outstanding, comms, two_way: false, touch: false }
-}
-
 fn lines(warnings: &[Warning]) -> String {
     warnings.iter().map(Warning::line).collect()
 }
@@ -162,17 +158,17 @@ fn close(pair: Shared) -> anyhow::Result<Vec<Warning>> {
 }
 
 fn rows(args: &Args) -> anyhow::Result<Vec<What>> {
-    let sizes = args.sizes()?;
+    let (sizes, least) = (args.sizes()?, args.recv_size()?);
     let mut rows = Vec::new();
     if args.what != Subject::Bandwidth {
-        rows.extend(sizes.iter().map(|&size| What::Latency { size }));
+        rows.extend(sizes.iter().map(|&size| What::Latency { size, recv_size: size.max(least), ahead: args.ahead() }));
     }
     if args.what != Subject::Latency {
         for comms in args.comms()? {
             for outstanding in args.outstanding()? {
                 for &size in &sizes {
-                    let two_way = args.direction == Some(Direction::Two);
-                    rows.push(What::Bandwidth { size, outstanding, comms, two_way, touch: args.touch });
+                    let (recv_size, two_way) = (size.max(least), args.direction == Some(Direction::Two));
+                    rows.push(What::Bandwidth { size, recv_size, outstanding, comms, two_way, touch: args.touch });
                 }
             }
         }
@@ -232,6 +228,6 @@ fn describe(what: &What) -> String {
                 if comms == 1 { "" } else { "s" }
             )
         }
-        What::Latency { size } => format!("half round trip, {}", report::size(size)),
+        What::Latency { size, .. } => format!("half round trip, {}", report::size(size)),
     }
 }

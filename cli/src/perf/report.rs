@@ -32,6 +32,22 @@ pub struct About {
     pub warnings: Vec<Warning>,
 }
 
+/// How receives were posted, in all rows alike.
+fn receives(rows: &[&Row]) -> String {
+    let (mut least, mut longer, mut posted) = (usize::MAX, false, String::new());
+    for row in rows {
+        let (What::Bandwidth { size, recv_size, .. } | What::Latency { size, recv_size, .. }) = row.what;
+        (least, longer) = (least.min(recv_size), longer | (recv_size > size));
+        posted = match row.what {
+            What::Latency { ahead: 0, .. } => ", posted one by one".into(),
+            What::Latency { ahead, .. } => format!(", {ahead} posted"),
+            What::Bandwidth { .. } => String::new(),
+        };
+    }
+    let sizes = if longer { format!("of {} at least", size(least)) } else { "as long as the messages".into() };
+    format!("receives {sizes}{posted}")
+}
+
 impl Report {
     /// For people.
     pub fn table(&self) -> String {
@@ -43,16 +59,20 @@ impl Report {
         let latency = |row: &&Row| matches!(row.what, What::Latency { .. });
         let (bounce, bulk): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(latency);
         if !bounce.is_empty() {
-            text +=
-                &format!("\nHalf round trip in us: median (min..max) of {} rounds; limits: one way, and the ratio to them\n", self.rounds);
+            text += &format!(
+                "\nHalf round trip in us, {}: median (min..max) of {} rounds; limits: one way, and the ratio to them\n",
+                receives(&bounce),
+                self.rounds
+            );
             text += &aligned(&self.lines(&bounce, vec!["size".into()], |row| vec![size(row.size())]), 0);
         }
         // One run has one manner.
         if let Some(what) = bulk.first().map(|row| row.what) {
             let limits = if what.two_way() { "GB/s in one direction" } else { "GB/s" };
             text += &format!(
-                "\nThroughput in GB/s{}: median (min..max) of {} rounds; limits: {limits}, and the ratio to them\n",
+                "\nThroughput in GB/s{}, {}: median (min..max) of {} rounds; limits: {limits}, and the ratio to them\n",
                 what.manner(),
+                receives(&bulk),
                 self.rounds
             );
             let head = ["size", "outstanding", "comms"].map(String::from).to_vec();
@@ -61,7 +81,7 @@ impl Report {
                     What::Bandwidth { size: bytes, outstanding, comms, .. } => {
                         vec![size(bytes), outstanding.to_string(), comms.to_string()]
                     }
-                    What::Latency { size: bytes } => vec![size(bytes)],
+                    What::Latency { size: bytes, .. } => vec![size(bytes)],
                 }),
                 0,
             );

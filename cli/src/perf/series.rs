@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use anyhow::bail;
 
-use super::message::{Memory, Outcome, Round, ToRank, Work};
+use super::message::{Latency, Memory, Outcome, Round, ToRank, Work};
 use super::os;
 use super::pair::Pair;
 
@@ -65,7 +65,7 @@ impl Series {
         self.messages = match self.work {
             Work::Bandwidth(b) => 2 * b.outstanding as u64,
             Work::Memcpy(b) | Work::Readv(b) | Work::TcpStream(b) => 2 * b.slots as u64,
-            Work::Latency { .. } | Work::TcpPingPong { .. } | Work::CacheLine => 16,
+            Work::Latency(_) | Work::TcpPingPong { .. } | Work::CacheLine | Work::Ring => 16,
             // Its size is its own.
             Work::Churn { .. } => return Ok(()),
         };
@@ -117,7 +117,7 @@ impl Series {
             return value;
         }
         match self.work {
-            Work::Latency { .. } | Work::TcpPingPong { .. } => sample.seconds / sample.messages as f64 / 2.0,
+            Work::Latency(_) | Work::TcpPingPong { .. } | Work::Ring => sample.seconds / sample.messages as f64 / 2.0,
             Work::CacheLine | Work::Churn { .. } => sample.seconds,
             _ => self.bytes(sample) / sample.seconds,
         }
@@ -127,9 +127,9 @@ impl Series {
     pub fn bytes(&self, sample: &Sample) -> f64 {
         let per_message = match self.work {
             Work::Bandwidth(b) => b.size * b.comms * (1 + usize::from(b.two_way)),
-            Work::Latency { size } | Work::TcpPingPong { size } => 2 * size,
+            Work::Latency(Latency { size, .. }) | Work::TcpPingPong { size } => 2 * size,
             Work::Memcpy(b) | Work::Readv(b) | Work::TcpStream(b) => b.size,
-            Work::CacheLine | Work::Churn { .. } => 0,
+            Work::CacheLine | Work::Ring | Work::Churn { .. } => 0,
         };
         per_message as f64 * sample.messages as f64
     }
@@ -139,11 +139,12 @@ impl Series {
 fn describe(work: &Work) -> String {
     match work {
         Work::Bandwidth(b) => format!("{} bytes, {} outstanding, {} comms", b.size, b.outstanding, b.comms),
-        Work::Latency { size } => format!("ping-pong of {size} bytes"),
+        Work::Latency(l) => format!("ping-pong of {} bytes", l.size),
         Work::Churn { comms } => format!("{comms} comms set up and torn down"),
         Work::Memcpy(b) => format!("memcpy of {} bytes", b.size),
         Work::Readv(b) => format!("process_vm_readv of {} bytes", b.size),
         Work::CacheLine => "bouncing a cache line".into(),
+        Work::Ring => "ping-pong over rings of cache lines".into(),
         Work::TcpStream(b) => format!("TCP stream of {} bytes", b.size),
         Work::TcpPingPong { size } => format!("TCP ping-pong of {size} bytes"),
     }

@@ -4,7 +4,8 @@
 use anyhow::Context;
 use serde::Serialize;
 
-use super::measure::{Effort, PING, interleave, limit_name, slots};
+use super::args::STEP;
+use super::measure::{Effort, PING, What, interleave, limit_name, slots};
 use super::message::{Bandwidth, Block, MAX_COMMS, Memory, Work};
 use super::report::{aligned, digits, spread};
 use super::series::{Sample, Series, Shared};
@@ -100,7 +101,8 @@ const NO_RECORD: &str = "the stats page has no comm record left";
 const IDLE_KIB: f64 = 128.0;
 
 fn bulk(size: usize, touch: bool) -> Work {
-    Work::Bandwidth(Bandwidth { size, outstanding: 8, slots: slots(8), comms: 1, two_way: false, touch })
+    let recv_size = size.max(STEP);
+    Work::Bandwidth(Bandwidth { size, recv_size, outstanding: 8, slots: slots(8), comms: 1, two_way: false, touch })
 }
 
 fn targets() -> Vec<Target> {
@@ -113,10 +115,10 @@ fn targets() -> Vec<Target> {
         target(Shm, "1 MiB x 8", bulk(MIB, false), memcpy(MIB), AtLeast(1.3)),
         target(Shm, "64 KiB x 8", bulk(64 * KIB, false), Work::Readv(block(64 * KIB)), AtLeast(1.2)),
         target(ShmNoCma, "1 MiB x 8", bulk(MIB, false), memcpy(MIB), AtLeast(0.85)),
-        target(Shm, "8 B half round trip", Work::Latency { size: 8 }, Work::CacheLine, AtMost(2.5)),
+        target(Shm, "8 B half round trip", What::latency(8).work(), Work::Ring, AtMost(2.0)),
         target(Tcp, "1 MiB x 8", bulk(MIB, false), stream(MIB), AtLeast(0.95)),
         target(Tcp, "64 KiB x 8", bulk(64 * KIB, false), stream(64 * KIB), AtLeast(1.15)),
-        target(Tcp, "8 B half round trip", Work::Latency { size: 8 }, Work::TcpPingPong { size: PING }, AtMost(1.15)),
+        target(Tcp, "8 B half round trip", What::latency(8).work(), Work::TcpPingPong { size: PING }, AtMost(1.25)),
         target(Shm, "1 MiB x 8, every byte touched", bulk(MIB, true), memcpy(MIB), Bound::None),
         target(Shm, "64 KiB x 8, every byte touched", bulk(64 * KIB, true), Work::Readv(block(64 * KIB)), Bound::None),
         target(Tcp, "1 MiB x 8, every byte touched", bulk(MIB, true), stream(MIB), Bound::None),
@@ -170,7 +172,7 @@ pub fn measure(
 }
 
 fn one(target: &Target, pair: &Shared, bare: &Shared, effort: Effort) -> anyhow::Result<Verdict> {
-    let (unit, scale) = if matches!(target.work, Work::Latency { .. }) { ("us", 1e6) } else { ("GB/s", 1e-9) };
+    let (unit, scale) = if matches!(target.work, Work::Latency(_)) { ("us", 1e6) } else { ("GB/s", 1e-9) };
     let mut all = vec![Series::prepare(pair, target.work)?];
     let limit = Series::prepare(bare, target.limit);
     let refused = limit.as_ref().err().map(|error| format!("{error:#}"));
@@ -203,7 +205,9 @@ fn one(target: &Target, pair: &Shared, bare: &Shared, effort: Effort) -> anyhow:
 
 /// Active comms: what all move together beside what one moves over the same buffers, and the share of the slowest.
 fn many(setting: Setting, pair: &Shared, effort: Effort) -> anyhow::Result<[Verdict; 2]> {
-    let spec = |comms, slots| Work::Bandwidth(Bandwidth { size: 64 * KIB, outstanding: 8, slots, comms, two_way: false, touch: false });
+    // Receives of this size: of longer ones, so many would take memory that none of them uses.
+    let (size, recv_size) = (64 * KIB, 64 * KIB);
+    let spec = |comms, slots| Work::Bandwidth(Bandwidth { size, recv_size, outstanding: 8, slots, comms, two_way: false, touch: false });
     let mut both = [Series::prepare(pair, spec(MANY, 8))?, Series::prepare(pair, spec(1, 8 * MANY))?];
     for series in &mut both {
         series.calibrate(effort.seconds)?;

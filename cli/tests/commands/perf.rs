@@ -35,7 +35,8 @@ fn json_has_the_sizes_asked_for_and_every_limit() {
             positive(&row["plugins"][0]["figure"]);
             assert!(row["plugins"][0]["cpu_s_per_gb"].as_f64().is_some(), "{row}");
             let limits: Vec<&str> = row["limits"].as_array().unwrap().iter().map(|limit| limit["name"].as_str().unwrap()).collect();
-            let expected = if row["kind"] == "latency" { &["cache-line", "tcp-ping-pong"][..] } else { &["memcpy", "readv", "tcp-stream"] };
+            let expected =
+                if row["kind"] == "latency" { &["ring", "cache-line", "tcp-ping-pong"][..] } else { &["memcpy", "readv", "tcp-stream"] };
             assert_eq!(limits, expected);
             for limit in row["limits"].as_array().unwrap() {
                 if limit["name"] == "readv" && limit["refused"].is_string() {
@@ -60,6 +61,34 @@ fn every_version_of_the_table_is_driven() {
         assert_eq!(report["plugins"][0]["abi"], abi);
         assert_eq!(report["rows"].as_array().unwrap().len(), 6, "v{abi}");
     }
+}
+
+/// Before their messages and longer than these, as NCCL does, or as one asks.
+#[test]
+fn receives_are_posted_as_asked() {
+    let plugin = fake("receives", 12);
+    let receives = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("perf_receives_{}", std::process::id()));
+    for (what, options, bytes, most, said) in [
+        ("latency", &[][..], 512 << 10, 4, "receives of 512 KiB at least, 4 posted"),
+        ("latency", &["--ahead", "2", "--recv-size", "10000"], 10_000, 2, "receives of 10000 B at least, 2 posted"),
+        ("latency", &["--ahead", "0", "--recv-size", "0"], 8, 1, "receives as long as the messages, posted one by one"),
+        ("bandwidth", &["--outstanding", "3"], 512 << 10, 3, "receives of 512 KiB at least"),
+        ("bandwidth", &["--recv-size", "4"], 8, 8, "receives as long as the messages"),
+    ] {
+        std::fs::write(&receives, "").expect("a file");
+        let env = format!("FAKE_RECEIVES={}", receives.display());
+        let done = Perf::new(&plugin).args(["--sizes", "8", "--limits", "none", "--what", what, "--env", &env]).args(options).run();
+        assert!(done.passes().contains(said), "{said}: {}", done.text());
+        let posted = std::fs::read_to_string(&receives).expect("the receives");
+        let lines = posted.lines().map(|line| line.split_once(' ').expect("two numbers"));
+        let mut together: Vec<u32> = Vec::new();
+        for (size, posted) in lines {
+            assert_eq!(size, bytes.to_string(), "{what} {options:?}");
+            together.push(posted.parse().expect("a number"));
+        }
+        assert_eq!(together.into_iter().max(), Some(most), "{what} {options:?}");
+    }
+    std::fs::remove_file(&receives).expect("the receives");
 }
 
 #[test]
@@ -125,6 +154,7 @@ fn the_plot_names_plugin_and_limits() {
         "Railhead",
         "memcpy",
         "tcp-stream",
+        "ring",
         "cache-line",
         "tcp-ping-pong",
     ] {
@@ -209,7 +239,7 @@ fn every_target_is_measured_and_judged() {
         ("shm", "1 MiB x 8", "memcpy"),
         ("shm", "64 KiB x 8", "readv"),
         ("shm, no cross-memory attach", "1 MiB x 8", "memcpy"),
-        ("shm", "8 B half round trip", "cache-line"),
+        ("shm", "8 B half round trip", "ring"),
         ("tcp", "1 MiB x 8", "tcp-stream"),
         ("tcp", "64 KiB x 8", "tcp-stream"),
         ("tcp", "8 B half round trip", "tcp-ping-pong"),

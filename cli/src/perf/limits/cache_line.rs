@@ -1,8 +1,6 @@
 //! The limit of a message: one cache line that two processes write in turn, spinning. The figure is the time one way, half of there and back,
 //! median over lines on pages of their own, since it depends on the address.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, ensure};
@@ -29,22 +27,9 @@ pub struct CacheLine {
 }
 
 impl CacheLine {
-    /// Maps a file of rank 0 in both.
+    /// Maps it in both.
     pub fn new(rank: usize, coordinator: &mut Coordinator) -> anyhow::Result<CacheLine> {
-        let file = os::memory_file()?;
-        let theirs = coordinator.swap(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))?;
-        let file = if rank == 0 {
-            file.set_len((PAGES * PAGE * 8) as u64)?;
-            coordinator.swap(String::new())?;
-            file
-        } else {
-            coordinator.swap(String::new())?;
-            let theirs = File::options().read(true).write(true).open(&theirs);
-            theirs.context("the kernel refuses to open a file of another process")?
-        };
-        // Not before both have it open.
-        coordinator.swap(String::new())?;
-        Ok(CacheLine { words: Words::map(&file, PAGES * PAGE)?, rank, turns: 0 })
+        Ok(CacheLine { words: Words::of_both(PAGES * PAGE, rank, coordinator)?, rank, turns: 0 })
     }
 
     /// A line somewhere on its page, not the same place on each.

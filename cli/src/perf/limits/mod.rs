@@ -4,6 +4,7 @@
 mod cache_line;
 mod memcpy;
 mod readv;
+mod ring;
 mod tcp;
 mod tcp_ping_pong;
 mod tcp_stream;
@@ -20,6 +21,7 @@ pub fn prepare(work: Work, rank: usize, coordinator: &mut Coordinator) -> anyhow
         Work::Memcpy(block) => Ok((Box::new(memcpy::Memcpy::new(block, rank)?), None)),
         Work::Readv(block) => Ok((Box::new(readv::Readv::new(block, rank, coordinator)?), None)),
         Work::CacheLine => Ok((Box::new(cache_line::CacheLine::new(rank, coordinator)?), None)),
+        Work::Ring => Ok((Box::new(ring::Ring::new(rank, coordinator)?), None)),
         Work::TcpStream(block) => {
             let (job, note) = tcp_stream::TcpLoop::new(block, rank, coordinator)?;
             Ok((Box::new(job), Some(note)))
@@ -28,6 +30,6 @@ pub fn prepare(work: Work, rank: usize, coordinator: &mut Coordinator) -> anyhow
             let (job, note) = tcp_ping_pong::TcpPingPong::new(size, rank, coordinator)?;
             Ok((Box::new(job), Some(note)))
         }
-        Work::Bandwidth(_) | Work::Latency { .. } | Work::Churn { .. } => bail!("{work:?} is no limit"),
+        Work::Bandwidth(_) | Work::Latency(_) | Work::Churn { .. } => bail!("{work:?} is no limit"),
     }
 }

@@ -23,12 +23,12 @@ impl Stream {
     pub fn new(session: &Rc<Session>, spec: Bandwidth) -> anyhow::Result<Stream> {
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for (i, comm) in session.comms(spec.comms)?.iter().enumerate() {
-            let flow = |comm| Flow::new(&session.plugin, comm, i as i32, spec.size, spec.outstanding, spec.slots);
+            let flow = |comm, room| Flow::new(&session.plugin, comm, i as i32, (spec.size, room), spec.outstanding, spec.slots);
             if let (Some(send), true) = (comm.send, session.rank == 0 || spec.two_way) {
-                sends.push(flow(send)?);
+                sends.push(flow(send, spec.size)?);
             }
             if let (Some(recv), true) = (comm.recv, session.rank == 1 || spec.two_way) {
-                receives.push(flow(recv)?);
+                receives.push(flow(recv, spec.recv_size)?);
             }
         }
         Ok(Stream { session: Rc::clone(session), spec, sends, receives })

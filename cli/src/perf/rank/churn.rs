@@ -38,7 +38,7 @@ impl Churn {
         let seconds = (os::now_ns() - begun) as f64 * 1e-9;
         for (i, comm) in comms.iter().enumerate() {
             let comm = if *rank == 0 { comm.send } else { comm.recv };
-            let mut flow = Flow::new(plugin, comm.context("one direction is set up")?, i as i32, MESSAGE, 1, 1)?;
+            let mut flow = Flow::new(plugin, comm.context("one direction is set up")?, i as i32, (MESSAGE, MESSAGE), 1, 1)?;
             let mut spin = Spin::default();
             while flow.done < 1 {
                 spin.after(if *rank == 0 {

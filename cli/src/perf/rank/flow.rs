@@ -17,6 +17,8 @@ pub struct Flow {
     covers: usize,
     slots: Slots,
     size: usize,
+    /// Of a receive.
+    room: usize,
     outstanding: u64,
     tag: i32,
     requests: [Option<Opaque>; MAX_OUTSTANDING],
@@ -29,15 +31,22 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Allocates `slots` slots and registers them, in as few pieces as the table takes.
-    pub fn new(plugin: &Plugin, comm: Opaque, tag: i32, size: usize, outstanding: usize, slots: usize) -> anyhow::Result<Flow> {
-        let mut slots = Slots::new(slots, size)?;
+    /// For messages of `size` bytes, in slots of `room`. Allocates the slots and registers them, in as few pieces as the table takes.
+    pub fn new(
+        plugin: &Plugin,
+        comm: Opaque,
+        tag: i32,
+        (size, room): (usize, usize),
+        outstanding: usize,
+        slots: usize,
+    ) -> anyhow::Result<Flow> {
+        let mut slots = Slots::new(slots, room)?;
         // NCCL's headers have int sizes before v8.
         let most = if plugin.version() >= 8 { usize::MAX } else { i32::MAX as usize };
         let covers = slots.within(most);
         let mrs = slots.pieces(covers).map(|(addr, len)| Ok(plugin.reg_mr(comm, addr, len)?)).collect::<anyhow::Result<_>>()?;
         let requests = [None; MAX_OUTSTANDING];
-        Ok(Flow { comm, mrs, covers, slots, size, outstanding: outstanding as u64, tag, requests, filled: 0, posted: 0, done: 0 })
+        Ok(Flow { comm, mrs, covers, slots, size, room, outstanding: outstanding as u64, tag, requests, filled: 0, posted: 0, done: 0 })
     }
 
     /// After [`super::payload::Pattern`] has been received: nothing else may have been written.
@@ -86,7 +95,7 @@ impl Flow {
         let before = self.posted;
         while self.posted < target && self.posted - self.done < self.outstanding {
             let seq = self.posted;
-            let buf = Buf { addr: self.slots.addr(seq), len: self.size, tag: self.tag, mr: self.mr(seq) };
+            let buf = Buf { addr: self.slots.addr(seq), len: self.room, tag: self.tag, mr: self.mr(seq) };
             let Some(request) = plugin.irecv(self.comm, &[buf])? else { break };
             self.requests[seq as usize % MAX_OUTSTANDING] = Some(request);
             self.posted += 1;

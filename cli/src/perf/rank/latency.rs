@@ -7,26 +7,25 @@ use super::flow::Flow;
 use super::job::{Begin, Job, Meter};
 use super::payload::{Pattern, Payload, Stamp};
 use super::session::Session;
-use crate::perf::message::Round;
+use crate::perf::message::{Latency, PING_SLOTS, Round};
 use crate::perf::spin::Spin;
-
-/// Slots and requests per direction: two receives are posted ahead, and a send may complete behind the answer to it.
-const DEPTH: usize = 8;
-const RECEIVES: u64 = 2;
 
 /// Both directions of a comm.
 pub struct PingPong {
     session: Rc<Session>,
+    /// Receives that are posted at any time, with the one that is waited for.
+    receives: u64,
     send: Flow,
     recv: Flow,
 }
 
 impl PingPong {
     /// Allocates and registers.
-    pub fn new(session: &Rc<Session>, size: usize) -> anyhow::Result<PingPong> {
+    pub fn new(session: &Rc<Session>, spec: Latency) -> anyhow::Result<PingPong> {
         let (send, recv) = session.both_ways()?;
-        let flow = |comm| Flow::new(&session.plugin, comm, 0, size, DEPTH, DEPTH);
-        Ok(PingPong { session: Rc::clone(session), send: flow(send)?, recv: flow(recv)? })
+        let flow = |comm, room| Flow::new(&session.plugin, comm, 0, (spec.size, room), PING_SLOTS, PING_SLOTS);
+        let (send, recv) = (flow(send, spec.size)?, flow(recv, spec.recv_size)?);
+        Ok(PingPong { session: Rc::clone(session), receives: spec.ahead.max(1) as u64, send, recv })
     }
 
     fn run<P: Payload>(&mut self, messages: u64, payload: P) -> anyhow::Result<()> {
@@ -40,7 +39,7 @@ impl PingPong {
             }
             let mut spin = Spin::default();
             while self.recv.done <= seq {
-                let posted = self.recv.post_receives(plugin, target.min(seq + RECEIVES))?;
+                let posted = self.recv.post_receives(plugin, target.min(seq + self.receives))?;
                 let moved = self.recv.take_receives(plugin, payload)? | self.send.take_sends(plugin, payload)?;
                 spin.after(posted || moved);
             }
@@ -49,7 +48,7 @@ impl PingPong {
             }
             // Rank 0 sends on first, in the next turn: what is posted ahead must not hold up what is waited for.
             if self.session.rank == 1 {
-                self.recv.post_receives(plugin, target.min(seq + 1 + RECEIVES))?;
+                self.recv.post_receives(plugin, target.min(seq + 1 + self.receives))?;
             }
         }
         let mut spin = Spin::default();
@@ -76,7 +75,7 @@ impl PingPong {
 
 impl Job for PingPong {
     fn verify(&mut self, _: &mut Coordinator) -> anyhow::Result<()> {
-        self.run(2 * DEPTH as u64, Pattern)?;
+        self.run(2 * PING_SLOTS as u64, Pattern)?;
         self.recv.check_margins()
     }
 

@@ -116,7 +116,7 @@ impl Rank {
         let session = self.session.as_ref().ok_or_else(|| anyhow!("this rank has no plugin"));
         match work {
             Work::Bandwidth(spec) => Ok((Box::new(bandwidth::Stream::new(session?, spec)?), None)),
-            Work::Latency { size } => Ok((Box::new(latency::PingPong::new(session?, size)?), None)),
+            Work::Latency(spec) => Ok((Box::new(latency::PingPong::new(session?, spec)?), None)),
             Work::Churn { comms } => Ok((Box::new(churn::Churn::new(session?, comms)), None)),
             limit => limits::prepare(limit, self.rank, &mut self.coordinator),
         }

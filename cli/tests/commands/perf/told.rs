@@ -48,23 +48,23 @@ fn what_is_no_warning_is_not_told() {
 #[test]
 fn the_heading_and_the_plot_say_how_messages_went() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("perf_ways_{}.svg", std::process::id()));
-    let plain = "Throughput in GB/s: median (min..max) of 2 rounds; limits: GB/s, and the ratio to them";
+    let plain = "Throughput in GB/s, receives of 512 KiB at least: median (min..max) of 2 rounds; limits: GB/s, and the ratio to them";
     let one_way = "limits: GB/s in one direction";
     for (options, heading, titles) in [
         (&[][..], plain, &["Throughput, 8 outstanding, 1 comm (GB/s)", ">\nmemcpy\n<"][..]),
         (
             &["--direction", "two"],
-            "Throughput in GB/s, both directions together: median",
+            "Throughput in GB/s, both directions together, receives of 512 KiB at least: median",
             &["Throughput, both directions together, 8 outstanding, 1 comm (GB/s)", ">\nmemcpy, one direction\n<"],
         ),
         (
             &["--touch"],
-            "Throughput in GB/s, every byte touched: median (min..max) of 2 rounds; limits: GB/s, and the ratio to them",
+            "Throughput in GB/s, every byte touched, receives of 512 KiB at least: median (min..max) of 2 rounds; limits: GB/s, and the ratio to them",
             &["Throughput, every byte touched, 8 outstanding, 1 comm (GB/s)"],
         ),
         (
             &["--direction", "two", "--touch"],
-            "Throughput in GB/s, both directions together, every byte touched: median",
+            "Throughput in GB/s, both directions together, every byte touched, receives of 512 KiB at least: median",
             &["Throughput, both directions together, every byte touched, 8 outstanding, 1 comm (GB/s)"],
         ),
     ] {

@@ -56,7 +56,7 @@ fn a_stamp_that_is_wrong_is_noticed_while_timing() {
 
 #[test]
 fn nonsense_is_refused_with_the_range() {
-    let cases: [(&[&str], &str); 23] = [
+    let cases: [(&[&str], &str); 27] = [
         (&["--sizes", "65M"], "\"65M\" is no size from 0 to 64M"),
         (&["--sizes", ""], "--sizes"),
         (&["--outstanding", "33"], "\"33\" is no number from 1 to 32"),
@@ -64,7 +64,7 @@ fn nonsense_is_refused_with_the_range() {
         (&["--abi", "13"], "from 4 to 12"),
         (&["--rounds", "0"], "from 1 to 1000"),
         (&["--timeout", "0"], "from 1 to 86400"),
-        (&["--limits", "speed-of-light"], "memcpy, readv, cache-line, tcp-stream, tcp-ping-pong"),
+        (&["--limits", "speed-of-light"], "memcpy, readv, ring, cache-line, tcp-stream, tcp-ping-pong"),
         (&["--env", "NAME"], "NAME=VALUE is wanted"),
         (&["--dev", "7"], "has no device 7: 0 to"),
         (&["--abi", "x"], "invalid value 'x' for '--abi <ABI>': expected a whole number from 4 to 12"),
@@ -73,6 +73,10 @@ fn nonsense_is_refused_with_the_range() {
         (&["--connect", "nowhere:x"], "is no ADDRESS or ADDRESS:PORT"),
         (&["--listen", "nowhere:x"], "is no ADDRESS or ADDRESS:PORT"),
         (&["--connect", "127.0.0.1:1", "--compare", "x"], "cannot be used with"),
+        (&["--recv-size", "65M"], "--recv-size: \"65M\" is no size from 0 to 64M"),
+        (&["--ahead", "9"], "invalid value '9' for '--ahead <N>': expected a whole number from 0 to 8"),
+        (&["--targets", "--ahead", "4"], "cannot be used with"),
+        (&["--targets", "--recv-size", "0"], "cannot be used with"),
         (&["--targets", "--outstanding", "8"], "cannot be used with"),
         (&["--targets", "--comms", "1"], "cannot be used with"),
         (&["--targets", "--direction", "two"], "cannot be used with"),
@@ -115,8 +119,10 @@ fn cpus_that_cannot_be_had_are_refused_with_those_that_can() {
 #[test]
 fn a_listener_is_not_told_what_to_measure() {
     let nothing = Path::new("/proc/self/status");
-    let others: [&[&str]; 12] = [
+    let others: [&[&str]; 14] = [
         &["--sizes", "8"],
+        &["--recv-size", "8"],
+        &["--ahead", "1"],
         &["--outstanding", "8"],
         &["--comms", "1"],
         &["--direction", "one"],
@@ -144,6 +150,8 @@ fn options_without_effect_are_refused() {
     }
     let all = ["--what", "latency", "--touch", "--direction", "two", "--outstanding", "32", "--comms", "8"];
     Perf::new(nothing).args(all).run().fails("--what latency cannot be used with --outstanding, --comms, --direction, --touch");
+    let one_by_one = ["--what", "bandwidth", "--ahead", "0"];
+    Perf::new(nothing).args(one_by_one).run().fails("--what bandwidth cannot be used with --ahead: half round trips only");
     Perf::new(nothing).args(["--targets", "--sizes", "8"]).run().fails_with(&["--targets", "--sizes", "--plot"]);
     let wire = ["--targets", "--env", "NAME=value", "--env", "RAILHEAD_SOFT_WIRE=tcp"];
     Perf::new(nothing).args(wire).run().fails("--targets cannot be used with --env RAILHEAD_SOFT_WIRE=tcp");
