@@ -161,10 +161,16 @@ impl Duplex {
     /// Errors: they cannot; the peer is gone, or has not moved for too long.
     pub fn poll_connected(&mut self) -> Result<bool> {
         let connected = self.link.qps.poll_connected()? && self.link.qps.know_receives();
-        if !connected {
-            self.link.wait_to_connect()?;
+        match connected {
+            true => self.link.waits_over(),
+            false => self.link.wait_to_connect()?,
         }
         Ok(connected)
+    }
+
+    /// How many queue pairs it has. Only what goes on one of them is ordered.
+    pub fn queue_pairs(&self) -> usize {
+        self.link.qps.len()
     }
 
     /// Whether work may be posted before the peer has connected.

@@ -99,7 +99,7 @@ impl Context {
             self.connecting.store(false, Ordering::Relaxed);
             return Err(Error::usage("some ranks are connected already, by their addresses: so must all others be"));
         }
-        let connected = self.connect_through(store, timeout);
+        let connected = self.connect_through(store, timeout).and_then(|()| self.check());
         if let Err(error) = &connected {
             self.with(|core| {
                 core.disconnect(&Failure::from_error(error));
@@ -177,7 +177,9 @@ impl Context {
                 // Looked at last, and what it says goes first: whoever gives up says why there, and closes this one's pairs then.
                 over.with(|core| {
                     core.poll();
-                    core.check_ranks()
+                    core.check_ranks()?;
+                    // One that has left, as it cannot go on or was closed, comes no more: nobody leaves rightly before all have all.
+                    (0..core.peers.len()).filter(|rank| *rank != over.rank()).try_for_each(|rank| core.pair(rank).map(drop))
                 })?;
             }
             polled?;
@@ -210,7 +212,7 @@ impl Context {
 }
 
 /// Of an address behind its length.
-const PLACE: usize = 8 + MAX_ADDRESS;
+pub(super) const PLACE: usize = 8 + MAX_ADDRESS;
 
 impl Mesh {
     /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
@@ -237,7 +239,7 @@ impl Mesh {
     }
 
     /// A mesh that is not connected, and the addresses of its ends.
-    fn fork_ends(&self) -> Result<(Mesh, Borrowed<'_>)> {
+    pub(super) fn fork_ends(&self) -> Result<(Mesh, Borrowed<'_>)> {
         self.check_descriptors(self.size() - 1)?;
         let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
         mesh.connecting.store(true, Ordering::Relaxed);

@@ -168,7 +168,7 @@ impl Context {
     }
 
     /// Waits until what is polled is ready, for so long at most: the mesh has failed then.
-    fn wait<T>(&self, waiter: Waiter<'_>, attempt: u64, timeout: Duration, mut poll: impl FnMut() -> Poll<T>) -> T {
+    fn wait<T>(&self, waiter: Waiter<'_>, attempt: u64, timeout: Duration, mut poll: impl FnMut() -> Poll<Result<T>>) -> Result<T> {
         let began = clock::now();
         let deadline = began.saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX));
         let mut stalled_at = match self.device.config.stall_warn_s.nanos() {
@@ -180,7 +180,11 @@ impl Context {
                 return Ok(result);
             }
             if now >= deadline {
-                self.poison_in(attempt, &Error::timeout(self.waited(waiter, timeout)));
+                let error = Error::timeout(self.waited(waiter, timeout));
+                if !self.poison_in(attempt, &error) {
+                    // The mesh goes on.
+                    return Ok(Err(error));
+                }
             } else if now >= stalled_at {
                 stalled_at = u64::MAX;
                 self.driver.lock().count_stalls(waiter);

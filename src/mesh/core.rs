@@ -438,7 +438,8 @@ impl Core {
             }
         });
         let Some((rank, error)) = failed else { return Ok(()) };
-        if let Some(Peer::Here(_)) = self.peers.get(rank) {
+        // It is not, where this one lacks what it takes.
+        if let (Some(Peer::Here(_)), Error::Remote(_)) = (self.peers.get(rank), &error) {
             self.lost(rank, None, Failure::from_error(&error));
         }
         Err(error)

@@ -26,6 +26,9 @@ const MAX_QUEUED: usize = 16 * SLOTS;
 /// Messages of collectives which match none of the peer's receives, that it is told of at a time.
 const MAX_UNMATCHED: usize = 8;
 
+/// Between two looks for the last acknowledgements of one that has left.
+const ACKS_LOOK_NS: u64 = 50_000_000;
+
 /// A peer.
 pub struct Pair {
     link: Duplex,
@@ -47,6 +50,8 @@ pub struct Pair {
     outstanding: usize,
     /// It has sent its bye, and for which rank that it has lost.
     left: Option<Option<usize>>,
+    /// When.
+    left_at: u64,
     /// This rank has sent its own.
     bye_sent: bool,
     /// What is waited for from it, when last looked at; nothing once something has moved.
@@ -80,6 +85,7 @@ impl Pair {
             sent: Vec::with_capacity(MAX_REQUESTS),
             outstanding: 0,
             left: None,
+            left_at: 0,
             bye_sent: false,
             wait: Wait::NONE,
         }
@@ -320,7 +326,9 @@ impl Pair {
     /// Asks to be woken, and names the descriptors to sleep on. `waits` as for [`Pair::poll`]. `Some`: see [`Duplex::arm`].
     pub fn arm(&mut self, waits: bool, watch: impl FnMut(RawFd)) -> Result<Option<u64>> {
         self.send_unmatched()?;
-        self.link.arm((self.outstanding > 0 || waits).then_some(self.wait), watch)
+        let look = self.link.arm((self.outstanding > 0 || waits).then_some(self.wait), watch)?;
+        // Nothing may wake who waits for a peer that has left.
+        Ok(if self.awaits_acks() { Some(look.unwrap_or(u64::MAX).min(ACKS_LOOK_NS)) } else { look })
     }
 
     /// Whether it has to be polled again before anybody sleeps.

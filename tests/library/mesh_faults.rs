@@ -12,8 +12,14 @@ use railhead::store::{FileStore, TcpStore};
 
 use crate::support::{Ctx, PATIENCE, Random, Ranks, Role, World, repeats, seed};
 
-pub const ROLES: &[(&str, Role)] =
-    &[("mesh_works", works), ("mesh_meets", meets), ("mesh_goes_on", goes_on), ("mesh_forks", forks), ("mesh_is_short", is_short)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("mesh_works", works),
+    ("mesh_meets", meets),
+    ("mesh_goes_on", goes_on),
+    ("mesh_forks", forks),
+    ("mesh_runs_out", runs_out),
+    ("mesh_is_short", is_short),
+];
 
 /// How long the others may take to notice that a rank was killed.
 const NOTICED: Duration = Duration::from_secs(3);
@@ -337,6 +343,47 @@ fn a_rank_that_cannot_fork_tells_the_others() {
         // Of the one that cannot, or of the other, which has heard first.
         let heard = |other: usize, of: usize| said[other].starts_with(&format!("rank {of}: it has closed its mesh; rank {of}: "));
         assert!(heard(0, 1) && (heard(2, 1) || heard(2, 0)) || heard(0, 2) && heard(2, 1), "{said:?}");
+        end(ranks, 0..3);
+    }
+}
+
+/// Forks, and rank 1 has but RHT_LEFT descriptors left once it has begun, as another thread takes them.
+fn runs_out(ctx: &Ctx) {
+    let mesh = connected(ctx);
+    mesh.fork(PATIENCE).map(drop).expect("a first fork");
+    if ctx.rank == 1 {
+        // All that a fork takes, or it does not begin.
+        leave_descriptors(ctx.size - 1 + 8 + 2);
+    }
+    mesh.barrier(options(PATIENCE)).expect("all are here");
+    let forked = std::thread::scope(|scope| {
+        if ctx.rank == 1 {
+            let left = number("RHT_LEFT") as usize;
+            let count = || std::fs::read_dir("/proc/self/fd").map_or(0, |all| all.count());
+            let before = count();
+            scope.spawn(move || {
+                let end = Instant::now() + PATIENCE / 4;
+                while count() <= before && Instant::now() < end {}
+                let mut files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+                files.truncate(files.len().saturating_sub(left));
+                std::mem::forget(files);
+            });
+        }
+        mesh.fork(PATIENCE).map(drop)
+    });
+    ctx.say(&forked.map_or_else(|error| error.to_string(), |()| "done".into()));
+    assert_eq!(ctx.parent.text(), "go");
+}
+
+/// It is the one that is short; nobody says that another is lost, or waits for long.
+#[test]
+fn a_rank_that_runs_out_of_descriptors_while_it_forks_blames_nobody() {
+    for (wire, left) in (0..4).flat_map(|left| [("shm", left), ("tcp", left)]) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ranks = world("mesh_runs_out", 3, folder.path(), wire).env("RHT_LEFT", &left.to_string()).spawn();
+        let said: Vec<String> = (0..3).map(|rank| ranks.hear(rank)).collect();
+        let wrong = |said: &String| said.contains("is lost") || said.contains("has not connected in");
+        assert!(!said.iter().any(wrong), "{wire}, {left} left: {said:#?}");
         end(ranks, 0..3);
     }
 }

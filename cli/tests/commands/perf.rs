@@ -86,7 +86,9 @@ fn receives_are_posted_as_asked() {
             assert_eq!(size, bytes.to_string(), "{what} {options:?}");
             together.push(posted.parse().expect("a number"));
         }
-        assert_eq!(together.into_iter().max(), Some(most), "{what} {options:?}");
+        let together = together.into_iter().max().expect("some");
+        // Of many messages that are under way, some may come before as many receives are posted.
+        assert!(together == most || what == "bandwidth" && together < most, "{what} {options:?}: {together}");
     }
     std::fs::remove_file(&receives).expect("the receives");
 }

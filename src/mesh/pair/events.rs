@@ -1,5 +1,6 @@
 //! What comes from the peer of a [`Pair`]: completions, messages, control messages, and its end. Under the lock of the mesh, on whichever thread drives it.
 
+use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::stats::Wait;
 use crate::link::Failure;
@@ -9,6 +10,9 @@ use super::super::ops::{Ops, Outcome};
 use super::super::protocol::Control;
 use super::super::recvs::Open;
 use super::{Pair, PairEvent};
+
+/// How long they may take.
+const ACKS_NS: u64 = 1_000_000_000;
 
 impl Pair {
     /// Moves everything along; whether something has moved. `events` gets what is for the mesh. `waits`: somebody waits for the peer whom it does
@@ -50,8 +54,10 @@ impl Pair {
                 },
             }
         }
-        if let Some(of) = gone {
-            self.left = Some(of);
+        if gone.is_some() {
+            (self.left, self.left_at) = (gone, clock::now());
+        }
+        if let Some(of) = self.left.filter(|_| !self.awaits_acks()) {
             let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
             return Err(Error::remote(format!("it has closed its mesh{why}")));
         }
@@ -62,6 +68,15 @@ impl Pair {
             self.post_slots(ops)?;
         }
         self.link.check().map(|()| moved)
+    }
+
+    /// Whether a peer that has left may still acknowledge what it has taken: on other queue pairs than that of its bye, the last of it as it closes them.
+    pub(super) fn awaits_acks(&mut self) -> bool {
+        self.left.is_some()
+            && self.link.queue_pairs() > 1
+            && self.sent.iter().any(Option::is_some)
+            && self.link.check().is_ok()
+            && clock::now() < self.left_at + ACKS_NS
     }
 
     fn received(&mut self, sequence: u64, value: u64, ops: &mut Ops) -> Result<()> {

@@ -3,8 +3,10 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::base::clock;
 use crate::base::sync::lock;
 use crate::link::driver::Driven;
+use crate::mesh::connect::PLACE;
 use crate::mesh::core::{Core, Peer};
 use crate::mesh::protocol::Tag;
 use crate::store::PrefixStore;
@@ -247,6 +249,121 @@ fn a_rank_that_closes_is_heard_though_there_was_no_room_to_say_so() {
 fn a_mesh_that_is_made_over_another_may_be_closed_at_once() {
     for wire in [SoftWire::Shm, SoftWire::Tcp] {
         ranks(wire, 4, |mesh| (0..20).for_each(|_| drop(mesh.fork(TIMEOUT).unwrap())));
+    }
+}
+
+/// As it comes no more, though nobody has lost it.
+#[test]
+fn a_fork_that_one_rank_gives_up_is_an_error_of_all() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let over = Barrier::new(2);
+        let told = ranks(wire, 2, |mesh| {
+            let result = if mesh.rank() == 0 {
+                let (forked, out) = mesh.fork_ends().unwrap();
+                let back = mesh.scratch(mesh.size() * PLACE).unwrap();
+                mesh.swap(&out, &back, PLACE, Options::forking(TIMEOUT)).unwrap();
+                let error = Error::system("eventfd", std::io::Error::from_raw_os_error(libc::EMFILE));
+                mesh.poison(&error);
+                drop(forked);
+                Err(error)
+            } else {
+                mesh.fork(TIMEOUT).map(drop)
+            };
+            over.wait();
+            result
+        });
+        assert!(matches!(&told[1], Err(Error::Remote(said)) if said == "rank 0: it has closed its mesh"), "{wire:?}: {told:?}");
+    }
+}
+
+/// A connected pair shows no wait, and none is counted.
+#[test]
+fn who_is_connected_does_not_wait_to_be() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let over = Barrier::new(2);
+        let ages = ranks(wire, 2, |mesh| {
+            let age = mesh.with(|core| core.pair(1 - mesh.rank()).unwrap().stats().wait_age(clock::now()));
+            over.wait();
+            age
+        });
+        assert_eq!(ages, [None, None], "{wire:?}");
+    }
+}
+
+/// Although nothing it waits for can come any more.
+#[test]
+fn a_wait_of_an_earlier_attempt_ends_when_its_time_is_over() {
+    let store = HashStore::new();
+    let mesh = Mesh::new(device(SoftWire::Shm), 0, 2).unwrap();
+    let pages = memory(&[0; 8]);
+    let mine = UnboundBuffer::new(&mesh, given(&pages, 8)).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| mine.wait_recv(Duration::from_millis(400)));
+        mesh.driver.until_waited_for(&waits);
+        assert!(mesh.connect(&store, Duration::from_millis(10)).is_err());
+        let end = Instant::now() + Duration::from_secs(10);
+        while !waits.is_finished() && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        let in_time = waits.is_finished();
+        mine.abort_recv();
+        let result = waits.join().unwrap();
+        assert!(in_time && matches!(result, Err(Error::Timeout(_))), "{in_time}: {result:?}");
+    });
+}
+
+#[test]
+fn a_mesh_that_is_closed_while_it_connects_is_not_connected() {
+    let store = HashStore::new();
+    let mesh = Mesh::new(device(SoftWire::Shm), 0, 2).unwrap();
+    std::thread::scope(|scope| {
+        let connects = scope.spawn(|| mesh.connect(&store, TIMEOUT));
+        while !mesh.connecting.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        mesh.close();
+        let other = connect(device(SoftWire::Shm), &store, 1, 2, Duration::from_secs(5)).map(drop);
+        let result = connects.join().unwrap();
+        assert!(matches!(&result, Err(Error::Usage(said)) if said == "this rank has closed the mesh"), "{result:?}, {other:?}");
+    });
+}
+
+/// Its acknowledgements come on other queue pairs than its bye.
+#[test]
+fn who_has_received_all_may_leave_on_several_queue_pairs() {
+    const COUNT: usize = 200;
+    const LEN: usize = 100;
+    for (round, wire) in (0..8).flat_map(|round| [(round, SoftWire::Shm), (round, SoftWire::Tcp)]) {
+        let config = Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, qps_per_rail: 8, ..Config::default() };
+        let [first, second] = [0, 1].map(|rank| Mesh::new(Device::open(config.clone(), "").unwrap(), rank, 2).unwrap());
+        let addresses = [first.address(1).unwrap(), second.address(0).unwrap()];
+        first.connect_pair(1, &addresses[1]).unwrap();
+        second.connect_pair(0, &addresses[0]).unwrap();
+        let pages = [memory(&[1; LEN]), memory(&[0; LEN * COUNT])];
+        let mine = first.device.register(given(&pages[0], LEN)).unwrap();
+        let theirs = second.device.register(given(&pages[1], LEN * COUNT)).unwrap();
+        for _ in 0..COUNT {
+            first.with(|core| core.send(1, Tag::User(7), mine.part(0, LEN).unwrap())).unwrap();
+        }
+        let end = Instant::now() + TIMEOUT;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for i in 0..COUNT {
+                    second.with(|core| core.recv(&[0], Tag::User(7), theirs.place(i * LEN, LEN).unwrap().place)).unwrap();
+                }
+                while second.pending() > 0 && Instant::now() < end {
+                    second.with(Driven::poll);
+                }
+                assert_eq!(second.pending(), 0, "not all has come");
+            });
+            while first.pending() > 0 && first.check().is_ok() && Instant::now() < end {
+                first.with(Driven::poll);
+                if round % 2 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        assert!(first.pending() == 0 && first.check().is_ok(), "{wire:?}, round {round}: {:?}", first.check());
     }
 }
 
