@@ -420,7 +420,9 @@ impl Link {
 
     #[cold]
     fn resolve(&mut self, fault: PendingFault, now: u64) {
-        let ours = matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr);
+        let ours = matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr)
+            // What is flushed does not tell.
+            || self.qps.lacks_descriptor();
         if ours {
             return self.fail(Failure::internal(fault.text));
         }

@@ -441,6 +441,13 @@ impl QueuePairs {
         self.queues.get_mut(rail)?.qp(qp).error().map(str::to_owned)
     }
 
+    /// Whether a queue pair has failed because this process has no descriptor left.
+    #[cold]
+    pub fn lacks_descriptor(&mut self) -> bool {
+        let QueuePairs { queues, qps, flush_qps, .. } = self;
+        all(qps, flush_qps).any(|(rail, qp)| queues.get_mut(rail).is_some_and(|cq| cq.qp(qp).lacks_descriptor()))
+    }
+
     /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells.
     pub fn broken(&mut self) -> Option<String> {
         let QueuePairs { queues, qps, flush_qps, .. } = self;

@@ -345,9 +345,10 @@ impl Core {
     }
 
     /// A rank is lost, and with it the mesh if something waits for it. A collective does in any case, unless the rank has `left` when its part was done.
-    fn lost(&mut self, rank: usize, left: Option<Option<usize>>, failure: Failure) {
+    /// `ours`: the fault is this rank's, and nobody else is told of that one.
+    fn lost(&mut self, rank: usize, left: Option<Option<usize>>, ours: bool, failure: Failure) {
         let done = left == Some(None);
-        if !done && self.gone.is_none() {
+        if !done && !ours && self.gone.is_none() {
             // Of one that has left for another, that one is named.
             let first = left.flatten().filter(|first| *first < self.peers.len()).unwrap_or(rank);
             self.gone = Some((first, failure.clone()));
@@ -440,7 +441,7 @@ impl Core {
         let Some((rank, error)) = failed else { return Ok(()) };
         // It is not, where this one lacks what it takes.
         if let (Some(Peer::Here(_)), Error::Remote(_)) = (self.peers.get(rank), &error) {
-            self.lost(rank, None, Failure::from_error(&error));
+            self.lost(rank, None, false, Failure::from_error(&error));
         }
         Err(error)
     }
@@ -473,7 +474,8 @@ impl Driven for Core {
                 Ok(some) => moved |= some,
                 Err(error) => {
                     moved = true;
-                    lost.push((left, rank, Failure::from_error(&named(rank, error))));
+                    let ours = matches!(error, Error::Internal(_) | Error::System { .. });
+                    lost.push((left, rank, ours, Failure::from_error(&named(rank, error))));
                 }
             }
         }
@@ -481,7 +483,7 @@ impl Driven for Core {
             // Who has left may have done so for one that is gone.
             lost.sort_by_key(|(left, ..)| left.is_some());
         }
-        lost.into_iter().for_each(|(left, rank, failure)| self.lost(rank, left, failure));
+        lost.into_iter().for_each(|(left, rank, ours, failure)| self.lost(rank, left, ours, failure));
         self.count();
         if !moved {
             self.idle_polls = self.idle_polls.wrapping_add(1);

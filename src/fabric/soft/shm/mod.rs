@@ -82,6 +82,8 @@ pub struct ShmWire {
     watched: bool,
     /// Why the control socket ended, if it has.
     ended: Option<String>,
+    /// Memory that the peer has passed did not come for want of a descriptor.
+    lacks_descriptor: bool,
 }
 
 impl ShmWire {
@@ -98,6 +100,7 @@ impl ShmWire {
             armed: false,
             watched: false,
             ended: None,
+            lacks_descriptor: false,
         }
     }
 
@@ -151,7 +154,9 @@ impl ShmWire {
     #[inline(never)]
     fn receive_mapped(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         let woken = self.control.passes_descriptors() && self.poll_control(wq)?;
-        let moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
+        let received = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps);
+        // The peer has passed what it names.
+        let moved = if self.lacks_descriptor { received.map_err(|_| lacking()) } else { received }?;
         self.rx.needs_mapping = false;
         Ok(moved || woken)
     }
@@ -191,6 +196,10 @@ impl ShmWire {
                         self.tx.add_target(key, addr, shm, wq);
                     }
                 }
+                ControlEvent::Lacking => {
+                    self.lacks_descriptor = true;
+                    self.ended = Some(LACKING.into());
+                }
                 ControlEvent::End(why) => self.ended = Some(why),
             }
         }
@@ -225,6 +234,9 @@ impl ShmWire {
         }
         if moved {
             return Ok(true);
+        }
+        if self.lacks_descriptor {
+            return Err(lacking());
         }
         let why = match &self.ended {
             Some(why) if !self.segment.peer_closed() => format!("the peer process is gone: {why}"),
@@ -281,6 +293,14 @@ impl ShmWire {
         }
         self.rx.close()
     }
+}
+
+/// Why memory did not come that the peer has passed.
+const LACKING: &str = "a memory descriptor was lost: is the descriptor limit reached?";
+
+#[cold]
+fn lacking() -> Fault {
+    Fault::oldest(WcStatus::LocQpOpErr, LACKING)
 }
 
 fn too_much() -> Fault {
