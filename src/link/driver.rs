@@ -374,12 +374,12 @@ impl<D: Driven> Driver<D> {
         self.drive_until(seen, until, YIELDS);
     }
 
-    /// Whether one thread waits, and sleeps. (Not the one in the background, which leaves when somebody waits.)
+    /// Whether one thread waits, and sleeps: as the driver, or beside the thread in the background, if that had begun to drive and not left.
     pub fn waiter_sleeps(&self) -> bool {
         // Not under the lock, which that thread takes under its own.
         let left = self.background.is_asleep();
         let state = self.lock();
-        left && state.waiters == 1 && state.asleep
+        state.waiters == 1 && state.asleep && (left || state.sleepers == 1)
     }
 
     /// Until this thread waits, or has waited.
