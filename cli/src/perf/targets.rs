@@ -118,7 +118,7 @@ fn targets() -> Vec<Target> {
         target(Shm, "8 B half round trip", What::latency(8).work(), Work::Ring, AtMost(2.0)),
         target(Tcp, "1 MiB x 8", bulk(MIB, false), stream(MIB), AtLeast(0.95)),
         target(Tcp, "64 KiB x 8", bulk(64 * KIB, false), stream(64 * KIB), AtLeast(1.15)),
-        target(Tcp, "8 B half round trip", What::latency(8).work(), Work::TcpPingPong { size: PING }, AtMost(1.25)),
+        target(Tcp, "8 B half round trip", What::latency(8).work(), Work::TcpPingPong { size: PING }, AtMost(1.15)),
         target(Shm, "1 MiB x 8, every byte touched", bulk(MIB, true), memcpy(MIB), Bound::None),
         target(Shm, "64 KiB x 8, every byte touched", bulk(64 * KIB, true), Work::Readv(block(64 * KIB)), Bound::None),
         target(Tcp, "1 MiB x 8, every byte touched", bulk(MIB, true), stream(MIB), Bound::None),
