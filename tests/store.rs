@@ -1,6 +1,9 @@
 //! The store: what each kind of it promises, its server and clients, its C interface, rendezvous, and real torch on either side. One program for
 //! all of these tests, so that their waits overlap.
 
+#[path = "support/ports.rs"]
+mod ports;
+
 /// The tests, by subject.
 mod store {
     pub mod abi;

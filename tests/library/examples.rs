@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use super::launch::own_place;
+use crate::support::ports::own_port;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 pub const SANITIZE: &str = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g";
@@ -224,10 +224,10 @@ fn ranks_ping_under_valgrind() {
 
 #[test]
 fn ranks_started_by_hand_find_each_other_through_the_environment() {
-    let (address, port) = own_place(201);
+    let port = own_port().to_string();
     ranks_ping(&make("store", ""), &[], 4, |command, rank| {
         let by_launcher = rank % 2 == 1;
-        command.env("MASTER_ADDR", &address).env("MASTER_PORT", &port).env("RAILHEAD_STORE_BIND", &address);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).env("RAILHEAD_STORE_BIND", "127.0.0.1");
         command.env(if by_launcher { "OMPI_COMM_WORLD_RANK" } else { "RANK" }, rank.to_string());
         command.env(if by_launcher { "OMPI_COMM_WORLD_SIZE" } else { "WORLD_SIZE" }, "4");
     });

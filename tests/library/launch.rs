@@ -4,14 +4,7 @@ use std::ffi::OsString;
 use std::process::{Command, Stdio};
 
 use super::examples::{library, make, skip};
-
-/// An address of the test's own, so that a port that is free now is free when rank 0 comes.
-pub fn own_place(last: u8) -> (String, String) {
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    let address = std::net::Ipv4Addr::new(127, high | 1, low, last);
-    let port = std::net::TcpListener::bind((address, 0)).and_then(|free| free.local_addr()).expect("a free port").port();
-    (address.to_string(), port.to_string())
-}
+use crate::support::ports::own_port;
 
 /// What starts ranks and says who they are: Debian's name for it, what it says of itself, and its options.
 #[derive(Clone, Copy)]
@@ -30,9 +23,8 @@ const OPEN_MPI: Launcher = Launcher {
 const MPICH: Launcher = Launcher { name: "mpirun.mpich", maker: "HYDRA", options: &["-launcher", "fork"] };
 
 impl Launcher {
-    /// Four ranks of a program, which meet at the place of this number: what they print. A SKIP if the launcher is not installed; mpirun will do if that is
-    /// the same.
-    fn run(&self, last: u8, line: &[OsString]) -> Option<String> {
+    /// Four ranks of a program: what they print. A SKIP if the launcher is not installed; mpirun will do if that is the same.
+    fn run(&self, line: &[OsString]) -> Option<String> {
         let says = |program: &str| {
             let output = Command::new(program).arg("--version").output().ok()?;
             String::from_utf8_lossy(&output.stdout).contains(self.maker).then(|| program.to_owned())
@@ -41,10 +33,9 @@ impl Launcher {
             skip(&format!("{} is not installed", self.name));
             return None;
         };
-        let (address, port) = own_place(last);
         let mut command = Command::new(&launcher);
         command.args(self.options).args(["-n", "4"]).args(line);
-        command.env("MASTER_ADDR", &address).env("MASTER_PORT", port).env("RAILHEAD_STORE_BIND", &address);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", own_port().to_string()).env("RAILHEAD_STORE_BIND", "127.0.0.1");
         command.env("RAILHEAD_SOCKET_IFNAME", "lo").env_remove("RANK").env_remove("WORLD_SIZE").stdin(Stdio::null());
         let output = command.output().expect("the launcher starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -53,10 +44,10 @@ impl Launcher {
     }
 }
 
-fn ping_under(launcher: Launcher, last: u8) {
+fn ping_under(launcher: Launcher) {
     let program = make("store", "").join("rendezvous_ping");
     let line = [program.into(), "--plugin".into(), library().into(), "--rounds".into(), "20".into()];
-    let Some(text) = launcher.run(last, &line) else { return };
+    let Some(text) = launcher.run(&line) else { return };
     for rank in 0..4 {
         assert!(text.contains(&format!("rank {rank} of 4: 20 messages went round through Railhead")), "{text}");
     }
@@ -64,12 +55,12 @@ fn ping_under(launcher: Launcher, last: u8) {
 
 #[test]
 fn ranks_started_by_open_mpi_find_each_other() {
-    ping_under(OPEN_MPI, 202);
+    ping_under(OPEN_MPI);
 }
 
 #[test]
 fn ranks_started_by_mpich_find_each_other() {
-    ping_under(MPICH, 203);
+    ping_under(MPICH);
 }
 
 #[test]
@@ -78,28 +69,26 @@ fn ranks_started_by_slurm_find_each_other() {
     if !allowed.is_ok_and(|output| output.status.success()) {
         return skip("srun is not installed, or no cluster takes a job from here");
     }
-    ping_under(Launcher { name: "srun", maker: "slurm", options: &["--overcommit"] }, 204);
+    ping_under(Launcher { name: "srun", maker: "slurm", options: &["--overcommit"] });
 }
 
-fn under(launcher: Launcher, last: u8) {
+fn under(launcher: Launcher) {
     let programs = make("mesh", "");
-    for (at, (program, option, says)) in
+    for (program, option, says) in
         [("mesh_allreduce", ["--rounds", "3"], "3 rounds, no element wrong"), ("mesh_pair", ["--messages", "50"], "no byte wrong")]
-            .into_iter()
-            .enumerate()
     {
         let line = [programs.join(program).into(), option[0].into(), option[1].into()];
-        let Some(text) = launcher.run(last + at as u8, &line) else { return };
+        let Some(text) = launcher.run(&line) else { return };
         assert!(text.contains(says), "{program}: {text}");
     }
 }
 
 #[test]
 fn meshes_of_ranks_started_by_open_mpi() {
-    under(OPEN_MPI, 212);
+    under(OPEN_MPI);
 }
 
 #[test]
 fn meshes_of_ranks_started_by_mpich() {
-    under(MPICH, 214);
+    under(MPICH);
 }

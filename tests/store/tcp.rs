@@ -9,8 +9,6 @@ mod server;
 mod watch;
 mod wire;
 
-use std::net::{Ipv4Addr, TcpListener};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use railhead::store::TcpStore;
@@ -26,21 +24,5 @@ fn serve(change: impl FnOnce(&mut ServerOptions)) -> Server {
 }
 
 fn join(port: u16) -> TcpStore {
-    join_at("localhost", port)
-}
-
-fn join_at(host: &str, port: u16) -> TcpStore {
-    TcpStore::new(Host::Other(host.into(), port), TcpOptions { timeout: LONG, ..TcpOptions::default() }).expect("connect")
-}
-
-/// A loopback address that nobody else uses, for tests that come back to a port: elsewhere it may be taken meanwhile.
-fn own_address() -> Ipv4Addr {
-    static COUNT: AtomicU8 = AtomicU8::new(1);
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, high | 1, low, COUNT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// A port at that address that nobody listens on.
-fn free_port(address: Ipv4Addr) -> u16 {
-    TcpListener::bind((address, 0)).expect("bind").local_addr().expect("address").port()
+    TcpStore::new(Host::Other("localhost".into(), port), TcpOptions { timeout: LONG, ..TcpOptions::default() }).expect("connect")
 }

@@ -6,13 +6,13 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
+use crate::ports::own_port;
 use railhead::base::config::Secret;
 use railhead::store::rendezvous::{Environment, Group, GroupOptions, rendezvous};
 use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
@@ -120,15 +120,6 @@ fn torchs(python: &Path, backend: &str) -> (Running, u16) {
     let mut line = String::new();
     BufReader::new(server.0[0].stdout.as_mut().expect("piped")).read_line(&mut line).expect("a port");
     (server, line.trim().parse().expect("a port"))
-}
-
-/// An address that nobody else uses and a port that is free there.
-fn own_place() -> (Ipv4Addr, u16) {
-    use std::sync::atomic::{AtomicU8, Ordering};
-    static COUNT: AtomicU8 = AtomicU8::new(1);
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    let address = Ipv4Addr::new(127, high | 1, low, COUNT.fetch_add(1, Ordering::Relaxed));
-    (address, TcpListener::bind((address, 0)).expect("bind").local_addr().expect("address").port())
 }
 
 #[test]
@@ -301,10 +292,7 @@ fn ranks_of_both_kinds_meet_whoever_runs_the_server() {
     let Some(python) = python() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = format!("file://{}", folder.path().join("store").display());
-    let tcp = || {
-        let (address, port) = own_place();
-        format!("tcp://{address}:{port}")
-    };
+    let tcp = || format!("tcp://localhost:{}", own_port());
     for (url, ours) in [(tcp(), 0), (tcp(), 1), (file.clone(), 1)] {
         let others = (0..3).filter(|rank| *rank != ours);
         let torch = Running::start(others.map(|rank| script(python, "meet.py", [&url[..], &rank.to_string(), "3"])));

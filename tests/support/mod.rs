@@ -11,6 +11,7 @@ pub mod holdings;
 pub mod netns;
 pub mod pause;
 pub mod plugin;
+pub mod ports;
 pub mod proxy;
 pub mod squatter;
 

@@ -10,7 +10,8 @@ use railhead::store::tcp::{Host, ServerOptions, TcpOptions};
 use railhead::store::{Error, FOREVER, Store, TcpStore};
 
 use super::wire::{Raw, VALIDATE, unhex};
-use super::{LONG, free_port, join, join_at, own_address, serve};
+use super::{LONG, join, serve};
+use crate::ports::own_port;
 
 /// Plays a server that expects and replies as written, `C>` and `S>` in turn, while `run` uses a store connected to it.
 fn played(script: &[(&str, &str)], run: impl FnOnce(TcpStore)) {
@@ -181,12 +182,11 @@ fn a_peer_that_is_no_store_is_an_error_and_takes_no_memory() {
 
 #[test]
 fn waits_for_a_server_that_is_not_there_yet() {
-    let address = own_address();
-    let port = free_port(address);
+    let port = own_port();
     thread::scope(|scope| {
-        let client = scope.spawn(|| join_at(&address.to_string(), port).add("n", 5).unwrap());
+        let client = scope.spawn(|| join(port).add("n", 5).unwrap());
         // The client may come first or second: both must do.
-        let server = serve(|options| (options.bind, options.port) = (Some(address.into()), port));
+        let server = serve(|options| options.port = port);
         assert_eq!(client.join().unwrap(), 5);
         drop(server);
     });
@@ -194,17 +194,16 @@ fn waits_for_a_server_that_is_not_there_yet() {
 
 #[test]
 fn gives_up_connecting_in_time_and_says_where_to() {
-    let address = own_address();
-    let port = free_port(address);
+    let port = own_port();
     let options = TcpOptions { timeout: Duration::from_millis(300), ..TcpOptions::default() };
-    let give_up = |port: u16| TcpStore::new(Host::Other(address.to_string(), port), options.clone()).err().unwrap().to_string();
+    let give_up = |port: u16| TcpStore::new(Host::Other("127.0.0.1".into(), port), options.clone()).err().unwrap().to_string();
     let before = Instant::now();
     let error = give_up(port);
-    let expected = format!("The client socket has timed out after 300ms while trying to connect to ({address}, {port})");
+    let expected = format!("The client socket has timed out after 300ms while trying to connect to (127.0.0.1, {port})");
     assert!(error.starts_with(&expected), "{error}");
     assert!(before.elapsed() < LONG);
     // One that accepts and says nothing.
-    let listener = TcpListener::bind((address, 0)).unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let error = give_up(listener.local_addr().unwrap().port());
     assert!(error.starts_with("The client socket has timed out after 300ms"), "{error}");
 }
@@ -213,14 +212,12 @@ fn gives_up_connecting_in_time_and_says_where_to() {
 fn the_one_with_the_server_waits_for_the_others() {
     const WORLD: usize = 4;
     let world = TcpOptions { world_size: Some(WORLD), timeout: LONG, ..TcpOptions::default() };
-    let address = own_address();
-    let port = free_port(address);
+    let port = own_port();
     thread::scope(|scope| {
         for _ in 1..WORLD {
-            scope.spawn(|| TcpStore::new(Host::Other(address.to_string(), port), world.clone()).unwrap());
+            scope.spawn(|| TcpStore::new(Host::Other("localhost".into(), port), world.clone()).unwrap());
         }
-        let options = ServerOptions { port, bind: Some(address.into()), ..ServerOptions::default() };
-        let own = Host::Own(address.to_string(), options);
+        let own = Host::Own("localhost".into(), ServerOptions { port, ..ServerOptions::default() });
         let store = TcpStore::new(own, world.clone()).unwrap();
         assert_eq!(store.num_keys().unwrap(), 1, "torch counts its own key, too");
         assert!(store.list_keys().unwrap().is_empty(), "but does not show it");
@@ -251,11 +248,10 @@ fn a_waiter_learns_at_once_that_the_server_is_gone() {
 
 #[test]
 fn a_refusal_is_told_from_a_server_that_is_gone_or_was_restarted() {
-    let address = own_address();
-    let port = free_port(address);
-    let start = || serve(|options| (options.bind, options.port) = (Some(address.into()), port));
+    let port = own_port();
+    let start = || serve(|options| options.port = port);
     let server = start();
-    let connect = || join_at(&address.to_string(), port);
+    let connect = || join(port);
     let (late, refused, unanswered, asks, waits) = (connect(), connect(), connect(), connect(), connect());
     refused.set("text", b"x").unwrap();
     let refusal = " Or it refused the request, for it serves others: keys up to 8 KiB, values up to 8 MiB, and add only on numbers";

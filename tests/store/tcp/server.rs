@@ -9,7 +9,8 @@ use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
 use railhead::store::{Error, Store, TcpStore};
 
 use super::wire::{Raw, TORCH_SERVER, VALIDATE, keyed, unhex, value};
-use super::{LONG, join, join_at, own_address, serve};
+use super::{LONG, join, serve};
+use crate::ports::own_port;
 
 #[test]
 fn answers_as_torchs_does() {
@@ -496,16 +497,15 @@ fn what_had_arrived_is_taken_in_before_the_server_stops() {
 
 #[test]
 fn stops_while_clients_are_connected_and_its_port_is_free_again() {
-    let address = own_address();
-    let server = serve(|options| options.bind = Some(address.into()));
-    let port = server.port();
-    let store = join_at(&address.to_string(), port);
+    let port = own_port();
+    let server = serve(|options| options.port = port);
+    let store = join(port);
     drop(server);
     let error = store.add("n", 1).unwrap_err();
     assert!(error.to_string().contains("Connection was likely closed. Did the remote server shutdown or crash?"), "{error}");
     assert!(matches!(error, Error::Network(_)));
     // A new server at the same port is another store: the old connection stays broken, and says so.
-    let _server = serve(|options| (options.bind, options.port) = (Some(address.into()), port));
+    let _server = serve(|options| options.port = port);
     assert_eq!(store.check(&["n"]).unwrap_err().to_string(), error.to_string());
     assert_eq!(store.reconnect().unwrap().add("n", 1).unwrap(), 1);
 }
@@ -537,10 +537,9 @@ fn listens_where_it_is_told() {
 
 #[test]
 fn stores_of_one_process_share_the_server_of_a_port() {
-    let address = own_address();
-    let options = |port| ServerOptions { port, bind: Some(address.into()), ..ServerOptions::default() };
-    let open = |port| TcpStore::new(Host::Shared(address.to_string(), options(port)), TcpOptions::default()).unwrap();
-    let first = open(0);
+    let options = |port| ServerOptions { port, ..ServerOptions::default() };
+    let open = |port| TcpStore::new(Host::Shared("localhost".into(), options(port)), TcpOptions::default()).unwrap();
+    let first = open(own_port());
     let second = open(first.port());
     first.set("k", b"v").unwrap();
     assert_eq!(first.num_keys().unwrap(), 1);
@@ -555,7 +554,7 @@ fn stores_of_one_process_share_the_server_of_a_port() {
 
 #[test]
 fn a_server_that_others_share_is_the_one_that_they_asked_for() {
-    let address = own_address();
+    let address = Ipv4Addr::LOCALHOST;
     let options = |port| ServerOptions { port, bind: Some(address.into()), secret: Secret::new("one"), ..ServerOptions::default() };
     let first = Server::shared(options(0)).unwrap();
     let port = first.port();
