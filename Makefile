@@ -42,6 +42,9 @@ PROGRAM := target/release/railhead
 # Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
 # With --workspace everywhere, or all of it is built again for other features of the dependencies.
 STAGED := --workspace --profile staged --features stages --target-dir target/stages
+# Tests are chosen beside a target of the program's: where all that are asked for are the library's, cargo takes fewer features of what
+# both depend on, and builds all again.
+CHOSEN := $(STAGED) --bin railhead
 SOAK := --test plugin --test store
 # Most tests wait most of the time.
 export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
@@ -117,12 +120,12 @@ test: deps-test
 	    echo "== the examples" && \
 	    $(MAKE) --no-print-directory -C c_examples && \
 	    echo "== all other tests" && \
-	    { RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); \
+	    { RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(CHOSEN) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); \
 	    waiting=$$?; \
 	    RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
 	    all=$$?; \
 	    echo "== RAILHEAD_PROGRESS=thread"; \
-	    RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(STAGED) --no-fail-fast $(THREADED) $(TEST_ARGS); \
+	    RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS); \
 	    threaded=$$?; \
 	    wait $$machine; \
 	    echo "== in the virtual machine"; \
@@ -132,23 +135,23 @@ test: deps-test
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run
 	@echo "== random traffic and faults for $(STRESS) s"
-	@RHT_STRESS_SECONDS=$(STRESS) $(CARGO) test --quiet $(STAGED) --test stress -- --nocapture --exact random_episodes
+	@RHT_STRESS_SECONDS=$(STRESS) $(CARGO) test --quiet $(CHOSEN) --test stress -- --nocapture --exact random_episodes
 	@echo "== $(PUBLISHES) slots, none torn"
-	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --test conformance -- --exact soft_shm::publish::no_torn_slot
-	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(STAGED) --lib a_reader_of_slots_that_come_byte_by_byte_sees_none_torn
+	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(CHOSEN) --test conformance -- --exact soft_shm::publish::no_torn_slot
+	@RHT_PUBLISHES=$(PUBLISHES) $(CARGO) test --quiet $(CHOSEN) --lib a_reader_of_slots_that_come_byte_by_byte_sees_none_torn
 	@echo "== 10000 lives of a queue pair on each provider"
-	@RHT_LIVES=10000 $(CARGO) test --quiet $(STAGED) --test conformance a_thousand_lives
+	@RHT_LIVES=10000 $(CARGO) test --quiet $(CHOSEN) --test conformance a_thousand_lives
 	@echo "== 1000 connections of each kind, of which one side closes at once"
-	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(STAGED) --test plugin plugin::close_first
+	@RHT_ROUNDS=1000 $(CARGO) test --quiet $(CHOSEN) --test plugin plugin::close_first
 	@echo "== every mutant in every version, perf in every version, the largest messages, rates beside those that perf measures"
-	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- --include-ignored commands::check commands::perf::ranges commands::perf::every_version commands::top::rates
+	@RHT_SOAK=1 $(CARGO) test --quiet $(CHOSEN) --test commands -- --include-ignored commands::check commands::perf::ranges commands::perf::every_version commands::top::rates
 	@echo "== a mesh of 256 ranks on each wire"
-	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test commands -- commands::mesh::many_ranks
+	@RHT_SOAK=1 $(CARGO) test --quiet $(CHOSEN) --test commands -- commands::mesh::many_ranks
 	@echo "== ranks that are killed, 100 times in each collective on each wire"
-	@RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) --test library -- library::mesh_faults
+	@RHT_SOAK=1 $(CARGO) test --quiet $(CHOSEN) --test library -- library::mesh_faults
 	@for round in $$(seq $(ROUNDS)); do \
 	    echo "== round $$round of $(ROUNDS)"; \
-	    RHT_SOAK=1 $(CARGO) test --quiet $(STAGED) $(SOAK) || exit 1; \
+	    RHT_SOAK=1 $(CARGO) test --quiet $(CHOSEN) $(SOAK) || exit 1; \
 	done
 
 # BENCH_ARGS: for the program, such as --rounds 25 or --json.
