@@ -237,11 +237,11 @@ impl QueuePair<'_> {
         }
     }
 
-    /// Whether the queue pair failed because this process has no descriptor left.
-    pub fn lacks_descriptor(&self) -> bool {
+    /// If the queue pair failed because this process has no descriptor, memory or port left for it: what the system said.
+    pub fn lack(&self) -> Option<i32> {
         match self {
-            QueuePair::Soft(qp) => qp.lacks_descriptor(),
-            QueuePair::Verbs(_) => false,
+            QueuePair::Soft(qp) => qp.lack(),
+            QueuePair::Verbs(_) => None,
         }
     }
 

@@ -422,7 +422,7 @@ impl Link {
     fn resolve(&mut self, fault: PendingFault, now: u64) {
         let ours = matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr)
             // What is flushed does not tell.
-            || self.qps.lacks_descriptor();
+            || self.qps.lack().is_some();
         if ours {
             return self.fail(Failure::internal(fault.text));
         }

@@ -441,11 +441,11 @@ impl QueuePairs {
         self.queues.get_mut(rail)?.qp(qp).error().map(str::to_owned)
     }
 
-    /// Whether a queue pair has failed because this process has no descriptor left.
+    /// If a queue pair has failed because this process has no descriptor, memory or port left for it: what the system said.
     #[cold]
-    pub fn lacks_descriptor(&mut self) -> bool {
+    pub fn lack(&mut self) -> Option<i32> {
         let QueuePairs { queues, qps, flush_qps, .. } = self;
-        all(qps, flush_qps).any(|(rail, qp)| queues.get_mut(rail).is_some_and(|cq| cq.qp(qp).lacks_descriptor()))
+        all(qps, flush_qps).find_map(|(rail, qp)| queues.get_mut(rail)?.qp(qp).lack())
     }
 
     /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells.
@@ -476,7 +476,7 @@ impl QueuePairs {
 
     /// Lets the queue pairs connect to their counterparts; true once all have.
     ///
-    /// Errors: one that failed, in the fabric's words: `System` for want of a descriptor.
+    /// Errors: one that failed, in the fabric's words: `System` for want of a descriptor, memory or port.
     pub fn poll_connected(&mut self) -> Result<bool> {
         let mut all = true;
         for cq in &mut self.queues {
@@ -488,10 +488,9 @@ impl QueuePairs {
             let qp = cq.qp(qp.id);
             if qp.state() == QpState::Error {
                 let why = qp.error().unwrap_or("a queue pair failed").to_owned();
-                return Err(if qp.lacks_descriptor() {
-                    Error::system(why, std::io::Error::from_raw_os_error(libc::EMFILE))
-                } else {
-                    Error::remote(why)
+                return Err(match qp.lack() {
+                    Some(errno) => Error::system(why, std::io::Error::from_raw_os_error(errno)),
+                    None => Error::remote(why),
                 });
             }
             all &= qp.connected();

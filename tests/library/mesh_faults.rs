@@ -19,6 +19,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("mesh_forks", forks),
     ("mesh_runs_out", runs_out),
     ("mesh_is_short", is_short),
+    ("mesh_lacks_memory", lacks_memory),
 ];
 
 /// How long the others may take to notice that a rank was killed.
@@ -378,14 +379,17 @@ fn runs_out(ctx: &Ctx) {
 /// It is the one that is short; nobody says that another is lost, or waits for long.
 #[test]
 fn a_rank_that_runs_out_of_descriptors_while_it_forks_blames_nobody() {
+    let mut short = 0;
     for (wire, left) in (0..4).flat_map(|left| [("shm", left), ("tcp", left)]) {
         let folder = tempfile::tempdir().expect("a folder");
         let mut ranks = world("mesh_runs_out", 3, folder.path(), wire).env("RHT_LEFT", &left.to_string()).spawn();
         let said: Vec<String> = (0..3).map(|rank| ranks.hear(rank)).collect();
         let wrong = |said: &String| ["as rank 0 is", "as rank 2 is", "has not connected in"].iter().any(|words| said.contains(words));
         assert!(!said.iter().any(wrong), "{wire}, {left} left: {said:#?}");
+        short += usize::from(said[1].contains("descriptor"));
         end(ranks, 0..3);
     }
+    assert!(short > 0, "it was never short");
 }
 
 /// Says how it ends to connect with RHT_LEFT descriptors left, and then to compute.
@@ -418,6 +422,44 @@ fn a_rank_with_too_few_descriptors_says_how_many_it_lacks() {
     let mut ranks = world("mesh_is_short", 2, folder.path(), "shm").env("RHT_LEFT", "20").spawn();
     (0..2).for_each(|rank| ranks.expect(rank, "done"));
     end(ranks, 0..2);
+}
+
+/// Connects, on a rank 1 whose address space ends soon.
+fn lacks_memory(ctx: &Ctx) {
+    const MORE: u64 = 40 << 20;
+    let mesh = mesh(ctx.rank, ctx.size);
+    let store = FileStore::new(variable("RHT_STORE"), None).expect("a store");
+    if ctx.rank == 1 {
+        let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
+        let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).expect("pages");
+        // SAFETY: the limit, and a place for it.
+        unsafe {
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &mut limit), 0);
+            limit.rlim_cur = pages * libc::sysconf(libc::_SC_PAGESIZE) as u64 + MORE;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &limit), 0);
+        }
+    }
+    let connected = mesh.connect(&store, PATIENCE);
+    ctx.say(&connected.map_or_else(|error| error.to_string(), |()| "done".into()));
+    assert_eq!(ctx.parent.text(), "go");
+}
+
+/// Whether it makes the memory of a pair or maps that of its peer.
+#[test]
+fn a_rank_that_has_no_memory_for_its_pairs_says_so() {
+    for round in 0..repeats(2, 20) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ranks = world("mesh_lacks_memory", 3, folder.path(), "shm").env("RAILHEAD_SHM_BOUNCE_KIB", "65536").spawn();
+        let said: Vec<String> = (0..3).map(|rank| ranks.hear(rank)).collect();
+        let short =
+            "no memory left for shared memory with the peer, and RAILHEAD_SOFT_WIRE=shm allows nothing else: Cannot allocate memory";
+        assert!(said[1].contains(short), "round {round}: {said:#?}");
+        // Of the one that is short, or of the other, which has heard first.
+        let heard = |other: usize, of: usize| said[other].starts_with(&format!("rank {of}: "));
+        assert!(heard(0, 1) && (heard(2, 1) || heard(2, 0)) || heard(0, 2) && heard(2, 1), "round {round}: {said:#?}");
+        end(ranks, 0..3);
+    }
 }
 
 /// Does its part of one small reduction, the first thing on the mesh, and then something else.

@@ -22,7 +22,7 @@ use super::hub::{IncomingStream, PendingStreams};
 use super::shm::{Segment, ShmWire, recv_with_fd, send_with_fd};
 use super::sockets;
 use super::tcp::TcpWire;
-use super::work_queues::Fault;
+use super::work_queues::{Fault, is_lack};
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::Error;
 use crate::base::fd::{File, OwnedFd, Socket};
@@ -257,7 +257,12 @@ impl Connecting {
             self.failing_since = now;
         }
         if now - self.failing_since > RETRY_NS {
-            return Err(unreachable(format!("cannot reach the peer's soft fabric at {}: {e}", self.args.remote.addr)));
+            let peer = self.args.remote.addr;
+            return Err(if is_lack(&e) {
+                Fault::lacking(&e, &format!("to dial the peer at {peer}"))
+            } else {
+                unreachable(format!("cannot reach the peer's soft fabric at {peer}: {e}"))
+            });
         }
         Ok(now + RETRY_PAUSE_NS)
     }
@@ -289,7 +294,7 @@ impl Connecting {
 
     /// Sends the Hello with the best offer that this stream allows.
     fn send_hello(&mut self, socket: OwnedFd, unix: bool) -> Result<Option<Connected>, Fault> {
-        let (mut segment, mut memory) = (None, None);
+        let (mut segment, mut memory, mut why) = (None, None, None);
         let mut offer = Offer::Tcp;
         if unix || (self.shm_allowed() && self.args.local.kernel == self.args.remote.kernel) {
             match self.make_segment(unix) {
@@ -298,7 +303,10 @@ impl Connecting {
                     offer = how;
                 }
                 Err(Error::System { word, .. }) if is_emfile(&word) => return Err(self.cannot_dial()),
-                Err(e) => log_info!(log::NET, "no shared memory towards {}: {e}", self.args.remote.addr),
+                Err(e) => {
+                    log_info!(log::NET, "no shared memory towards {}: {e}", self.args.remote.addr);
+                    why = Some(e);
+                }
             }
         }
         if segment.is_none() && unix {
@@ -307,7 +315,10 @@ impl Connecting {
             return Ok(None);
         }
         if segment.is_none() && !self.tcp_allowed() {
-            return Err(unreachable("shared memory with the peer is not possible, and RAILHEAD_SOFT_WIRE=shm allows nothing else"));
+            return Err(match why {
+                Some(Error::System { word, .. }) => Fault::lacking(&word, SHM_ONLY),
+                _ => unreachable("shared memory with the peer is not possible, and RAILHEAD_SOFT_WIRE=shm allows nothing else"),
+            });
         }
         let memory = memory.as_ref().map(AsRawFd::as_raw_fd);
         stage::reach(Stage::WireHelloReady);
@@ -453,12 +464,16 @@ impl Connecting {
         {
             return Err(no_descriptor("for the memory that the peer passes", &self.args.local));
         }
+        let mut lack = None;
         let offered = offered.unwrap_or_else(|e| {
             // The Reply says only that the offer was refused.
             let peer = self.args.remote.addr;
             match self.tcp_allowed() {
                 true => log_info!(log::NET, "no shared memory from {peer}: {e}"),
                 false => log_warn!(log::NET, "no shared memory from {peer}, and nothing else is allowed: {e}"),
+            }
+            if let Error::System { word, .. } = e {
+                lack = Some(word);
             }
             None
         });
@@ -475,6 +490,10 @@ impl Connecting {
             }
         } else {
             send_reply(Reply::Refused);
+            // Over a unix socket that is not the dialer's last offer.
+            if let Some(word) = lack.filter(|_| !stream.unix) {
+                return Err(Fault::lacking(&word, SHM_ONLY));
+            }
         }
         Ok(None)
     }
@@ -562,6 +581,9 @@ impl Connecting {
     }
 }
 
+/// For what a process then has not enough.
+const SHM_ONLY: &str = "for shared memory with the peer, and RAILHEAD_SOFT_WIRE=shm allows nothing else";
+
 fn is_emfile(e: &io::Error) -> bool {
     e.raw_os_error() == Some(libc::EMFILE)
 }
@@ -570,10 +592,9 @@ fn is_emfile(e: &io::Error) -> bool {
 #[cold]
 pub fn no_descriptor(what: &str, local: &Address) -> Fault {
     let need = 1 + u32::from(local.streams);
-    let why = format!(
-        "no descriptor left {what}; a queue pair takes 1 on shared memory, and 1 more while it connects, {need} over TCP (RAILHEAD_TCP_STREAMS)"
-    );
-    Fault::oldest(WcStatus::LocQpOpErr, why)
+    let purpose =
+        format!("{what}; a queue pair takes 1 on shared memory, and 1 more while it connects, {need} over TCP (RAILHEAD_TCP_STREAMS)");
+    Fault::lacking(&io::Error::from_raw_os_error(libc::EMFILE), &purpose)
 }
 
 #[cold]

@@ -143,9 +143,9 @@ impl QueuePair {
         self.wq.qp_num
     }
 
-    /// Whether the queue pair is in ERROR because this process has no descriptor left.
-    pub fn lacks_descriptor(&self) -> bool {
-        self.wq.status() == Some(WcStatus::LocQpOpErr)
+    /// If the queue pair is in ERROR for what this process has not: what the system said.
+    pub fn lack(&self) -> Option<i32> {
+        self.wq.errno()
     }
 
     /// Why the queue pair is in ERROR.

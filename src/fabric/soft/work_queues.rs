@@ -4,6 +4,8 @@
 //! No completion is ever stored. The queues count how many requests were posted, sent, acked and reported, and completions follow from
 //! these counters. So a queue pair never has more completions than it has requests.
 
+use std::io;
+
 use crate::base::clock;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
@@ -157,6 +159,8 @@ pub struct Cause {
     pub at: FaultAt,
     /// Cause, in words for a log.
     pub why: String,
+    /// Of a fault that is this process's own: what the system said.
+    pub errno: Option<i32>,
 }
 
 /// Which send request a fault belongs to.
@@ -172,14 +176,33 @@ impl Fault {
     /// A fault of the oldest outstanding request.
     #[cold]
     pub fn oldest(status: WcStatus, why: impl Into<String>) -> Self {
-        Fault(Box::new(Cause { status, at: FaultAt::Oldest, why: why.into() }))
+        Fault(Box::new(Cause { status, at: FaultAt::Oldest, why: why.into(), errno: None }))
     }
 
     /// A fault of the request being sent.
     #[cold]
     pub fn sending(status: WcStatus, why: impl Into<String>) -> Self {
-        Fault(Box::new(Cause { status, at: FaultAt::Sending, why: why.into() }))
+        Fault(Box::new(Cause { status, at: FaultAt::Sending, why: why.into(), errno: None }))
     }
+
+    /// A fault of this process, to which the system gave nothing more for `purpose`: it says nothing of the peer.
+    #[cold]
+    pub fn lacking(error: &io::Error, purpose: &str) -> Self {
+        let what = match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => "no descriptor left",
+            Some(libc::ENOMEM | libc::ENOBUFS) => "no memory left",
+            Some(libc::EADDRNOTAVAIL) => "no port or address left",
+            Some(libc::ENOSPC) => "no room left in /dev/shm",
+            _ => "the system refuses what it takes",
+        };
+        let errno = Some(error.raw_os_error().unwrap_or(libc::EIO));
+        Fault(Box::new(Cause { status: WcStatus::LocQpOpErr, at: FaultAt::Oldest, why: format!("{what} {purpose}"), errno }))
+    }
+}
+
+/// Whether the system gave this process nothing more: that says nothing of the peer.
+pub fn is_lack(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EADDRNOTAVAIL | libc::ETOOMANYREFS))
 }
 
 impl std::ops::Deref for Fault {
@@ -200,8 +223,8 @@ pub struct WorkQueues {
     /// Number in completions.
     pub qp_num: u32,
     state: QpState,
-    /// The request that failed, its status, and the cause in words.
-    fault: Option<(u64, WcStatus, String)>,
+    /// The request that failed, and the cause.
+    fault: Option<(u64, Fault)>,
     /// The peer's `rnr_retry`, from its endpoint: how long its requests wait for a receive.
     peer_rnr_retry: u8,
     min_rnr_timer_us: u32,
@@ -252,23 +275,27 @@ impl WorkQueues {
             return;
         }
         self.state = QpState::Error;
-        let Cause { status, at, why } = *fault.0;
-        let at = match at {
+        let at = match fault.at {
             FaultAt::Oldest => self.sq.acked,
             FaultAt::Sending => self.sq.sent,
         };
         self.stats.add(RailCounter::Errors, 1);
-        self.fault = Some((at, status, why));
+        self.fault = Some((at, fault));
     }
 
     /// Status of the request that failed.
     pub fn status(&self) -> Option<WcStatus> {
-        self.fault.as_ref().map(|(_, status, _)| *status)
+        self.fault.as_ref().map(|(_, fault)| fault.status)
     }
 
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
-        self.fault.as_ref().map(|(_, _, why)| why.as_str())
+        self.fault.as_ref().map(|(_, fault)| fault.why.as_str())
+    }
+
+    /// Of a fault that is this process's own: what the system said.
+    pub fn errno(&self) -> Option<i32> {
+        self.fault.as_ref().and_then(|(_, fault)| fault.errno)
     }
 
     /// Takes all of `requests`, or none.
@@ -478,8 +505,8 @@ impl WorkQueues {
         let mut n = 0;
         while n < out.len() && self.sq.reported != self.sq.posted {
             let wqe = &self.sq.ring[(self.sq.reported & self.sq.mask) as usize];
-            let status = match self.fault {
-                Some((at, status, _)) if at == self.sq.reported => status,
+            let status = match &self.fault {
+                Some((at, fault)) if *at == self.sq.reported => fault.status,
                 _ => WcStatus::WrFlushErr,
             };
             out[n] = Completion { wr_id: wqe.wr_id, status, opcode: wc_opcode(wqe.opcode), byte_len: 0, imm: None, qp_num: self.qp_num };

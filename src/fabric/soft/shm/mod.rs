@@ -23,6 +23,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -30,6 +31,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::memory;
 use super::work_queues::{Fault, WorkQueues};
 use crate::base;
+use crate::base::error::Error;
 use crate::base::fd::OwnedFd;
 use crate::base::mem::Shm;
 use crate::base::process::Process;
@@ -182,8 +184,10 @@ impl ShmWire {
                     if self.maps.mapped.len() >= requester::MAPPED_MAX {
                         return Err(too_much());
                     }
-                    let shm =
-                        passed.map().map_err(|e| Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")))?;
+                    let shm = passed.map().map_err(|e| match e {
+                        Error::System { word, .. } => Fault::lacking(&word, "to map memory that the peer passes"),
+                        e => Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")),
+                    })?;
                     self.maps.mapped.push((id, shm));
                 }
                 ControlEvent::Record(Record::Target(passed)) => {
@@ -296,11 +300,11 @@ impl ShmWire {
 }
 
 /// Why memory did not come that the peer has passed.
-const LACKING: &str = "a memory descriptor was lost: is the descriptor limit reached?";
+const LACKING: &str = "for memory that the peer passes";
 
 #[cold]
 fn lacking() -> Fault {
-    Fault::oldest(WcStatus::LocQpOpErr, LACKING)
+    Fault::lacking(&io::Error::from_raw_os_error(libc::EMFILE), LACKING)
 }
 
 fn too_much() -> Fault {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::memory;
-use super::super::work_queues::{Fault, WorkQueues, Wqe};
+use super::super::work_queues::{Fault, WorkQueues, Wqe, is_lack};
 use super::control::ControlSocket;
 use super::copy_path::{CopyPath, PathChooser};
 use super::expose::Exposed;
@@ -14,6 +14,7 @@ use super::grant::{self, Claim};
 use super::inline::pack;
 use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, Geometry, PAYLOAD_WORDS, Trailer, flag, op, source};
 use super::{Segment, stream};
+use crate::base::error::Error;
 use crate::base::mem::{self, Shm};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
@@ -412,7 +413,10 @@ impl Requester {
             return Ok(false);
         }
         let Some(allocation) = memory::by_id(id) else { return Ok(false) };
-        let passed = control.pass_memory(id, &allocation.shm).map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?;
+        let passed = control.pass_memory(id, &allocation.shm).map_err(|e| match e {
+            Error::System { word, .. } if is_lack(&word) => Fault::lacking(&word, "to pass memory to the peer"),
+            e => Fault::oldest(WcStatus::RetryExcErr, e.to_string()),
+        })?;
         if passed {
             self.passed.push(id);
         }
