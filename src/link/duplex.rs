@@ -129,7 +129,7 @@ impl Unconnected {
             controls: ControlRing::default(),
             events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
         };
-        Ok(Duplex { link, ends, split_min: config.split_min as usize })
+        Ok(Duplex { link, ends, split_min: config.split_min as usize, connecting: false })
     }
 }
 
@@ -138,6 +138,8 @@ pub struct Duplex {
     link: Link,
     ends: Ends,
     split_min: usize,
+    /// Somebody waits for it to be connected.
+    connecting: bool,
 }
 
 /// What is known of both directions.
@@ -158,14 +160,18 @@ impl Duplex {
 
     /// Whether its queue pairs are connected, and what is said goes out at once: a layer above may leave the link alone after that. Its polls connect them.
     ///
-    /// Errors: they cannot; the peer is gone, or has not moved for too long.
+    /// Errors: they cannot; the peer is gone.
     pub fn poll_connected(&mut self) -> Result<bool> {
-        let connected = self.link.qps.poll_connected()? && self.link.qps.know_receives();
-        match connected {
-            true => self.link.waits_over(),
-            false => self.link.wait_to_connect()?,
+        self.link.check()?;
+        self.connecting = !(self.link.qps.poll_connected()? && self.link.qps.know_receives());
+        match self.connecting {
+            true => self.link.wait_to_connect()?,
+            false => {
+                self.link.waits_over();
+                self.link.excuse();
+            }
         }
-        Ok(connected)
+        Ok(!self.connecting)
     }
 
     /// How many queue pairs it has. Only what goes on one of them is ordered.
@@ -307,10 +313,17 @@ impl Duplex {
         moved
     }
 
-    /// Nobody waits for the peer, so its silence means nothing.
+    /// Whether somebody waits for the peer, besides those who wait until its queue pairs are connected; to be said before a poll. The silence of one that
+    /// nobody waits for means nothing.
     #[inline]
-    pub fn nobody_waits(&mut self) {
-        self.link.nobody_waits();
+    pub fn set_waited_for(&mut self, waited: bool) {
+        self.link.set_waited_for(waited || self.connecting);
+    }
+
+    /// Nor does that before now.
+    #[inline]
+    pub fn excuse(&mut self) {
+        self.link.excuse();
     }
 
     /// Nobody waits for the peer any more: the stats page says so.
@@ -405,6 +418,14 @@ impl Ends {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Duplex {
+    /// Has the fabric take what has come, without a look at what that is.
+    pub fn serve_for_test(&mut self) {
+        self.link.qps.poll_connected().unwrap();
     }
 }
 

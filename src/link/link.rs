@@ -237,10 +237,16 @@ impl Link {
         }
     }
 
+    /// As [`Liveness::set_waited_for`].
+    #[inline]
+    pub fn set_waited_for(&mut self, waited: bool) {
+        self.liveness.set_waited_for(waited);
+    }
+
     /// The peer's silence until now is not held against it.
     #[inline]
-    pub fn nobody_waits(&mut self) {
-        self.liveness.busy();
+    pub fn excuse(&mut self) {
+        self.liveness.excuse();
     }
 
     /// Before the caller sleeps: looks whether the peer is there, and names a descriptor that tells of its end. `Some`: nothing would wake the caller, who
@@ -254,10 +260,12 @@ impl Link {
         }
     }
 
-    /// A look whether its queue pairs are connected found that they are not: looks whether the peer is there.
+    /// A look whether its queue pairs are connected found that they are not: looks whether the peer is there. How long it may take is for the layer above
+    /// to know.
     ///
     /// Errors: the link has failed.
     pub fn wait_to_connect(&mut self) -> Result<()> {
+        self.liveness.excuse();
         let _ = self.idle(WaitCause::Handshake.into());
         self.check()
     }

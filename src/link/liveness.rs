@@ -77,6 +77,10 @@ pub struct Liveness {
     checked_at: u64,
     /// Since when nothing was found; 0 after something was.
     idle_since: u64,
+    /// The same, since somebody waits for the peer.
+    silent_since: u64,
+    /// Somebody does.
+    is_waited_for: bool,
     /// When the end of the connection or of the process was seen, and which.
     ended: Option<(u64, &'static str)>,
     /// When the queue pairs were first seen to have failed; 0 before.
@@ -100,6 +104,8 @@ impl Liveness {
             polls: 0,
             checked_at: 0,
             idle_since: 0,
+            silent_since: 0,
+            is_waited_for: true,
             ended: None,
             failed_since: 0,
             bye: false,
@@ -125,6 +131,21 @@ impl Liveness {
     #[inline]
     pub fn busy(&mut self) {
         self.idle_since = 0;
+        self.silent_since = 0;
+    }
+
+    /// The peer's silence until now is not held against it.
+    pub fn excuse(&mut self) {
+        self.silent_since = 0;
+    }
+
+    /// Whether somebody waits for the peer, until this is said again: the silence of one that nobody waits for means nothing.
+    #[inline]
+    pub fn set_waited_for(&mut self, waited: bool) {
+        self.is_waited_for = waited;
+        if !waited {
+            self.busy();
+        }
     }
 
     /// Looks at the peer's process, whenever that was last done. Some if it is gone, or its connection: how one knows.
@@ -163,6 +184,9 @@ impl Liveness {
         if self.idle_since == 0 {
             self.idle_since = now;
         }
+        if self.silent_since == 0 && self.is_waited_for {
+            self.silent_since = now;
+        }
         if now.saturating_sub(self.checked_at) < CHECK_NS {
             return Verdict::NotChecked;
         }
@@ -177,7 +201,7 @@ impl Liveness {
             Some((since, why)) if now.saturating_sub(since.max(self.idle_since)) >= GRACE_NS => return Verdict::Gone(self.describe(why)),
             _ => {}
         }
-        if self.peer_timeout_ns > 0 && now.saturating_sub(self.idle_since) >= self.peer_timeout_ns {
+        if self.peer_timeout_ns > 0 && self.silent_since > 0 && now.saturating_sub(self.silent_since) >= self.peer_timeout_ns {
             let seconds = self.peer_timeout_ns / 1_000_000_000;
             let state = if self.stopped { "its process is stopped" } else { "it is slow or hangs" };
             return Verdict::Gone(format!("no progress for {seconds} s (RAILHEAD_PEER_TIMEOUT_S): {state}"));

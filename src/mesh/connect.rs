@@ -18,11 +18,11 @@ use crate::link::driver::Driven;
 use crate::store::{Deadline, Exchange, FOREVER, Store};
 
 use super::addresses;
-use super::coll::Options;
+use super::coll::{FORK, Options};
 use super::context::{Borrowed, Context, Mesh, POOL};
 use super::core::{Peer, named};
-use super::device::Registered;
 use super::pair::Pair;
+use super::running::Run;
 
 /// The first pause, if nothing comes, before another look whether queue pairs are connected, and the longest: a peer's listener may have been full.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -112,6 +112,7 @@ impl Context {
     }
 
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
+        self.check()?;
         let (exchange, deadline) = (Exchange::new(store, "ranks", timeout), Deadline::after(timeout));
         let others = || (0..self.size()).filter(|peer| *peer != self.rank());
         self.check_descriptors(others().count())?;
@@ -165,14 +166,15 @@ impl Context {
 
     /// Waits until all ranks that are here are connected, asleep while nothing comes from those that are not. `over`: the mesh whose ranks they are, none of
     /// which may be lost meanwhile.
-    fn wait_connected(&self, deadline: Deadline, timeout: Duration, over: Option<&Context>) -> Result<()> {
+    pub(super) fn wait_connected(&self, deadline: Deadline, timeout: Duration, over: Option<&Context>) -> Result<()> {
         let mut late = self.with(|core| core.here());
         let (sleep, mut fds) = (Wakeup::new()?, Vec::new());
         self.with(|core| core.arm_all(&late, &mut fds))?;
         let (mut pause, mut woken) = (PAUSE, 0);
         loop {
             let before = late.len();
-            let polled = self.with(|core| core.poll_connecting(&mut late));
+            // First, whether it was closed meanwhile.
+            let polled = self.with(|core| core.check().and_then(|()| core.poll_connecting(&mut late)));
             if let Some(over) = over {
                 // Looked at last, and what it says goes first: whoever gives up says why there, and closes this one's pairs then.
                 over.with(|core| {
@@ -216,25 +218,15 @@ pub(super) const PLACE: usize = 8 + MAX_ADDRESS;
 
 impl Mesh {
     /// Another mesh of the same ranks, on the same device: its collectives and messages have nothing to do with this one's. Every rank calls it; one at a
-    /// time.
+    /// time, of which another one is refused before anything is done.
     ///
     /// Errors: as for [`Context::connect`], and a collective; this mesh has failed then, too.
     pub fn fork(&self, timeout: Duration) -> Result<Mesh> {
-        let deadline = Deadline::after(timeout);
-        let left = || deadline.left().unwrap_or(FOREVER);
-        // Closed if this fails: ranks that are connected to it then learn that it has gone. They begin without this one, so this mesh fails, too.
+        let run = self.begin_swap(FORK)?;
+        // The others begin without this one if it cannot, so this mesh fails, too.
         let (mesh, out) = self.fork_ends().inspect_err(|error| self.poison(error))?;
-        let back = self.scratch(self.size() * PLACE)?;
-        self.swap(&out, &back, PLACE, Options::forking(left()))?;
-        self.connect_fork(&mesh, &back).inspect_err(|error| self.poison(error))?;
-        out.give_back();
-        back.give_back();
-        mesh.wait_connected(deadline, timeout, Some(self)).inspect_err(|error| {
-            self.with(|core| core.lost_by(&mesh.driver.lock()));
-            self.poison(error);
-        })?;
-        // Who has all may post to them, or close it.
-        self.barrier(Options::forking(left()))?;
+        // Closed after that: ranks that are connected to it then learn that it has gone.
+        self.connect_fork(&run, &mesh, out, timeout).inspect_err(|error| self.give_up(error))?;
         Ok(mesh)
     }
 
@@ -252,8 +244,12 @@ impl Mesh {
         Ok((mesh, out))
     }
 
-    /// Connects it to the ends whose addresses have come.
-    fn connect_fork(&self, mesh: &Mesh, back: &Registered) -> Result<()> {
+    /// Connects it to the others' ends.
+    fn connect_fork(&self, run: &Run<'_>, mesh: &Mesh, out: Borrowed<'_>, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::after(timeout);
+        let left = || deadline.left().unwrap_or(FOREVER);
+        let back = self.scratch(self.size() * PLACE)?;
+        self.swap(run, &out, &back, PLACE, left())?;
         for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
             let mut len = [0; 8];
             back.view(peer * PLACE, 8)?.read(&mut len);
@@ -261,6 +257,10 @@ impl Mesh {
             back.view(peer * PLACE + 8, address.len())?.read(&mut address);
             mesh.connect_pair(peer, &address)?;
         }
-        Ok(())
+        out.give_back();
+        back.give_back();
+        mesh.wait_connected(deadline, timeout, Some(self)).inspect_err(|_| self.with(|core| core.lost_by(&mesh.driver.lock())))?;
+        // Who has all may post to them, or close it.
+        self.barrier(Options::forking(left()))
     }
 }

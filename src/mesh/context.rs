@@ -160,11 +160,7 @@ impl Context {
             Poll::Pending => self.wait(waiter, attempt, timeout, || future.as_mut().poll(&mut context)),
         };
         std::mem::forget(guard);
-        result.inspect_err(|error| {
-            if self.poison_in(attempt, error) && self.driver.lock().has_lost() {
-                self.send_byes(BAD_NEWS_NS);
-            }
-        })
+        result.inspect_err(|error| self.give_up_in(attempt, error))
     }
 
     /// Waits until what is polled is ready, for so long at most: the mesh has failed then.
@@ -222,7 +218,18 @@ impl Context {
         self.poison_in(self.attempts.load(Ordering::Relaxed), error);
     }
 
-    /// The same, unless the ranks connect anew since that attempt: whether they do not.
+    /// The same, and if that is because a rank is lost, returns once the others have heard.
+    pub(super) fn give_up(&self, error: &Error) {
+        self.give_up_in(self.attempts.load(Ordering::Relaxed), error);
+    }
+
+    fn give_up_in(&self, attempt: u64, error: &Error) {
+        if self.poison_in(attempt, error) && self.driver.lock().has_lost() {
+            self.send_byes(BAD_NEWS_NS);
+        }
+    }
+
+    /// As [`Context::poison`], unless the ranks connect anew since that attempt: whether they do not.
     fn poison_in(&self, attempt: u64, error: &Error) -> bool {
         let (current, first) = self.with(|core| {
             let current = attempt == self.attempts.load(Ordering::Relaxed);

@@ -134,9 +134,19 @@ impl Core {
             self.check_all(tag)?;
         }
         self.check()?;
+        if let Some(rank) = asked.rank {
+            self.wait_begins(rank);
+        }
         let id = self.ops.insert(asked);
         post(self, id).inspect_err(|_| self.ops.forget(id))?;
         Ok(id)
+    }
+
+    fn wait_begins(&mut self, rank: usize) {
+        let waits = self.waits_for_any(rank);
+        if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
+            pair.wait_begins(waits);
+        }
     }
 
     /// Starts to send to a rank.
@@ -179,7 +189,10 @@ impl Core {
             ([], None) => Err(Error::usage("a receive from no rank")),
             ([], Some(first)) => self.pair(first).and(Err(Error::internal("a rank that is lost is here"))),
             (&[rank], _) => self.recv(&[rank], tag, place),
-            _ => self.start(Asked { rank: None, receives: true, what }, |core, op| core.recv_any(op, ranks, tag, place)),
+            _ => {
+                ranks.iter().for_each(|rank| self.wait_begins(*rank));
+                self.start(Asked { rank: None, receives: true, what }, |core, op| core.recv_any(op, ranks, tag, place))
+            }
         }
     }
 

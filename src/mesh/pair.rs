@@ -417,6 +417,16 @@ impl Pair {
         self.link.send_control(bytes).unwrap_or(true)
     }
 
+    /// Receives that the peer has advertised.
+    pub fn recvs_ready_for_test(&self) -> u64 {
+        self.recvs_ready
+    }
+
+    /// Has the fabric take what has come, without a look at what that is.
+    pub fn serve_for_test(&mut self) {
+        self.link.serve_for_test();
+    }
+
     /// Entries that it has of messages, receives and slots.
     pub fn remembered(&self) -> usize {
         let small: usize = self.small.iter().map(SmallSends::remembered).sum();

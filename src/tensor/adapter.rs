@@ -217,9 +217,7 @@ impl Adapter {
     /// Errors: a peer that is gone or misbehaves.
     pub fn poll(&mut self) -> Result<bool> {
         let Adapter { flow, io, .. } = self;
-        if !either!(flow, channel => channel.waits()) {
-            io.link.nobody_waits();
-        }
+        io.link.set_waited_for(either!(flow, channel => channel.waits()));
         let moved = io.link.poll(WaitCause::PeerNoSend);
         let mut gone = false;
         while let Some(event) = io.link.next_event() {

@@ -336,6 +336,67 @@ fn a_peer_that_sends_is_not_given_up() {
     }
 }
 
+/// How long that takes is for whoever waits for it to know, and what comes after is another wait.
+#[test]
+fn the_time_that_a_link_takes_to_connect_is_not_silence() {
+    const TIMEOUT_NS: u64 = 60_000_000;
+    let mut world = World::new(config(SoftWire::Shm), 1);
+    world.a.link.link.set_peer_timeout_for_test(TIMEOUT_NS);
+    let pass = |world: &mut World, connect: bool| {
+        let end = clock::now() + 2 * TIMEOUT_NS;
+        while clock::now() < end {
+            assert!(!connect || !world.a.link.poll_connected().unwrap());
+        }
+    };
+    pass(&mut world, true);
+    world.until("queue pairs", |world| world.a.link.poll_connected().unwrap() && world.b.link.poll_connected().unwrap());
+    pass(&mut world, false);
+    world.a.link.arm(Some(WaitCause::PeerNoSend.into()), |_| {}).unwrap();
+    world.a.link.check().unwrap();
+}
+
+#[test]
+fn silence_while_nobody_waits_is_no_reason_to_give_up() {
+    const TIMEOUT_NS: u64 = 60_000_000;
+    let mut world = World::new(config(SoftWire::Shm), 1);
+    world.until("queue pairs", |world| world.a.link.poll_connected().unwrap() && world.b.link.poll_connected().unwrap());
+    world.a.link.link.set_peer_timeout_for_test(TIMEOUT_NS);
+    world.a.link.set_waited_for(false);
+    // One of them looks.
+    for _ in 0..64 {
+        world.a.link.poll(Wait::NONE);
+    }
+    let end = clock::now() + 2 * TIMEOUT_NS;
+    while clock::now() < end {}
+    world.a.link.set_waited_for(true);
+    world.a.link.arm(Some(WaitCause::PeerNoSend.into()), |_| {}).unwrap();
+    world.a.link.check().unwrap();
+}
+
+/// Also by whoever is polled meanwhile by others, who wait for nothing.
+#[test]
+fn the_end_of_a_process_is_noticed_while_a_link_connects() {
+    let mut world = World::new(config(SoftWire::Shm), 1);
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    world.a.link.link.set_process_for_test(&Process::find(child.id() as i32).unwrap());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let end = clock::now() + 20_000_000_000;
+    let error = loop {
+        match world.a.link.poll_connected() {
+            Ok(false) => assert!(clock::now() < end, "nothing within 20 s"),
+            Ok(true) => panic!("it is connected"),
+            Err(error) => break error.to_string(),
+        }
+        for _ in 0..64 {
+            world.a.link.set_waited_for(false);
+            world.a.link.poll(Wait::NONE);
+        }
+        std::thread::yield_now();
+    };
+    assert!(error.contains("its process died"), "{error}");
+}
+
 /// The system takes a dying process' memory before its end can be seen, so that its device refuses a WRITE first.
 #[test]
 fn a_process_that_dies_is_the_reason_though_its_memory_goes_first() {

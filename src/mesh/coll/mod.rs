@@ -91,7 +91,7 @@ impl Context {
         if self.size() == 1 || len == 0 {
             return Ok(());
         }
-        let run = self.begin(MeshOp::Allreduce, options, len)?;
+        let run = self.begin(MeshOp::Allreduce, options.tag, len)?;
         let (mine, tag) = (self.register_whole(memory)?, run.tag());
         let algorithm = match options.algorithm {
             Algorithm::Auto if len < DOUBLING_BELOW => Algorithm::Doubling,
@@ -125,7 +125,7 @@ impl Context {
         if len == 0 {
             return Ok(());
         }
-        let run = self.begin(MeshOp::Reduce, options, len)?;
+        let run = self.begin(MeshOp::Reduce, options.tag, len)?;
         let (from, tag) = (self.register_input(from)?, run.tag());
         if self.rank() == root {
             equal("reduce", "out", to.len(), len)?;
@@ -146,7 +146,7 @@ impl Context {
         if self.size() == 1 || memory.is_empty() {
             return Ok(());
         }
-        let (run, mine) = (self.begin(MeshOp::Broadcast, options, memory.len())?, self.register_whole(memory)?);
+        let (run, mine) = (self.begin(MeshOp::Broadcast, options.tag, memory.len())?, self.register_whole(memory)?);
         let tag = run.tag();
         self.block_on(Waiter::Collective(tag), tree::broadcast(self, &mine, root, tag), options.timeout)
     }
@@ -160,7 +160,7 @@ impl Context {
         if to.is_empty() {
             return Ok(());
         }
-        let run = self.begin(MeshOp::Allgather, options, cut.longest())?;
+        let run = self.begin(MeshOp::Allgather, options.tag, cut.longest())?;
         let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
         copy(&from, 0, &to, at, len)?;
         self.block_on(Waiter::Collective(tag), ring::gather_half(self, &to, &cut, tag, self.rank()), options.timeout)
@@ -184,7 +184,7 @@ impl Context {
         if from.is_empty() {
             return Ok(());
         }
-        let run = self.begin(MeshOp::ReduceScatter, options, cut.longest())?;
+        let run = self.begin(MeshOp::ReduceScatter, options.tag, cut.longest())?;
         let (from, to, partial) = (self.register_input(from)?, self.register(to)?, self.scratch(cut.len())?);
         copy(&from, 0, &partial, 0, cut.len())?;
         let (left, tag) = ((self.rank() + self.size() - 1) % self.size(), run.tag());
@@ -202,18 +202,23 @@ impl Context {
         equal("alltoall", "this rank's own part", own_len, len)?;
         equal("alltoall", "in", from.len(), out.len())?;
         equal("alltoall", "out", to.len(), back.len())?;
-        let run = self.begin(MeshOp::Alltoall, options, usize::MAX)?;
+        let run = self.begin(MeshOp::Alltoall, options.tag, usize::MAX)?;
         let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
         copy(&from, at, &to, own, len)?;
         self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (&from, &out), (&to, &back), tag), options.timeout)
     }
 
-    /// The same, of memory of the mesh's own, in parts of `len` bytes.
-    pub(super) fn swap(&self, from: &Registered, to: &Registered, len: usize, options: Options) -> Result<()> {
-        let cut = Cut::by(&vec![len; self.size()], 1);
-        let run = self.begin(MeshOp::Alltoall, options, usize::MAX)?;
-        let tag = run.tag();
-        self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (from, &cut), (to, &cut), tag), options.timeout)
+    /// The same, of memory of the mesh's own, in parts of `len` bytes, once it has begun.
+    pub(super) fn swap(&self, run: &Run<'_>, from: &Registered, to: &Registered, len: usize, timeout: Duration) -> Result<()> {
+        let (cut, tag) = (Cut::by(&vec![len; self.size()], 1), run.tag());
+        self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (from, &cut), (to, &cut), tag), timeout)
+    }
+
+    /// Begins it.
+    ///
+    /// Errors: as for [`Context::begin`].
+    pub(super) fn begin_swap(&self, tag: u32) -> Result<Run<'_>> {
+        self.begin(MeshOp::Alltoall, tag, usize::MAX)
     }
 
     /// The root's `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes.
@@ -222,7 +227,7 @@ impl Context {
         let cut = self.cut("gather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("gather", "in", from.len(), len)?;
-        let run = self.begin(MeshOp::Gather, options, cut.longest())?;
+        let run = self.begin(MeshOp::Gather, options.tag, cut.longest())?;
         let (from, tag) = (self.register_input(from)?, run.tag());
         if self.rank() != root {
             return self.block_on(Waiter::Collective(tag), exchange::gather(self, &from, &cut, root, tag), options.timeout);
@@ -239,7 +244,7 @@ impl Context {
         let cut = self.cut("scatter", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("scatter", "out", to.len(), len)?;
-        let run = self.begin(MeshOp::Scatter, options, cut.longest())?;
+        let run = self.begin(MeshOp::Scatter, options.tag, cut.longest())?;
         let (to, tag) = (self.register(to)?, run.tag());
         if self.rank() != root {
             return self.block_on(Waiter::Collective(tag), exchange::scatter(self, &to, &cut, root, tag), options.timeout);
@@ -252,7 +257,7 @@ impl Context {
 
     /// Returns once all ranks have called it.
     pub fn barrier(&self, options: Options) -> Result<()> {
-        let run = self.begin(MeshOp::Barrier, options, 0)?;
+        let run = self.begin(MeshOp::Barrier, options.tag, 0)?;
         let tag = run.tag();
         self.block_on(Waiter::Collective(tag), barrier::barrier(self, tag), options.timeout)
     }
@@ -260,8 +265,8 @@ impl Context {
     /// Begins a collective whose longest message has so many bytes: the same number on all ranks, which the tag of its messages depends on.
     ///
     /// Errors: this rank is in one with the same tag already, or in as many as may be.
-    fn begin(&self, op: MeshOp, options: Options, longest: usize) -> Result<Run<'_>> {
-        self.running.begin(Tag::collective(op, options.tag, longest <= MAX_SMALL))
+    fn begin(&self, op: MeshOp, tag: u32, longest: usize) -> Result<Run<'_>> {
+        self.running.begin(Tag::collective(op, tag, longest <= MAX_SMALL))
     }
 
     fn root(&self, what: &str, root: usize) -> Result<()> {

@@ -20,9 +20,7 @@ impl Pair {
     ///
     /// Errors: a peer that is gone or breaks the protocol; a message and a receive of different sizes.
     pub fn poll(&mut self, ops: &mut Ops, waits: bool, events: &mut Vec<PairEvent>) -> Result<bool> {
-        if self.outstanding == 0 && !waits {
-            self.link.nobody_waits();
-        }
+        self.link.set_waited_for(self.outstanding > 0 || waits);
         let moved = self.link.poll(self.wait);
         if moved {
             self.wait = Wait::NONE;
@@ -57,9 +55,14 @@ impl Pair {
         if gone.is_some() {
             (self.left, self.left_at) = (gone, clock::now());
         }
-        if let Some(of) = self.left.filter(|_| !self.awaits_acks()) {
-            let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
-            return Err(Error::remote(format!("it has closed its mesh{why}")));
+        if let Some(of) = self.left {
+            // What it has sent before may have come on other queue pairs.
+            let has_all = !moved || self.link.check().is_err();
+            if has_all && !self.awaits_acks() {
+                let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
+                return Err(Error::remote(format!("it has closed its mesh{why}")));
+            }
+            return Ok(moved);
         }
         if moved {
             self.flush_controls()?;
@@ -70,9 +73,18 @@ impl Pair {
         self.link.check().map(|()| moved)
     }
 
-    /// Whether a peer that has left may still acknowledge what it has taken: on other queue pairs than that of its bye, the last of it as it closes them.
+    /// Somebody begins to wait for the peer: if nobody did before, its silence until now means nothing. `waits` as for [`Pair::poll`].
+    #[inline]
+    pub fn wait_begins(&mut self, waits: bool) {
+        if self.outstanding == 0 && !waits {
+            self.link.excuse();
+        }
+    }
+
+    /// Whether a peer that has left as its part was done may still acknowledge what it has taken: on other queue pairs than that of its bye, the last of
+    /// it as it closes them.
     pub(super) fn awaits_acks(&mut self) -> bool {
-        self.left.is_some()
+        self.left == Some(None)
             && self.link.queue_pairs() > 1
             && self.sent.iter().any(Option::is_some)
             && self.link.check().is_ok()

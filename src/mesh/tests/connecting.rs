@@ -4,12 +4,14 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::base::clock;
+use crate::base::stats::MeshOp;
 use crate::base::sync::lock;
 use crate::link::driver::Driven;
+use crate::mesh::coll::FORK;
 use crate::mesh::connect::PLACE;
 use crate::mesh::core::{Core, Peer};
 use crate::mesh::protocol::Tag;
-use crate::store::PrefixStore;
+use crate::store::{Deadline, PrefixStore};
 
 fn sums(mesh: &Mesh, round: usize) {
     let pages = memory(&fill(DataType::U32, 5000, |i| value(mesh.rank(), i + round)));
@@ -188,7 +190,11 @@ fn a_prefix_that_was_used_before_is_refused() {
 
 /// Two ends whose pairs this thread moves on.
 fn pair_by_hand(size: usize) -> [Mesh; 2] {
-    let meshes = [0, 1].map(|rank| Mesh::new(device(SoftWire::Shm), rank, size).unwrap());
+    pair_by_hand_of(size, Config { socket_ifname: "=lo".into(), soft_wire: SoftWire::Shm, stats: false, ..Config::default() })
+}
+
+fn pair_by_hand_of(size: usize, config: Config) -> [Mesh; 2] {
+    let meshes = [0, 1].map(|rank| Mesh::new(Device::open(config.clone(), "").unwrap(), rank, size).unwrap());
     let addresses = [0, 1].map(|rank: usize| meshes[rank].address(1 - rank).unwrap());
     (0..2).for_each(|rank| meshes[rank].connect_pair(1 - rank, &addresses[1 - rank]).unwrap());
     meshes
@@ -261,7 +267,7 @@ fn a_fork_that_one_rank_gives_up_is_an_error_of_all() {
             let result = if mesh.rank() == 0 {
                 let (forked, out) = mesh.fork_ends().unwrap();
                 let back = mesh.scratch(mesh.size() * PLACE).unwrap();
-                mesh.swap(&out, &back, PLACE, Options::forking(TIMEOUT)).unwrap();
+                mesh.swap(&mesh.begin_swap(FORK).unwrap(), &out, &back, PLACE, TIMEOUT).unwrap();
                 let error = Error::system("eventfd", std::io::Error::from_raw_os_error(libc::EMFILE));
                 mesh.poison(&error);
                 drop(forked);
@@ -274,6 +280,89 @@ fn a_fork_that_one_rank_gives_up_is_an_error_of_all() {
         });
         assert!(matches!(&told[1], Err(Error::Remote(said)) if said == "rank 0: it has closed its mesh"), "{wire:?}: {told:?}");
     }
+}
+
+/// Though its collective could not even begin.
+#[test]
+fn a_fork_that_is_refused_late_is_an_error_of_all() {
+    let over = Barrier::new(2);
+    let told = ranks(SoftWire::Shm, 2, |mesh| {
+        // Of a barrier that nobody should have with this tag.
+        let other = (mesh.rank() == 0).then(|| mesh.running.begin(Tag::collective(MeshOp::Barrier, FORK, true)).unwrap());
+        let result = mesh.fork(Duration::from_secs(5)).map(drop);
+        over.wait();
+        drop(other);
+        result
+    });
+    assert!(matches!(&told[0], Err(Error::Usage(said)) if said.contains("one with the same tag already")), "{told:?}");
+    assert!(matches!(&told[1], Err(Error::Remote(said)) if said == "rank 0: it has closed its mesh"), "{told:?}");
+}
+
+/// Nothing is done of it.
+#[test]
+fn a_second_fork_at_once_is_refused_and_the_first_goes_on() {
+    ranks(SoftWire::Shm, 2, |mesh| {
+        let run = mesh.begin_swap(FORK).unwrap();
+        let error = mesh.fork(TIMEOUT).map(drop).unwrap_err().to_string();
+        assert!(error.contains("this rank is in one with the same tag already"), "{error}");
+        drop(run);
+        sums(&mesh.fork(TIMEOUT).unwrap(), 3);
+        sums(&mesh, 3);
+    });
+}
+
+/// Though there was no room to say so at first.
+#[test]
+fn a_rank_that_gives_a_fork_up_tells_for_which_lost_one() {
+    let (swapped, full, lost, over) = (Barrier::new(3), Barrier::new(3), Barrier::new(3), Barrier::new(3));
+    let told = ranks(SoftWire::Shm, 3, |mesh| {
+        if mesh.rank() == 0 {
+            let pages = memory(&[0; 100]);
+            let mine = mesh.device.register(given(&pages, 100)).unwrap();
+            let told = std::thread::scope(|scope| {
+                let forks = scope.spawn(|| mesh.fork(TIMEOUT).map(drop));
+                swapped.wait();
+                // More than that one, which does not read, has room for.
+                for tag in 0..100 {
+                    mesh.with(|core| core.recv(&[1], Tag::User(tag), mine.place(0, 100).unwrap().place)).unwrap();
+                }
+                full.wait();
+                while mesh.check().is_ok() && !forks.is_finished() {
+                    std::thread::yield_now();
+                }
+                lost.wait();
+                forks.join().unwrap().map_or_else(|error| error.to_string(), |()| "done".into())
+            });
+            over.wait();
+            return told;
+        }
+        let (forked, out) = mesh.fork_ends().unwrap();
+        let back = mesh.scratch(mesh.size() * PLACE).unwrap();
+        mesh.swap(&mesh.begin_swap(FORK).unwrap(), &out, &back, PLACE, TIMEOUT).unwrap();
+        swapped.wait();
+        full.wait();
+        if mesh.rank() == 2 {
+            // It goes for one that no rank knows of, so it is lost itself.
+            mesh.with(|core| core.pair(0).unwrap().send_bye(Some(7)));
+        }
+        lost.wait();
+        let end = Instant::now() + Duration::from_secs(10);
+        let told = loop {
+            let mut core = mesh.driver.lock();
+            core.poll();
+            match &core.peers[0] {
+                _ if mesh.rank() == 2 => break "".into(),
+                Peer::Lost(failure) => break failure.to_string(),
+                _ if Instant::now() > end => break "nothing".into(),
+                _ => {}
+            }
+        };
+        over.wait();
+        drop(forked);
+        told
+    });
+    assert!(told[0].starts_with("rank 2: it has closed its mesh"), "{told:?}");
+    assert_eq!(told[1], "rank 0: it has closed its mesh, as rank 2 is lost");
 }
 
 /// A connected pair shows no wait, and none is counted.
@@ -313,6 +402,31 @@ fn a_wait_of_an_earlier_attempt_ends_when_its_time_is_over() {
 }
 
 #[test]
+fn a_mesh_that_is_closed_does_not_begin_to_connect() {
+    let store = HashStore::new();
+    let mesh = Mesh::new(device(SoftWire::Shm), 0, 2).unwrap();
+    mesh.close();
+    let result = mesh.connect(&store, Duration::from_millis(200));
+    assert!(matches!(&result, Err(Error::Usage(said)) if said == "this rank has closed the mesh"), "{result:?}");
+    assert!(!store.check(&["0"]).unwrap(), "others take it for one that comes");
+}
+
+#[test]
+fn a_mesh_that_is_closed_waits_for_no_queue_pair() {
+    let meshes = [0, 1].map(|rank| Mesh::new(device(SoftWire::Shm), rank, 2).unwrap());
+    let addresses = [0, 1].map(|rank: usize| meshes[rank].address(1 - rank).unwrap());
+    // The other one does not connect.
+    meshes[0].connect_pair(1, &addresses[1]).unwrap();
+    let timeout = Duration::from_secs(10);
+    std::thread::scope(|scope| {
+        let connects = scope.spawn(|| meshes[0].wait_connected(Deadline::after(timeout), timeout, None));
+        meshes[0].close();
+        let result = connects.join().unwrap();
+        assert!(matches!(&result, Err(Error::Usage(said)) if said == "this rank has closed the mesh"), "{result:?}");
+    });
+}
+
+#[test]
 fn a_mesh_that_is_closed_while_it_connects_is_not_connected() {
     let store = HashStore::new();
     let mesh = Mesh::new(device(SoftWire::Shm), 0, 2).unwrap();
@@ -328,17 +442,130 @@ fn a_mesh_that_is_closed_while_it_connects_is_not_connected() {
     });
 }
 
+fn several_queue_pairs(wire: SoftWire) -> Config {
+    Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, qps_per_rail: 8, ..Config::default() }
+}
+
+/// They may come on other queue pairs than its bye, and be more than are taken at once.
+#[test]
+fn all_messages_of_a_rank_that_has_left_are_received() {
+    const COUNT: usize = 200;
+    const LEN: usize = 100;
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let [first, second] = pair_by_hand_of(2, several_queue_pairs(wire));
+        let pages = [memory(&[1; LEN]), memory(&[0; LEN * COUNT])];
+        let mine = first.device.register(given(&pages[0], LEN)).unwrap();
+        let theirs = second.device.register(given(&pages[1], LEN * COUNT)).unwrap();
+        for i in 0..COUNT {
+            second.with(|core| core.recv(&[0], Tag::User(7), theirs.place(i * LEN, LEN).unwrap().place)).unwrap();
+        }
+        let end = Instant::now() + TIMEOUT;
+        let both = || _ = (first.with(Driven::poll), second.with(Driven::poll));
+        while first.with(|core| core.pair(1).unwrap().recvs_ready_for_test()) < COUNT as u64 {
+            assert!(Instant::now() < end, "{wire:?}: the receives are not known");
+            both();
+        }
+        for _ in 0..COUNT {
+            first.with(|core| core.send(1, Tag::User(7), mine.part(0, LEN).unwrap())).unwrap();
+        }
+        // Its device takes all, and nobody polls for what that means.
+        while first.pending() > 0 {
+            assert!(Instant::now() < end, "{wire:?}: not all was sent");
+            first.with(Driven::poll);
+            second.with(|core| core.pair(0).unwrap().serve_for_test());
+        }
+        first.with(Core::send_byes);
+        while second.pending() > 0 && second.check().is_ok() {
+            assert!(Instant::now() < end, "{wire:?}: not all has come");
+            both();
+        }
+        assert!(second.pending() == 0, "{wire:?}: {} have not come: {:?}", second.pending(), second.check());
+    }
+}
+
+/// Nobody waits for what it may still acknowledge.
+#[test]
+fn a_rank_that_has_left_for_a_lost_one_is_heard_at_once() {
+    let [first, second] = pair_by_hand_of(2, several_queue_pairs(SoftWire::Shm));
+    let pages = [memory(&[1; 100]), memory(&[0; 100])];
+    let mine = first.device.register(given(&pages[0], 100)).unwrap();
+    let theirs = second.device.register(given(&pages[1], 100)).unwrap();
+    second.with(|core| core.recv(&[0], Tag::User(7), theirs.place(0, 100).unwrap().place)).unwrap();
+    let end = Instant::now() + TIMEOUT;
+    while first.with(|core| core.pair(1).unwrap().recvs_ready_for_test()) == 0 {
+        assert!(Instant::now() < end, "the receive is not known");
+        first.with(Driven::poll);
+        second.with(Driven::poll);
+    }
+    first.with(|core| core.send(1, Tag::User(7), mine.part(0, 100).unwrap())).unwrap();
+    // It never takes the message.
+    second.with(|core| core.pair(0).unwrap().send_bye(Some(0)));
+    while first.with(|core| core.pair(1).is_ok_and(|pair| pair.left().is_none())) {
+        assert!(Instant::now() < end, "its end is not known");
+        first.with(Driven::poll);
+    }
+    first.with(Driven::poll);
+    let error = first.check().unwrap_err().to_string();
+    assert_eq!(error, "rank 1: it has closed its mesh, as rank 0 is lost");
+}
+
+/// Whatever came of what was waited for before: it was taken back, another rank had it, or there was nothing.
+#[test]
+fn silence_while_nobody_waits_is_not_held_against_a_rank() {
+    const SMALL: usize = 8;
+    let config = Config { peer_timeout_s: 1, socket_ifname: "=lo".into(), soft_wire: SoftWire::Shm, stats: false, ..Config::default() };
+    let triple = || {
+        let meshes = [0, 1, 2].map(|rank| Mesh::new(Device::open(config.clone(), "").unwrap(), rank, 3).unwrap());
+        let pairs = [(0, 1), (1, 0), (0, 2), (2, 0)];
+        let addresses = pairs.map(|(rank, peer): (usize, usize)| meshes[peer].address(rank).unwrap());
+        pairs.iter().zip(&addresses).for_each(|((rank, peer), address)| meshes[*rank].connect_pair(*peer, address).unwrap());
+        meshes
+    };
+    let pages = memory(&[0; SMALL]);
+    let place = |mesh: &Mesh| mesh.device.register(given(&pages, SMALL)).unwrap();
+    // Two looks.
+    let poll = |mesh: &Mesh| (0..130).for_each(|_| _ = mesh.with(Driven::poll));
+    let recv = |mesh: &Mesh, ranks: &[usize]| {
+        let mine = place(mesh);
+        (mesh.with(|core| core.recv(ranks, Tag::User(7), mine.place(0, SMALL).unwrap().place)).unwrap(), mine)
+    };
+    let cases = ["nothing", "taken back", "another had it"].map(|case| (case, triple()));
+    let _registered = cases.each_ref().map(|(case, [mesh, _, other])| {
+        if *case == "nothing" {
+            poll(mesh);
+            return None;
+        }
+        let (op, mine) = recv(mesh, &[1, 2]);
+        poll(mesh);
+        if *case == "taken back" {
+            mesh.with(|core| core.cancel(op));
+            return Some(mine);
+        }
+        let theirs = place(other);
+        other.with(|core| core.send(0, Tag::User(7), theirs.part(0, SMALL).unwrap())).unwrap();
+        let end = Instant::now() + TIMEOUT;
+        while mesh.pending() > 0 && Instant::now() < end {
+            other.with(Driven::poll);
+            mesh.with(Driven::poll);
+        }
+        assert_eq!(mesh.pending(), 0);
+        Some(mine)
+    });
+    std::thread::sleep(Duration::from_millis(1100));
+    for (case, [mesh, ..]) in &cases {
+        let _registered = recv(mesh, &[1]);
+        poll(mesh);
+        assert!(mesh.check().is_ok(), "{case}: {:?}", mesh.check());
+    }
+}
+
 /// Its acknowledgements come on other queue pairs than its bye.
 #[test]
 fn who_has_received_all_may_leave_on_several_queue_pairs() {
     const COUNT: usize = 200;
     const LEN: usize = 100;
     for (round, wire) in (0..8).flat_map(|round| [(round, SoftWire::Shm), (round, SoftWire::Tcp)]) {
-        let config = Config { socket_ifname: "=lo".into(), soft_wire: wire, stats: false, qps_per_rail: 8, ..Config::default() };
-        let [first, second] = [0, 1].map(|rank| Mesh::new(Device::open(config.clone(), "").unwrap(), rank, 2).unwrap());
-        let addresses = [first.address(1).unwrap(), second.address(0).unwrap()];
-        first.connect_pair(1, &addresses[1]).unwrap();
-        second.connect_pair(0, &addresses[0]).unwrap();
+        let [first, second] = pair_by_hand_of(2, several_queue_pairs(wire));
         let pages = [memory(&[1; LEN]), memory(&[0; LEN * COUNT])];
         let mine = first.device.register(given(&pages[0], LEN)).unwrap();
         let theirs = second.device.register(given(&pages[1], LEN * COUNT)).unwrap();
