@@ -53,8 +53,8 @@ export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
 THREADED := --test plugin --test library -- library::misuse $(addprefix plugin::,basic concurrency faults handshake hostile last_call mapped \
     multi_recv namespaces progress rails ready_flag reload stages stall) \
     $(addprefix --skip ,a_flipped_bit a_damaged_handle nine_tenths_of_the_limit nothing_is_touched)
-# Those that wait most come first, as long as the virtual machine has work for the processors, too.
-WAITING := store verbs library
+# Those that wait most, and do not ask for the plain library, come first, while others have work for the processors.
+WAITING := store verbs
 TESTS := $(filter-out softroce $(WAITING),$(basename $(notdir $(wildcard tests/*.rs cli/tests/*.rs))))
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
@@ -112,25 +112,28 @@ demo: deps library
 test: deps-test
 	@echo "== the tests"
 	$(CARGO) test $(STAGED) --no-run
-	@echo "== those in the virtual machine, beside all that follows; what they say comes last"
-	@said=$$(mktemp); \
-	    { $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); echo $$? > $$said.status; } > $$said 2>&1 & machine=$$!; \
-	    trap 'kill $$machine 2>/dev/null; rm -f $$said $$said.status' EXIT; \
-	    $(CARGO) build --release --package railhead && \
+	@echo "== those in the virtual machine, beside all that follows, and the plain library, beside those that wait most: both speak later"
+	@said=$$(mktemp -d); \
+	    { $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); echo $$? > $$said/machine.status; } > $$said/machine 2>&1 & machine=$$!; \
+	    { $(CARGO) build --release --package railhead; echo $$? > $$said/library.status; } > $$said/library 2>&1 & library=$$!; \
+	    trap 'kill $$machine $$library 2>/dev/null; rm -rf $$said' EXIT; \
+	    $(CARGO) test $(CHOSEN) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); \
+	    waiting=$$?; \
+	    wait $$library; \
+	    cat $$said/library; \
+	    [ "$$(cat $$said/library.status)" = 0 ] && \
 	    echo "== the examples" && \
 	    $(MAKE) --no-print-directory -C c_examples && \
 	    echo "== all other tests" && \
-	    { RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(CHOSEN) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); \
-	    waiting=$$?; \
-	    RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
+	    { RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
 	    all=$$?; \
 	    echo "== RAILHEAD_PROGRESS=thread"; \
 	    RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS); \
 	    threaded=$$?; \
 	    wait $$machine; \
 	    echo "== in the virtual machine"; \
-	    cat $$said; \
-	    [ "$$waiting$$all$$threaded$$(cat $$said.status)" = 0000 ]; }
+	    cat $$said/machine; \
+	    [ "$$waiting$$all$$threaded$$(cat $$said/machine.status)" = 0000 ]; }
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run
@@ -210,7 +213,7 @@ fuzz: deps-test
 	done
 
 header:
-	RH_UPDATE=1 $(CARGO) test --quiet --test library -- --exact library::artifact::header_is_what_the_source_gives
+	RH_UPDATE=1 $(CARGO) test --quiet --features header --test library -- --exact library::artifact::header_is_what_the_source_gives
 
 docs:
 	RH_UPDATE=1 $(CARGO) test --quiet --test library -- --exact library::artifact::environment_page_is_what_the_table_gives

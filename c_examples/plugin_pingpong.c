@@ -290,8 +290,7 @@ int main(int argc, char **argv)
     while ((ended = wait(&status)) > 0) {
         int id = ended == ranks[1];
         ranks[id] = 0;
-        /* The other one is killed below. */
-        if (WIFSIGNALED(status) && !(failed && WTERMSIG(status) == SIGKILL))
+        if (WIFSIGNALED(status) && !(failed && WTERMSIG(status) == SIGKILL)) /* the other one is killed below */
             (void)fprintf(stderr, "plugin_pingpong: rank %d: killed by signal %d\n", id, WTERMSIG(status));
         if (status != 0 && ranks[1 - id] > 0)
             (void)kill(ranks[1 - id], SIGKILL);

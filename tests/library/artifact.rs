@@ -92,6 +92,7 @@ fn generated(file: &str, text: &str, target: &str) {
     assert!(committed == text, "{file} is stale: run `make {target}` and commit it");
 }
 
+#[cfg(feature = "header")]
 #[test]
 fn header_is_what_the_source_gives() {
     let path = Path::new(env!("OUT_DIR")).join("railhead.h");
