@@ -75,9 +75,16 @@ fn a_mesh_on_which_nothing_happens_costs_nothing() {
             let mut ranks = world("mesh_idles", 2, folder.path(), wire).env("RHT_WAITS", waits).spawn();
             (0..2).for_each(|rank| ranks.expect(rank, "idles"));
             let pids = [0, 1].map(|rank| ranks.ranks[rank].pid());
-            let before = pids.map(settled);
-            std::thread::sleep(WINDOW);
-            assert_eq!(before, pids.map(cost), "{waits} over {wire}: threads, their switches, nanoseconds");
+            // Beside other work a thread may be kept from falling asleep for longer than it takes to look settled.
+            let windows: Vec<_> = (0..3)
+                .map_while(|_| {
+                    let before = pids.map(settled);
+                    std::thread::sleep(WINDOW);
+                    let after = pids.map(cost);
+                    (before != after).then_some((before, after))
+                })
+                .collect();
+            assert!(windows.len() < 3, "{waits} over {wire}: threads, their switches, nanoseconds: {windows:?}");
             let who = if matches!(waits, "receive" | "barrier") { 1..2 } else { 0..2 };
             who.for_each(|rank| ranks.tell(rank, "go on"));
             ranks.finish();
