@@ -783,8 +783,8 @@ railhead_status_t railhead_mesh_connect(railhead_mesh_t *mesh,
 // Makes another mesh of the same ranks on the same device, connected, without a store: what is done on it has nothing to do with `mesh`. Every rank calls
 // it, one thread at a time.
 //
-// RAILHEAD_USAGE: another thread of this rank does so, before anything is done; RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost;
-// RAILHEAD_SYSTEM: no memory or descriptor left. After the last three `mesh` has failed, too.
+// RAILHEAD_USAGE: another thread of this rank does so, or 1024 collectives run, before anything is done; RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did
+// not come, or is lost; RAILHEAD_SYSTEM: no memory or descriptor left. After any other error than the first `mesh` has failed, too.
 railhead_status_t railhead_mesh_fork(railhead_mesh_t *mesh,
                                      railhead_mesh_t **forked);
 

@@ -109,8 +109,8 @@ pub unsafe extern "C" fn railhead_mesh_connect(mesh: *mut railhead_mesh_t, store
 /// Makes another mesh of the same ranks on the same device, connected, without a store: what is done on it has nothing to do with `mesh`. Every rank calls
 /// it, one thread at a time.
 ///
-/// RAILHEAD_USAGE: another thread of this rank does so, before anything is done; RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did not come, or is lost;
-/// RAILHEAD_SYSTEM: no memory or descriptor left. After the last three `mesh` has failed, too.
+/// RAILHEAD_USAGE: another thread of this rank does so, or 1024 collectives run, before anything is done; RAILHEAD_TIMEOUT, RAILHEAD_NETWORK: a rank did
+/// not come, or is lost; RAILHEAD_SYSTEM: no memory or descriptor left. After any other error than the first `mesh` has failed, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_mesh_fork(mesh: *mut railhead_mesh_t, forked: *mut *mut railhead_mesh_t) -> railhead_status_t {
     // SAFETY: the header asks the caller for a place for a handle.

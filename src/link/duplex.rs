@@ -320,7 +320,7 @@ impl Duplex {
         self.link.set_waited_for(waited || self.connecting);
     }
 
-    /// Nor does that before now.
+    /// Somebody begins to wait: the peer's silence until now is not held against it.
     #[inline]
     pub fn excuse(&mut self) {
         self.link.excuse();

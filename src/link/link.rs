@@ -428,10 +428,11 @@ impl Link {
 
     #[cold]
     fn resolve(&mut self, fault: PendingFault, now: u64) {
-        let ours = matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr)
-            // What is flushed does not tell.
-            || self.qps.lack().is_some();
-        if ours {
+        // Asked for, as what is flushed does not tell.
+        if let Some(errno) = self.qps.lack() {
+            return self.fail(Failure::from_error(&Error::system(fault.text, std::io::Error::from_raw_os_error(errno))));
+        }
+        if matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr) {
             return self.fail(Failure::internal(fault.text));
         }
         let since = if fault.since == 0 { now } else { fault.since };

@@ -178,7 +178,8 @@ impl Context {
             if let Some(over) = over {
                 // Looked at last, and what it says goes first: whoever gives up says why there, and closes this one's pairs then.
                 over.with(|core| {
-                    core.poll();
+                    // A bye counts once nothing is left that came before it.
+                    while core.poll() && polled.is_err() && !deadline.passed() {}
                     core.check_ranks()?;
                     // One that has left, as it cannot go on or was closed, comes no more: nobody leaves rightly before all have all.
                     (0..core.peers.len()).filter(|rank| *rank != over.rank()).try_for_each(|rank| core.pair(rank).map(drop))
@@ -226,7 +227,7 @@ impl Mesh {
         // The others begin without this one if it cannot, so this mesh fails, too.
         let (mesh, out) = self.fork_ends().inspect_err(|error| self.poison(error))?;
         // Closed after that: ranks that are connected to it then learn that it has gone.
-        self.connect_fork(&run, &mesh, out, timeout).inspect_err(|error| self.give_up(error))?;
+        self.connect_fork(&run, &mesh, out, timeout).inspect_err(|error| self.poison(error))?;
         Ok(mesh)
     }
 
@@ -259,7 +260,10 @@ impl Mesh {
         }
         out.give_back();
         back.give_back();
-        mesh.wait_connected(deadline, timeout, Some(self)).inspect_err(|_| self.with(|core| core.lost_by(&mesh.driver.lock())))?;
+        mesh.wait_connected(deadline, timeout, Some(self)).inspect_err(|error| {
+            self.with(|core| core.lost_by(&mesh.driver.lock()));
+            self.give_up(error);
+        })?;
         // Who has all may post to them, or close it.
         self.barrier(Options::forking(left()))
     }

@@ -218,7 +218,7 @@ impl Context {
         self.poison_in(self.attempts.load(Ordering::Relaxed), error);
     }
 
-    /// The same, and if that is because a rank is lost, returns once the others have heard.
+    /// The same, and if that is because a rank is lost, returns once the others have heard, or a second later.
     pub(super) fn give_up(&self, error: &Error) {
         self.give_up_in(self.attempts.load(Ordering::Relaxed), error);
     }

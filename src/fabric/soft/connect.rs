@@ -473,7 +473,7 @@ impl Connecting {
                 false => log_warn!(log::NET, "no shared memory from {peer}, and nothing else is allowed: {e}"),
             }
             if let Error::System { word, .. } = e {
-                lack = Some(word);
+                lack = Some(word).filter(is_lack);
             }
             None
         });

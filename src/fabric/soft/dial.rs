@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::endpoint::{Address, HELLO_SIZE, Hello, Offer};
 use super::shm::{recv_with_fd, send_with_fd};
 use super::sockets::{connect_tcp, connect_unix, connected};
+use super::work_queues::is_lack;
 use crate::base::error::Result;
 use crate::base::fd::{OwnedFd, Socket};
 use crate::base::{clock, rand};
@@ -89,8 +90,7 @@ impl DialerCheck {
             },
         };
         let Err(e) = alive else { return Ok(()) };
-        if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
-            // No descriptor here says nothing about the dialer.
+        if is_lack(&e) {
             return Ok(());
         }
         if self.gone_since == 0 {

@@ -185,7 +185,7 @@ impl Fault {
         Fault(Box::new(Cause { status, at: FaultAt::Sending, why: why.into(), errno: None }))
     }
 
-    /// A fault of this process, to which the system gave nothing more for `purpose`: it says nothing of the peer.
+    /// A fault of this process, which cannot get from the system what is `purpose`'s: it says nothing of the peer.
     #[cold]
     pub fn lacking(error: &io::Error, purpose: &str) -> Self {
         let what = match error.raw_os_error() {

@@ -57,7 +57,7 @@ impl Pair {
         }
         if let Some(of) = self.left {
             // What it has sent before may have come on other queue pairs.
-            let has_all = !moved || self.link.check().is_err();
+            let has_all = !moved || self.link.queue_pairs() == 1 || self.link.check().is_err();
             if has_all && !self.awaits_acks() {
                 let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
                 return Err(Error::remote(format!("it has closed its mesh{why}")));

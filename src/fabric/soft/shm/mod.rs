@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::memory;
-use super::work_queues::{Fault, WorkQueues};
+use super::work_queues::{Fault, WorkQueues, is_lack};
 use crate::base;
 use crate::base::error::Error;
 use crate::base::fd::OwnedFd;
@@ -185,7 +185,7 @@ impl ShmWire {
                         return Err(too_much());
                     }
                     let shm = passed.map().map_err(|e| match e {
-                        Error::System { word, .. } => Fault::lacking(&word, "to map memory that the peer passes"),
+                        Error::System { word, .. } if is_lack(&word) => Fault::lacking(&word, "to map memory that the peer passes"),
                         e => Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")),
                     })?;
                     self.maps.mapped.push((id, shm));
