@@ -283,11 +283,6 @@ impl WorkQueues {
         self.fault = Some((at, fault));
     }
 
-    /// Status of the request that failed.
-    pub fn status(&self) -> Option<WcStatus> {
-        self.fault.as_ref().map(|(_, fault)| fault.status)
-    }
-
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
         self.fault.as_ref().map(|(_, fault)| fault.why.as_str())
