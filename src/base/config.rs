@@ -301,7 +301,7 @@ table! {
     handshake_timeout_s: u32, "RAILHEAD_HANDSHAKE_TIMEOUT_S", 10, 1..=3600,
         "Seconds that an incoming handshake may take after its first byte.";
     peer_timeout_s: u32, "RAILHEAD_PEER_TIMEOUT_S", 0, 0..=86400,
-        "Seconds after which a peer that lives but does not answer is an error. 0: never, it is only reported.";
+        "Seconds after which a peer that lives but does not answer is an error. They count while somebody waits for it, of a mesh from when its ranks are connected. 0: never, it is only reported.";
     tcp_user_timeout_s: u32, "RAILHEAD_TCP_USER_TIMEOUT_S", 60, 0..=86400,
         "Seconds that a peer's host may be silent before its TCP connections count as dead; a peer that lives and does not read may take any time. 0: the system's default.";
     stall_warn_s: Seconds, "RAILHEAD_STALL_WARN_S", Seconds::new(10), 86400,

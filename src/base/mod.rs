@@ -20,5 +20,7 @@ pub mod slab;
 pub mod stage;
 pub mod stats;
 pub mod sync;
+#[cfg(test)]
+pub mod testing;
 pub mod thread;
 pub mod wakeup;

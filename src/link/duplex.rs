@@ -129,7 +129,7 @@ impl Unconnected {
             controls: ControlRing::default(),
             events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
         };
-        Ok(Duplex { link, ends, split_min: config.split_min as usize, connecting: false })
+        Ok(Duplex { link, ends, split_min: config.split_min as usize, connecting: false, peer_left: false })
     }
 }
 
@@ -140,6 +140,8 @@ pub struct Duplex {
     split_min: usize,
     /// Somebody waits for it to be connected.
     connecting: bool,
+    /// See [`Duplex::set_peer_left`].
+    peer_left: bool,
 }
 
 /// What is known of both directions.
@@ -172,6 +174,11 @@ impl Duplex {
             }
         }
         Ok(!self.connecting)
+    }
+
+    /// The peer has said that it takes nothing more, so its queue pairs may go at any time: from now on there is no room for whatever would be sent.
+    pub fn set_peer_left(&mut self) {
+        self.peer_left = true;
     }
 
     /// How many queue pairs it has. Only what goes on one of them is ordered.
@@ -211,6 +218,9 @@ impl Duplex {
     pub fn write(&mut self, to: &Target, addr: usize, len: usize, lkeys: &[u32; MAX_RAILS]) -> Result<Option<RequestId>> {
         self.link.check()?;
         fits(to, len)?;
+        if !self.takes_work() {
+            return Ok(None);
+        }
         let link = &mut self.link;
         let plan = link.qps.plan(len, self.split_min);
         let Some(qps) = link.qps.qps_for_message(plan).filter(|_| link.requests.has_room()) else {
@@ -242,15 +252,20 @@ impl Duplex {
         }
         let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
         fits(&Target { len: rest, ..*to }, len)?;
-        let link = &mut self.link;
-        if link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
+        if !self.takes_work() || self.link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
             return Ok(None);
         }
-        let Some(id) = link.requests.insert(sends::request(len, 1 << ORDERED_QP, to.sequence)) else { return Ok(None) };
+        let Some(id) = self.link.requests.insert(sends::request(len, 1 << ORDERED_QP, to.sequence)) else { return Ok(None) };
         let remote_addr = to.addr.wrapping_add(offset);
         let message = Message { sequence: to.sequence, remote_addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
         let posted = message.post_in_order(&mut self.link, len, value);
         self.posted(id, posted)
+    }
+
+    /// Whether anything may be posted: not where the peer has left, nor where the link is about to fail.
+    #[inline]
+    fn takes_work(&self) -> bool {
+        !self.peer_left && !self.link.has_fault()
     }
 
     fn posted(&mut self, id: RequestId, posted: std::result::Result<(), (usize, PostError)>) -> Result<Option<RequestId>> {
@@ -269,7 +284,7 @@ impl Duplex {
     /// Errors: the link has failed.
     pub fn send_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let sent = self.ends.controls.send(&mut self.link, bytes);
+        let sent = self.takes_work() && self.ends.controls.send(&mut self.link, bytes);
         self.link.check().map(|()| sent)
     }
 
@@ -278,7 +293,7 @@ impl Duplex {
     /// Errors: as for [`Duplex::send_control`].
     pub fn send_last_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let sent = self.ends.controls.send_last(&mut self.link, bytes);
+        let sent = self.takes_work() && self.ends.controls.send_last(&mut self.link, bytes);
         self.link.check().map(|()| sent)
     }
 
@@ -299,18 +314,19 @@ impl Duplex {
         self.link.stats.add(CommCounter::Bytes, (len as u64).wrapping_neg());
     }
 
-    /// Polls; whether something has moved. [`Duplex::next_event`] tells what happened, all of which is to be taken before the next poll. A poll that
-    /// finds nothing is a wait for `waits_for`.
+    /// Polls; whether there was any completion, be it of what has failed. [`Duplex::next_event`] tells what happened, all of which is to be taken before
+    /// the next poll. A poll that finds nothing is a wait for `waits_for`.
     pub fn poll(&mut self, waits_for: impl Into<Wait>) -> bool {
         let Duplex { link, ends, .. } = self;
-        let mut moved = false;
-        // Which of its waits are too long is for the layer above to know.
-        let _ = link.progress(waits_for, |link, wr, completion| {
-            moved = true;
-            ends.completed(link, wr, completion);
-        });
-        ends.controls.return_credit(link);
-        moved
+        let found = link.poll_completions(|link, wr, completion| ends.completed(link, wr, completion));
+        if !found {
+            // Which of its waits are too long is for the layer above to know.
+            let _ = link.found_nothing(waits_for);
+        }
+        if self.takes_work() {
+            self.ends.controls.return_credit(&mut self.link);
+        }
+        found
     }
 
     /// Whether somebody waits for the peer, besides those who wait until its queue pairs are connected; to be said before a poll. The silence of one that

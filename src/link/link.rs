@@ -130,9 +130,12 @@ impl Link {
     /// [`Link::report_stall`].
     #[inline(always)]
     pub fn progress(&mut self, waits_for: impl Into<Wait>, on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
-        if self.poll_completions(on) {
-            return false;
-        }
+        !self.poll_completions(on) && self.found_nothing(waits_for)
+    }
+
+    /// A poll found nothing, and was a wait for `waits_for`. The result is that of [`Link::progress`].
+    #[inline(always)]
+    pub fn found_nothing(&mut self, waits_for: impl Into<Wait>) -> bool {
         self.idle_polls = self.idle_polls.wrapping_add(1);
         if self.fault.is_none() && !self.idle_polls.is_multiple_of(LOOK_EVERY) {
             return false;
@@ -186,9 +189,10 @@ impl Link {
         self.failed.is_some()
     }
 
-    /// Takes completions and hands each successful one to `on`; whether there was any, after which the queues are not armed any more.
+    /// Takes completions and hands each successful one to `on`; whether there was any, also of those that failed, after which the queues are not armed
+    /// any more.
     #[inline(always)]
-    fn poll_completions(&mut self, mut on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
+    pub fn poll_completions(&mut self, mut on: impl FnMut(&mut Link, &WrId, &Completion)) -> bool {
         let (mut found, mut probes, mut rail, mut batches) = (0, 0, 0, 0);
         while let Some(n) = self.qps.poll(rail, &mut self.batch) {
             for i in 0..n {
@@ -479,12 +483,17 @@ impl Link {
         self.fail(Failure::remote(format!("the peer sent {what}")));
     }
 
-    /// The fabric refused a post for which there was room.
+    /// The fabric refused a post for which there was room. An end of a duplex link fails once its queues are empty: other queue pairs may have what the
+    /// peer sent before it went.
     #[cold]
     pub fn post_failed(&mut self, kind: WrKind, qp: usize, error: PostError) {
         let what = kind.what();
         let why = self.qps.why(kind, qp).map_or(String::new(), |why| format!(" ({why})"));
         let text = format!("cannot post {what}: {error}{why}");
+        if let (PostError::State(_), Side::Both, None) = (&error, self.side, &self.failed) {
+            self.fault.get_or_insert(PendingFault { status: WcStatus::WrFlushErr, text, since: 0 });
+            return;
+        }
         let failure = match error {
             PostError::State(_) => Failure::remote(self.liveness.explain().map_or(text.clone(), |gone| format!("{gone} ({text})"))),
             _ => Failure::internal(text),

@@ -115,9 +115,10 @@ impl Context {
         self.check()?;
         let (exchange, deadline) = (Exchange::new(store, "ranks", timeout), Deadline::after(timeout));
         let others = || (0..self.size()).filter(|peer| *peer != self.rank());
+        let own = format!("rank {}", self.rank());
         self.check_descriptors(others().count())?;
         let addresses = addresses::encode(&others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)?;
-        exchange.publish_new(&self.rank().to_string(), &addresses, &format!("rank {}", self.rank()))?;
+        exchange.publish_new(&self.rank().to_string(), &addresses, &own)?;
         let names: Vec<_> = others().map(|peer| (peer.to_string(), format!("rank {peer}"))).collect();
         let most = (READ_AT_ONCE / addresses.len().max(1)).max(1);
         // One is waited for, and then those behind it are here as a rule: ever more are read at once.
@@ -129,12 +130,12 @@ impl Context {
             at_once = if published.is_some() { (2 * at_once).min(most) } else { 1 };
             let published = published.unwrap_or_default();
             for (all, peer) in published.iter().zip(others().skip(names.len() - rest.len())) {
-                self.connect_to(peer, all)?;
+                self.connect_to(peer, all).map_err(|error| exchange.first_cause(&own, error))?;
             }
             rest = rest.get(published.len()..).unwrap_or_default();
         }
         exchange.wait_for_all(&self.rank().to_string(), &names)?;
-        self.wait_connected(deadline, timeout, None)
+        self.wait_connected(deadline, timeout, None).map_err(|error| exchange.first_cause(&own, error))
     }
 
     /// Errors: fewer descriptors are left to the process than so many pairs will take, and scratch memory.

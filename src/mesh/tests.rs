@@ -5,8 +5,8 @@ mod connecting;
 mod hostile;
 mod unbound;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -15,6 +15,7 @@ use super::*;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Pages, UserMemory};
+use crate::base::testing::Barrier;
 use crate::link::driver::Driven;
 use crate::store::{HashStore, Store};
 

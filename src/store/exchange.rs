@@ -6,6 +6,11 @@ use crate::base::error;
 
 use super::{Deadline, Error, FOREVER, Store};
 
+/// Where the first member that could not be connected has said why.
+const FIRST_CAUSE: &str = "not connected";
+/// Bytes that are read of it.
+const MAX_CAUSE: usize = 4096;
+
 /// A store in which all members meet, until a deadline. Its keys are nobody else's: a prefix of one.
 pub struct Exchange<'a> {
     store: &'a dyn Store,
@@ -77,6 +82,20 @@ impl<'a> Exchange<'a> {
                 (error, _) => self.in_store(error),
             }
         })
+    }
+
+    /// The error of a member that could not be connected. Others notice that it goes, and whoever notices goes, too: all name what the first one has told.
+    /// Before this member closes its queue pairs. `who` is this member, in words.
+    pub fn first_cause(&self, who: &str, error: error::Error) -> error::Error {
+        let words = match &error {
+            error::Error::Remote(_) | error::Error::Timeout(_) => error.to_string(),
+            own => format!("{who}: {own}"),
+        };
+        match (error, self.store.compare_set(FIRST_CAUSE, b"", words.as_bytes())) {
+            (error::Error::Remote(_), Ok(first)) => error::Error::remote(String::from_utf8_lossy(first.get(..MAX_CAUSE).unwrap_or(&first))),
+            // A store that cannot be used tells nothing.
+            (error, _) => error,
+        }
     }
 
     fn in_store(&self, error: Error) -> error::Error {

@@ -278,7 +278,7 @@ impl Shared {
     /// Each worker tells all others, under its name, the addresses of its ends towards them: `{u16 size, name, u32 size, address}` for each.
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
         let (exchange, deadline) = (Exchange::new(store, "workers", timeout), Deadline::after(timeout));
-        let key = |name: &str| format!("worker/{name}");
+        let (key, own) = (|name: &str| format!("worker/{name}"), format!("worker {}", self.name));
         let (mut ends, mut addresses) = (Vec::new(), Vec::new());
         for name in &self.others {
             let mut end = Waiting::new(&self.device, self.mode)?;
@@ -296,7 +296,7 @@ impl Shared {
             let told = address_of(&self.name, &all).ok_or_else(|| Error::usage(format!("it was not told of worker {}", self.name)));
             let what = format!("channel of {} to {name},", self.name);
             let connected = told.and_then(|address| end.connect(name, address, &what, &self.device, &self.pool));
-            let adapter = connected.map_err(|error| error.within(&who))?;
+            let adapter = connected.map_err(|error| exchange.first_cause(&own, error.within(&who)))?;
             self.driver.with(|core| {
                 if let Some(worker) = core.workers.get_mut(index) {
                     worker.peer = Peer::Here(Box::new(adapter));
@@ -305,6 +305,10 @@ impl Shared {
         }
         let others: Vec<_> = self.others.iter().map(|name| (key(name), format!("worker {name}"))).collect();
         exchange.wait_for_all(&key(&self.name), &others)?;
+        self.wait_connected(deadline, timeout).map_err(|error| exchange.first_cause(&own, error))
+    }
+
+    fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
         while !self.driver.with(Core::poll_connected)? {
             if deadline.passed() {
                 let time = timeout.as_secs_f64();

@@ -5,13 +5,14 @@ mod direct;
 mod faults;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::*;
 use crate::base::config::{Config, SoftWire};
 use crate::base::error::{Error, Result};
 use crate::base::sync::lock;
+use crate::base::testing::Barrier;
 use crate::link::device::Device;
 use crate::store::HashStore;
 
@@ -30,28 +31,6 @@ struct Way(SoftWire, Mode);
 impl From<SoftWire> for Way {
     fn from(wire: SoftWire) -> Way {
         Way(wire, Mode::Buffered)
-    }
-}
-
-/// As the standard library's, but whoever is alone there fails: a thread that has failed does not come.
-struct Barrier {
-    count: usize,
-    came: Mutex<usize>,
-    all: Condvar,
-}
-
-impl Barrier {
-    fn new(count: usize) -> Barrier {
-        Barrier { count, came: Mutex::new(0), all: Condvar::new() }
-    }
-
-    fn wait(&self) {
-        let mut came = lock(&self.came);
-        *came += 1;
-        let all = came.next_multiple_of(self.count);
-        self.all.notify_all();
-        let (came, _) = self.all.wait_timeout_while(came, TIMEOUT, |came| *came < all).unwrap_or_else(PoisonError::into_inner);
-        assert!(*came >= all, "the others do not come");
     }
 }
 

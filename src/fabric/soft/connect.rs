@@ -373,10 +373,14 @@ impl Connecting {
                 self.step = Step::DialData(socket, (0..streams).map(|_| DataStream::Closed(0)).collect());
                 Ok(None)
             }
-            (Some(Reply::Refused), _) if unix => {
+            (Some(Reply::Refused(_)), _) if unix => {
                 self.unix_failed = true;
                 self.step = Step::Dial;
                 Ok(None)
+            }
+            (Some(Reply::Refused(errno)), _) if errno != 0 => {
+                let lack = io::Error::from_raw_os_error(errno.into());
+                Err(unreachable(format!("the peer lacks what it takes {SHM_ONLY}: {lack}")))
             }
             (Some(_), _) => Err(unreachable("the peer refused every wire that this side offered (RAILHEAD_SOFT_WIRE at either side)")),
             (None, _) => self.redial(unauthenticated()).map(|()| None),
@@ -489,7 +493,8 @@ impl Connecting {
                 self.step = Step::AcceptData(stream.socket, (0..streams).map(|_| None).collect(), clock::now());
             }
         } else {
-            send_reply(Reply::Refused);
+            let errno = lack.as_ref().and_then(io::Error::raw_os_error).and_then(|errno| errno.try_into().ok());
+            send_reply(Reply::Refused(errno.unwrap_or(0)));
             // Over a unix socket that is not the dialer's last offer.
             if let Some(word) = lack.filter(|_| !stream.unix) {
                 return Err(Fault::lacking(&word, SHM_ONLY));

@@ -212,21 +212,21 @@ pub enum Reply {
     Tcp(u8),
     /// Over the segment that was offered.
     Shm,
-    /// What was offered cannot be used.
-    Refused,
+    /// What was offered cannot be used: 0, or what the system said to an acceptor that lacks what it takes.
+    Refused(u8),
 }
 
 impl Reply {
     /// Bytes, and their MAC under the dialer's token, which covers the Hello as well.
     pub fn encode(self, token: &Token, hello: &[u8; HELLO_SIZE]) -> [u8; REPLY_SIZE] {
         let mut out = Writer::new([0; REPLY_SIZE]);
-        let (kind, streams) = match self {
+        let (kind, value) = match self {
             Reply::Tcp(streams) => (0, streams),
             Reply::Shm => (1, 0),
-            Reply::Refused => (2, 0),
+            Reply::Refused(errno) => (2, errno),
         };
         out.put(&REPLY_MAGIC);
-        out.put(&[VERSION, kind, streams, 0]);
+        out.put(&[VERSION, kind, value, 0]);
         let (body, mac) = out.bytes.split_at_mut(REPLY_SIZE - MAC_SIZE);
         mac.copy_from_slice(&mac::hmac(token, &[b"reply", hello, body]));
         out.bytes
@@ -239,11 +239,11 @@ impl Reply {
             return None;
         }
         let mut input = Reader { bytes: body, at: 4 };
-        let [_, kind, streams, _] = input.take();
+        let [_, kind, value, _] = input.take();
         match kind {
-            0 if streams <= MAX_STREAMS => Some(Reply::Tcp(streams)),
+            0 if value <= MAX_STREAMS => Some(Reply::Tcp(value)),
             1 => Some(Reply::Shm),
-            2 => Some(Reply::Refused),
+            2 => Some(Reply::Refused(value)),
             _ => None,
         }
     }
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn a_reply_belongs_to_its_hello() {
         let hello = [3; HELLO_SIZE];
-        for reply in [Reply::Tcp(16), Reply::Shm, Reply::Refused] {
+        for reply in [Reply::Tcp(16), Reply::Shm, Reply::Refused(0), Reply::Refused(libc::ENOMEM as u8)] {
             let bytes = reply.encode(&[1; 16], &hello);
             assert_eq!(Reply::decode(&bytes, &[1; 16], &hello), Some(reply));
             assert_eq!(Reply::decode(&bytes, &[1; 16], &[4; HELLO_SIZE]), None);

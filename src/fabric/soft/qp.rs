@@ -239,7 +239,7 @@ impl QueuePair {
             return Ok(false);
         }
         self.skip_polls = 8;
-        match self.shared.serve_hub(&mut self.turn).map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))? {
+        match self.shared.serve_hub(&mut self.turn)? {
             // Only the acceptor needs a stream from the hub: the dialer has its own.
             Err(_) if connecting.waits_for_streams() => return Err(connect::no_descriptor("for a stream of the peer's", &self.local)),
             Err(_) | Ok(()) => {}
@@ -263,7 +263,7 @@ impl QueuePair {
         }
         if armed && has_opened {
             // The caller will sleep, and nothing watches those streams yet.
-            self.arm().map_err(|e| Fault::oldest(WcStatus::GeneralErr, e.to_string()))?;
+            self.arm()?;
         }
         match &mut self.wire {
             Wire::Shm(wire) => wire.progress(&mut self.wq),

@@ -7,6 +7,7 @@
 use std::io;
 
 use crate::base::clock;
+use crate::base::error::Error;
 use crate::base::stats::{RailCounter, RailStats};
 use crate::fabric::types::*;
 
@@ -197,6 +198,16 @@ impl Fault {
         };
         let errno = Some(error.raw_os_error().unwrap_or(libc::EIO));
         Fault(Box::new(Cause { status: WcStatus::LocQpOpErr, at: FaultAt::Oldest, why: format!("{what} {purpose}"), errno }))
+    }
+}
+
+/// A call of this process for itself has failed.
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::System { what, word } => Fault::lacking(&word, &format!("for {what}")),
+            other => Fault::oldest(WcStatus::LocQpOpErr, other.to_string()),
+        }
     }
 }
 

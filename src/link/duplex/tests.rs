@@ -11,7 +11,7 @@ use crate::base::config::SoftWire;
 use crate::base::mem::Pages;
 use crate::base::process::Process;
 use crate::base::stats::{self, CommKind, WaitCause};
-use crate::fabric::{self, Access, MemoryRegion, Opcode, Payload};
+use crate::fabric::{self, Access, MemoryRegion, Opcode, Payload, QpState};
 use crate::link::limits::CONTROLS;
 use crate::link::queue_pairs::Wr;
 
@@ -423,6 +423,66 @@ fn a_process_that_dies_is_the_reason_though_its_memory_goes_first() {
         let error = world.a.link.check().unwrap_err().to_string();
         assert!(error.contains("its process died") && error.contains("remote access error"), "{error}");
         return;
+    }
+}
+
+/// Behind what is flushed there may be messages on other queue pairs.
+#[test]
+fn a_poll_that_finds_what_is_flushed_has_found_something() {
+    for wire in WIRES {
+        let mut world = World::new(config(wire), 1);
+        world.until("queue pairs", |world| world.a.link.poll_connected().unwrap() && world.b.link.poll_connected().unwrap());
+        let World { a, mut b, .. } = world;
+        drop(a);
+        let (end, mut found) = (clock::now() + 20_000_000_000, 0);
+        while b.link.check().is_ok() {
+            assert!(clock::now() < end, "{wire:?}: nothing within 20 s");
+            found += usize::from(b.link.poll(WaitCause::PeerNoSend));
+        }
+        assert!(found * BATCH * 4 >= Side::Both.recv_depth(), "{wire:?}: {found} polls have found something");
+    }
+}
+
+/// Though the receiver has learned of it by a post.
+#[test]
+fn what_a_peer_has_sent_before_it_went_is_received() {
+    const COUNT: usize = 200;
+    const LEN: usize = 100;
+    for wire in WIRES {
+        let mut world = World::new(Config { qps_per_rail: 4, ..config(wire) }, 1);
+        let mut sent = 0;
+        for _ in 0..COUNT {
+            let sequence = world.b.link.open(LEN as u64).unwrap();
+            let to = world.target(sequence, MEMORY / 2, LEN);
+            while world.write(&to, 0, LEN).is_none() {
+                world.a.link.poll(WaitCause::Fabric);
+                world.b.link.serve_for_test();
+                sent += std::iter::from_fn(|| world.a.link.next_event()).count();
+            }
+        }
+        let end = clock::now() + 20_000_000_000;
+        while sent < COUNT {
+            assert!(clock::now() < end, "{wire:?}: not all was sent");
+            world.a.link.poll(WaitCause::Fabric);
+            world.b.link.serve_for_test();
+            sent += std::iter::from_fn(|| world.a.link.next_event()).count();
+        }
+        let World { a, mut b, .. } = world;
+        drop(a);
+        while b.link.link.qps.why(WrKind::Control, ORDERED_QP).is_none() {
+            assert!(clock::now() < end, "{wire:?}: its end is not noticed");
+            let _ = b.link.link.qps.poll_connected();
+        }
+        // As a NIC says; the software fabric flushes what is posted.
+        b.link.link.post_failed(WrKind::Control, ORDERED_QP, PostError::State(QpState::Error));
+        assert!(!b.link.send_control(&numbered(0)).unwrap(), "{wire:?}: it takes a post");
+        let mut received = 0;
+        while b.link.check().is_ok() {
+            assert!(clock::now() < end, "{wire:?}: its end does not count");
+            b.link.poll(WaitCause::PeerNoSend);
+            received += std::iter::from_fn(|| b.link.next_event()).count();
+        }
+        assert_eq!(received, COUNT, "{wire:?}");
     }
 }
 

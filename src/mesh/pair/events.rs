@@ -15,7 +15,7 @@ use super::{Pair, PairEvent};
 const ACKS_NS: u64 = 1_000_000_000;
 
 impl Pair {
-    /// Moves everything along; whether something has moved. `events` gets what is for the mesh. `waits`: somebody waits for the peer whom it does
+    /// Moves everything along; whether there was something to do. `events` gets what is for the mesh. `waits`: somebody waits for the peer whom it does
     /// not know of.
     ///
     /// Errors: a peer that is gone or breaks the protocol; a message and a receive of different sizes.
@@ -52,12 +52,12 @@ impl Pair {
                 },
             }
         }
-        if gone.is_some() {
-            (self.left, self.left_at) = (gone, clock::now());
+        if let Some(of) = gone {
+            self.has_left(of);
         }
         if let Some(of) = self.left {
-            // What it has sent before may have come on other queue pairs.
-            let has_all = !moved || self.link.queue_pairs() == 1 || self.link.check().is_err();
+            // What it has sent before may be on other queue pairs, and behind what they flush.
+            let has_all = !moved || self.link.queue_pairs() == 1;
             if has_all && !self.awaits_acks() {
                 let why = of.map_or(String::new(), |rank| format!(", as rank {rank} is lost"));
                 return Err(Error::remote(format!("it has closed its mesh{why}")));
@@ -71,6 +71,11 @@ impl Pair {
             self.post_slots(ops)?;
         }
         self.link.check().map(|()| moved)
+    }
+
+    fn has_left(&mut self, of: Option<usize>) {
+        (self.left, self.left_at) = (Some(of), clock::now());
+        self.link.set_peer_left();
     }
 
     /// Somebody begins to wait for the peer: if nobody did before, its silence until now means nothing. `waits` as for [`Pair::poll`].
@@ -180,7 +185,7 @@ impl Pair {
                 if let Event::Control(bytes) = event
                     && let Ok(Control::Bye(of)) = Control::decode(&bytes)
                 {
-                    self.left = Some(of);
+                    self.has_left(of);
                 }
             }
         }
