@@ -37,14 +37,15 @@ impl<'a> Exchange<'a> {
         self.store.set(key, value).map_err(|error| self.in_store(error))
     }
 
-    /// The same for what is told once.
+    /// The same for what is told once, and is not empty.
     ///
     /// Errors: as above; somebody, this member itself for instance, has told something under this key before, which others may have read.
     pub fn publish_new(&self, key: &str, value: &[u8], who: &str) -> error::Result<()> {
-        if self.store.check(&[key]).map_err(|error| self.in_store(error))? {
+        let told = self.store.compare_set(key, b"", value).map_err(|error| self.in_store(error))?;
+        if told != value {
             return Err(self.in_store(Error::Usage(format!("{who} has been there before; use another prefix each time"))));
         }
-        self.publish(key, value)
+        Ok(())
     }
 
     /// What `who` has told.

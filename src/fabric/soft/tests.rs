@@ -273,6 +273,25 @@ fn a_dialer_that_dies_before_its_data_streams_is_noticed() {
     });
 }
 
+/// Though the system says so: it has nothing to do with what this process has left.
+#[test]
+fn an_offer_that_is_gone_is_refused_and_no_lack() {
+    let config = Config { soft_wire: crate::base::config::SoftWire::Shm, ..Config::default() };
+    let (_domain, mut cq, qps, ends) = unconnected(config, false);
+    cq.qp(qps[1]).connect(&ends[0].encode()).unwrap();
+    let control = dialed(&ends[0], &ends[1]);
+    let gone = endpoint::Offer::Named(1 << 20, "railhead-0123456789abcdef0123456789abcdef".into());
+    let hello = dial::send_hello(&control, &ends[0], &ends[1], gone, None).unwrap();
+    eventually("an answer", || {
+        cq.poll(&mut []);
+        readable(control.as_raw_fd(), 0)
+    });
+    let mut reply = [0; endpoint::REPLY_SIZE];
+    assert_eq!(shm::recv_with_fd(&control, &mut reply).unwrap().0, reply.len());
+    assert_eq!(endpoint::Reply::decode(&reply, &ends[0].token, &hello), Some(endpoint::Reply::Refused(0)));
+    assert_eq!(cq.qp(qps[1]).error(), None);
+}
+
 /// Accepts streams at a listener of the test's own, in place of the hub of queue pair 1 of [`unconnected`].
 struct Stand(std::net::TcpListener);
 

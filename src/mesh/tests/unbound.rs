@@ -690,7 +690,7 @@ fn a_rank_that_leaves_while_a_buffer_is_closed_is_no_matter_to_the_others() {
                 std::thread::sleep(Duration::from_millis(20));
                 return drop(mesh);
             }
-            _ => drop(left.wait()),
+            _ => left.wait(),
         }
         let (peer, word) = (2 - mesh.rank(), memory(&[0; 8]));
         let mine = buffer(&mesh, &word, 8);
