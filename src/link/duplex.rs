@@ -129,7 +129,7 @@ impl Unconnected {
             controls: ControlRing::default(),
             events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
         };
-        Ok(Duplex { link, ends, split_min: config.split_min as usize, connecting: false, peer_left: false })
+        Ok(Duplex { link, ends, split_min: config.split_min as usize, connecting: false })
     }
 }
 
@@ -140,8 +140,6 @@ pub struct Duplex {
     split_min: usize,
     /// Somebody waits for it to be connected.
     connecting: bool,
-    /// See [`Duplex::set_peer_left`].
-    peer_left: bool,
 }
 
 /// What is known of both directions.
@@ -178,7 +176,12 @@ impl Duplex {
 
     /// The peer has said that it takes nothing more, so its queue pairs may go at any time: from now on there is no room for whatever would be sent.
     pub fn set_peer_left(&mut self) {
-        self.peer_left = true;
+        self.link.set_peer_left();
+    }
+
+    /// Whether anything is sent at all: not once the peer has left, nor while the link is about to fail.
+    pub fn takes_work(&self) -> bool {
+        self.link.takes_work()
     }
 
     /// How many queue pairs it has. Only what goes on one of them is ordered.
@@ -218,7 +221,7 @@ impl Duplex {
     pub fn write(&mut self, to: &Target, addr: usize, len: usize, lkeys: &[u32; MAX_RAILS]) -> Result<Option<RequestId>> {
         self.link.check()?;
         fits(to, len)?;
-        if !self.takes_work() {
+        if !self.link.takes_work() {
             return Ok(None);
         }
         let link = &mut self.link;
@@ -252,7 +255,7 @@ impl Duplex {
         }
         let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
         fits(&Target { len: rest, ..*to }, len)?;
-        if !self.takes_work() || self.link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
+        if !self.link.takes_work() || self.link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
             return Ok(None);
         }
         let Some(id) = self.link.requests.insert(sends::request(len, 1 << ORDERED_QP, to.sequence)) else { return Ok(None) };
@@ -262,19 +265,13 @@ impl Duplex {
         self.posted(id, posted)
     }
 
-    /// Whether anything may be posted: not where the peer has left, nor where the link is about to fail.
-    #[inline]
-    fn takes_work(&self) -> bool {
-        !self.peer_left && !self.link.has_fault()
-    }
-
     fn posted(&mut self, id: RequestId, posted: std::result::Result<(), (usize, PostError)>) -> Result<Option<RequestId>> {
         match posted {
             Ok(()) => Ok(Some(id)),
             Err((qp, error)) => {
                 self.link.post_failed(WrKind::Data, qp, error);
-                self.link.requests.withdraw(id);
-                self.link.check().map(|()| None)
+                // Until the link fails, it is as on a queue pair that flushes what is posted: stripes of it may be under way.
+                self.link.check().inspect_err(|_| self.link.requests.withdraw(id)).map(|()| Some(id))
             }
         }
     }
@@ -284,7 +281,7 @@ impl Duplex {
     /// Errors: the link has failed.
     pub fn send_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let sent = self.takes_work() && self.ends.controls.send(&mut self.link, bytes);
+        let sent = self.link.takes_work() && self.ends.controls.send(&mut self.link, bytes);
         self.link.check().map(|()| sent)
     }
 
@@ -293,7 +290,7 @@ impl Duplex {
     /// Errors: as for [`Duplex::send_control`].
     pub fn send_last_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let sent = self.takes_work() && self.ends.controls.send_last(&mut self.link, bytes);
+        let sent = self.link.takes_work() && self.ends.controls.send_last(&mut self.link, bytes);
         self.link.check().map(|()| sent)
     }
 
@@ -323,7 +320,7 @@ impl Duplex {
             // Which of its waits are too long is for the layer above to know.
             let _ = link.found_nothing(waits_for);
         }
-        if self.takes_work() {
+        if self.link.takes_work() {
             self.ends.controls.return_credit(&mut self.link);
         }
         found

@@ -56,6 +56,8 @@ pub struct Link {
     /// Evidence that the peer is lost. What had arrived before is still completed: the link fails once its queues are empty.
     fault: Option<PendingFault>,
     failed: Option<Failure>,
+    /// See [`Link::set_peer_left`].
+    peer_left: bool,
     /// A call has returned the failure.
     reported: bool,
 }
@@ -87,6 +89,7 @@ impl Link {
             batch: [NO_COMPLETION; BATCH],
             fault: None,
             failed: None,
+            peer_left: false,
             reported: false,
         };
         (link, memory)
@@ -182,6 +185,17 @@ impl Link {
     /// Whether it is about to fail, for which it wants to be polled.
     pub fn has_fault(&self) -> bool {
         self.fault.is_some()
+    }
+
+    /// The peer has said that it takes nothing more.
+    pub fn set_peer_left(&mut self) {
+        self.peer_left = true;
+    }
+
+    /// Whether anything may be posted: not where the peer has left, nor where the link is about to fail.
+    #[inline]
+    pub fn takes_work(&self) -> bool {
+        !self.peer_left && self.fault.is_none()
     }
 
     /// Whether it has failed for good.
@@ -396,7 +410,7 @@ impl Link {
 
     /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     fn probe(&mut self, id: RequestId) {
-        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 {
+        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 || !self.takes_work() {
             return;
         }
         // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.

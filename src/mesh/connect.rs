@@ -15,7 +15,7 @@ use crate::base::wakeup::{Wakeup, Woken};
 use crate::link::Failure;
 use crate::link::address::{Address, MAX_ADDRESS};
 use crate::link::driver::Driven;
-use crate::store::{Deadline, Exchange, FOREVER, Store};
+use crate::store::{Deadline, Exchange, FOREVER, Member, Store};
 
 use super::addresses;
 use super::coll::{FORK, Options};
@@ -113,29 +113,45 @@ impl Context {
 
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
         self.check()?;
-        let (exchange, deadline) = (Exchange::new(store, "ranks", timeout), Deadline::after(timeout));
-        let others = || (0..self.size()).filter(|peer| *peer != self.rank());
-        let own = format!("rank {}", self.rank());
-        self.check_descriptors(others().count())?;
-        let addresses = addresses::encode(&others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)?;
-        exchange.publish_new(&self.rank().to_string(), &addresses, &own)?;
-        let names: Vec<_> = others().map(|peer| (peer.to_string(), format!("rank {peer}"))).collect();
-        let most = (READ_AT_ONCE / addresses.len().max(1)).max(1);
+        let member = |rank: usize| Member { key: rank.to_string(), words: format!("rank {rank}") };
+        let exchange = Exchange::new(store, "ranks", member(self.rank()), timeout);
+        let deadline = Deadline::after(timeout);
+        let addresses = self.addresses().map_err(|error| exchange.first_cause(error))?;
+        exchange.publish_new(&addresses)?;
+        let others: Vec<Member> = self.others().map(member).collect();
+        let connected =
+            self.connect_to_all(&exchange, &others, addresses.len()).and_then(|()| self.wait_connected(deadline, timeout, None));
+        connected.map_err(|error| exchange.first_cause(error))
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> {
+        let own = self.rank();
+        (0..self.size()).filter(move |peer| *peer != own)
+    }
+
+    /// Of its ends towards all others.
+    fn addresses(&self) -> Result<Vec<u8>> {
+        self.check_descriptors(self.size() - 1)?;
+        addresses::encode(&self.others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// Reads what the others have told, each about so many bytes, and connects to all.
+    fn connect_to_all(&self, exchange: &Exchange<'_>, others: &[Member], len: usize) -> Result<()> {
+        let most = (READ_AT_ONCE / len.max(1)).max(1);
         // One is waited for, and then those behind it are here as a rule: ever more are read at once.
-        let (mut rest, mut at_once) = (names.as_slice(), 1);
-        while let Some((first, who)) = rest.first() {
+        let (mut rest, mut at_once) = (others, 1);
+        while let Some(first) = rest.first() {
             let part = rest.get(..at_once).unwrap_or(rest);
-            let keys: Vec<&str> = part.iter().map(|(key, _)| key.as_str()).collect();
-            let published = if at_once == 1 { Some(vec![exchange.fetch(first, who)?]) } else { exchange.fetch_all(&keys)? };
+            let keys: Vec<&str> = part.iter().map(|member| member.key.as_str()).collect();
+            let published = if at_once == 1 { Some(vec![exchange.fetch(first)?]) } else { exchange.fetch_all(&keys)? };
             at_once = if published.is_some() { (2 * at_once).min(most) } else { 1 };
             let published = published.unwrap_or_default();
-            for (all, peer) in published.iter().zip(others().skip(names.len() - rest.len())) {
-                self.connect_to(peer, all).map_err(|error| exchange.first_cause(&own, error))?;
+            for (all, peer) in published.iter().zip(self.others().skip(others.len() - rest.len())) {
+                self.connect_to(peer, all)?;
             }
             rest = rest.get(published.len()..).unwrap_or_default();
         }
-        exchange.wait_for_all(&self.rank().to_string(), &names)?;
-        self.wait_connected(deadline, timeout, None).map_err(|error| exchange.first_cause(&own, error))
+        exchange.wait_for_all(others)
     }
 
     /// Errors: fewer descriptors are left to the process than so many pairs will take, and scratch memory.
@@ -238,7 +254,7 @@ impl Mesh {
         let mesh = Mesh::new(self.device.clone(), self.rank(), self.size())?;
         mesh.connecting.store(true, Ordering::Relaxed);
         let out = self.scratch(self.size() * PLACE)?;
-        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
+        for peer in self.others() {
             let address = mesh.address(peer)?;
             out.view(peer * PLACE, 8)?.write(&address.len().to_le_bytes());
             out.view(peer * PLACE + 8, address.len())?.write(&address);
@@ -252,7 +268,7 @@ impl Mesh {
         let left = || deadline.left().unwrap_or(FOREVER);
         let back = self.scratch(self.size() * PLACE)?;
         self.swap(run, &out, &back, PLACE, left())?;
-        for peer in (0..self.size()).filter(|peer| *peer != self.rank()) {
+        for peer in self.others() {
             let mut len = [0; 8];
             back.view(peer * PLACE, 8)?.read(&mut len);
             let mut address = vec![0; usize::from_le_bytes(len).min(MAX_ADDRESS)];

@@ -10,6 +10,17 @@ use super::{Deadline, Error, FOREVER, Store};
 const FIRST_CAUSE: &str = "not connected";
 /// Bytes that are read of it.
 const MAX_CAUSE: usize = 4096;
+/// How long a member that cannot be connected waits for that.
+const CAUSE_TIME: Duration = Duration::from_secs(1);
+
+/// A member of a job.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Under which it tells.
+    pub key: String,
+    /// What it is called.
+    pub words: String,
+}
 
 /// A store in which all members meet, until a deadline. Its keys are nobody else's: a prefix of one.
 pub struct Exchange<'a> {
@@ -17,12 +28,13 @@ pub struct Exchange<'a> {
     deadline: Deadline,
     /// What they are called: "ranks".
     members: &'static str,
+    own: Member,
 }
 
 impl<'a> Exchange<'a> {
-    /// In this store, for so long at most.
-    pub fn new(store: &'a dyn Store, members: &'static str, timeout: Duration) -> Self {
-        Exchange { store, deadline: Deadline::after(timeout), members }
+    /// In this store, for so long at most, as this member.
+    pub fn new(store: &'a dyn Store, members: &'static str, own: Member, timeout: Duration) -> Self {
+        Exchange { store, deadline: Deadline::after(timeout), members, own }
     }
 
     /// The time left.
@@ -33,27 +45,27 @@ impl<'a> Exchange<'a> {
     /// Tells all others something.
     ///
     /// Errors: a store that cannot be used.
-    pub fn publish(&self, key: &str, value: &[u8]) -> error::Result<()> {
-        self.store.set(key, value).map_err(|error| self.in_store(error))
+    pub fn publish(&self, value: &[u8]) -> error::Result<()> {
+        self.store.set(&self.own.key, value).map_err(|error| self.in_store(error))
     }
 
-    /// The same for what is told once, and is not empty.
+    /// The same for what is told once.
     ///
-    /// Errors: as above; somebody, this member itself for instance, has told something under this key before, which others may have read.
-    pub fn publish_new(&self, key: &str, value: &[u8], who: &str) -> error::Result<()> {
-        let told = self.store.compare_set(key, b"", value).map_err(|error| self.in_store(error))?;
-        if told != value {
-            return Err(self.in_store(Error::Usage(format!("{who} has been there before; use another prefix each time"))));
+    /// Errors: as above; somebody, this member itself for instance, has told something as this member before, which others may have read.
+    pub fn publish_new(&self, value: &[u8]) -> error::Result<()> {
+        let Member { key, words } = &self.own;
+        if self.store.check(&[key]).map_err(|error| self.in_store(error))? {
+            return Err(self.in_store(Error::Usage(format!("{words} has been there before; use another prefix each time"))));
         }
-        Ok(())
+        self.publish(value)
     }
 
-    /// What `who` has told.
+    /// What a member has told.
     ///
     /// Errors: it has not come in time; a store that cannot be used.
-    pub fn fetch(&self, key: &str, who: &str) -> error::Result<Vec<u8>> {
-        self.store.get(key, self.left()).map_err(|error| match error {
-            Error::Timeout(why) => error::Error::timeout(format!("{who} has not come: {why}")),
+    pub fn fetch(&self, member: &Member) -> error::Result<Vec<u8>> {
+        self.store.get(&member.key, self.left()).map_err(|error| match error {
+            Error::Timeout(why) => error::Error::timeout(format!("{} has not come: {why}", member.words)),
             other => self.in_store(other),
         })
     }
@@ -68,34 +80,37 @@ impl<'a> Exchange<'a> {
         self.store.multi_get(keys, self.left()).map(Some).map_err(|error| self.in_store(error))
     }
 
-    /// Waits until all others have come here, of whom each is known by a key and in words. One that has gone since it told its addresses is named.
+    /// Waits until all others have come here. One that has gone since it told its addresses is named.
     ///
     /// Errors: they have not in time; a store that cannot be used.
-    pub fn wait_for_all(&self, own: &str, others: &[(String, String)]) -> error::Result<()> {
-        let ready = |key: &str| format!("{key} connects");
-        self.publish(&ready(own), b"")?;
-        let keys: Vec<String> = others.iter().map(|(key, _)| ready(key)).collect();
+    pub fn wait_for_all(&self, others: &[Member]) -> error::Result<()> {
+        self.store.set(&connects(&self.own), b"").map_err(|error| self.in_store(error))?;
+        let keys: Vec<String> = others.iter().map(connects).collect();
         let waited = self.store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), self.left());
         waited.map_err(|error| {
-            let absent = |(key, _): &&(String, String)| self.store.check(&[&ready(key)]).is_ok_and(|here| !here);
+            let absent = |member: &&Member| self.store.check(&[&connects(member)]).is_ok_and(|here| !here);
             match (error, others.iter().find(absent)) {
-                (Error::Timeout(why), Some((_, who))) => error::Error::timeout(format!("{who} has not come: {why}")),
+                (Error::Timeout(why), Some(member)) => error::Error::timeout(format!("{} has not come: {why}", member.words)),
                 (error, _) => self.in_store(error),
             }
         })
     }
 
-    /// The error of a member that could not be connected. Others notice that it goes, and whoever notices goes, too: all name what the first one has told.
-    /// Before this member closes its queue pairs. `who` is this member, in words.
-    pub fn first_cause(&self, who: &str, error: error::Error) -> error::Error {
+    /// The error of a member that could not be connected, as the first of them has told it: others notice that it goes, and whoever notices goes, too. To be
+    /// called before this member closes its queue pairs. Who waits for this one goes on, and notices.
+    pub fn first_cause(&self, error: error::Error) -> error::Error {
         let words = match &error {
             error::Error::Remote(_) | error::Error::Timeout(_) => error.to_string(),
-            own => format!("{who}: {own}"),
+            own => format!("{}: it gives up: {own}", self.own.words),
         };
-        match (error, self.store.compare_set(FIRST_CAUSE, b"", words.as_bytes())) {
-            (error::Error::Remote(_), Ok(first)) => error::Error::remote(String::from_utf8_lossy(first.get(..MAX_CAUSE).unwrap_or(&first))),
-            // A store that cannot be used tells nothing.
-            (error, _) => error,
+        // A store that cannot be used tells nothing.
+        let Ok(first) = self.store.compare_set_by(FIRST_CAUSE, b"", words.as_bytes(), Deadline::after(CAUSE_TIME)) else { return error };
+        let _ = self.store.set(&connects(&self.own), b"");
+        let first = String::from_utf8_lossy(first.get(..MAX_CAUSE).unwrap_or(&first));
+        match error {
+            error::Error::Remote(_) => error::Error::remote(first),
+            error::Error::Timeout(_) => error::Error::timeout(first),
+            own => own,
         }
     }
 
@@ -108,4 +123,9 @@ impl<'a> Exchange<'a> {
             other => error::Error::remote(words(&other)),
         }
     }
+}
+
+/// Where a member says that it has read what all others told.
+fn connects(member: &Member) -> String {
+    format!("{} connects", member.key)
 }

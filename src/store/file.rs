@@ -363,8 +363,12 @@ impl Store for FileStore {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.compare_set_by(key, expected, desired, self.lock_deadline())
+    }
+
+    fn compare_set_by(&self, key: &str, expected: &[u8], desired: &[u8], deadline: Deadline) -> Result<Vec<u8>> {
         let key = regular(key);
-        self.change(|log, records| {
+        self.change_by(deadline, |log, records| {
             Ok(match log.values.compare(&key, expected) {
                 Compared::Stored => {
                     put(records, &key, desired)?;

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 pub use deadline::Deadline;
 pub use error::{Error, Result};
-pub use exchange::Exchange;
+pub use exchange::{Exchange, Member};
 pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
@@ -78,6 +78,11 @@ pub trait Store: Send + Sync {
     /// Stores `desired` if the value is `expected`, or if there is no value and `expected` is empty. Returns the value after that. A key that does
     /// not exist while `expected` is not empty stays so, and `expected` is returned: torch's rule.
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
+
+    /// As `compare_set`, with a deadline for waiting for a server or a lock.
+    fn compare_set_by(&self, key: &str, expected: &[u8], desired: &[u8], _: Deadline) -> Result<Vec<u8>> {
+        self.compare_set(key, expected, desired)
+    }
 
     /// Appends to a value, which starts empty.
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;

@@ -70,6 +70,10 @@ impl Store for PrefixStore {
         self.inner.compare_set(&self.key(key), expected, desired)
     }
 
+    fn compare_set_by(&self, key: &str, expected: &[u8], desired: &[u8], deadline: Deadline) -> Result<Vec<u8>> {
+        self.inner.compare_set_by(&self.key(key), expected, desired, deadline)
+    }
+
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         self.inner.append(&self.key(key), value)
     }

@@ -11,7 +11,7 @@ use crate::base::mem::UserMemory;
 use crate::engine::{self, DumpGuard};
 use crate::link::device::Device;
 use crate::link::driver::{Driven, Driver};
-use crate::store::{Deadline, Exchange, Store};
+use crate::store::{Deadline, Exchange, Member, Store};
 
 #[cfg(test)]
 use super::adapter::Adapter;
@@ -277,8 +277,15 @@ impl Shared {
 
     /// Each worker tells all others, under its name, the addresses of its ends towards them: `{u16 size, name, u32 size, address}` for each.
     fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
-        let (exchange, deadline) = (Exchange::new(store, "workers", timeout), Deadline::after(timeout));
-        let (key, own) = (|name: &str| format!("worker/{name}"), format!("worker {}", self.name));
+        let member = |name: &str| Member { key: format!("worker/{name}"), words: format!("worker {name}") };
+        let exchange = Exchange::new(store, "workers", member(&self.name), timeout);
+        let deadline = Deadline::after(timeout);
+        let others: Vec<Member> = self.others.iter().map(|name| member(name)).collect();
+        let connected = self.connect_to_all(&exchange, &others).and_then(|()| self.wait_connected(deadline, timeout));
+        connected.map_err(|error| exchange.first_cause(error))
+    }
+
+    fn connect_to_all(&self, exchange: &Exchange<'_>, others: &[Member]) -> Result<()> {
         let (mut ends, mut addresses) = (Vec::new(), Vec::new());
         for name in &self.others {
             let mut end = Waiting::new(&self.device, self.mode)?;
@@ -289,23 +296,20 @@ impl Shared {
             addresses.extend(address);
             ends.push(end);
         }
-        exchange.publish(&key(&self.name), &addresses)?;
-        for (index, (name, end)) in self.others.iter().zip(ends).enumerate() {
-            let who = format!("worker {name}");
-            let all = exchange.fetch(&key(name), &who)?;
+        exchange.publish(&addresses)?;
+        for (index, ((name, member), end)) in self.others.iter().zip(others).zip(ends).enumerate() {
+            let all = exchange.fetch(member)?;
             let told = address_of(&self.name, &all).ok_or_else(|| Error::usage(format!("it was not told of worker {}", self.name)));
             let what = format!("channel of {} to {name},", self.name);
             let connected = told.and_then(|address| end.connect(name, address, &what, &self.device, &self.pool));
-            let adapter = connected.map_err(|error| exchange.first_cause(&own, error.within(&who)))?;
+            let adapter = connected.map_err(|error| error.within(&member.words))?;
             self.driver.with(|core| {
                 if let Some(worker) = core.workers.get_mut(index) {
                     worker.peer = Peer::Here(Box::new(adapter));
                 }
             });
         }
-        let others: Vec<_> = self.others.iter().map(|name| (key(name), format!("worker {name}"))).collect();
-        exchange.wait_for_all(&key(&self.name), &others)?;
-        self.wait_connected(deadline, timeout).map_err(|error| exchange.first_cause(&own, error))
+        exchange.wait_for_all(others)
     }
 
     fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {

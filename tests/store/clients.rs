@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
-use railhead::store::{Error, FOREVER, Store, TcpStore};
+use railhead::store::{Deadline, Error, FOREVER, Store, TcpStore};
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -118,8 +118,9 @@ fn until_stopped(pid: u32) {
 #[test]
 fn no_call_returns_later_than_told_when_the_server_is_stopped() {
     const TIMEOUT: Duration = Duration::from_millis(200);
+    const SOON: Duration = Duration::from_millis(50);
     type Call = fn(&TcpStore) -> Result<(), Error>;
-    let calls: [(&str, Duration, Call); 17] = [
+    let calls: [(&str, Duration, Call); 18] = [
         ("get", TIMEOUT, |s| s.get("k", TIMEOUT).map(drop)),
         ("get, at once", Duration::ZERO, |s| s.get("k", Duration::ZERO).map(drop)),
         ("wait", TIMEOUT, |s| s.wait(&["a", "b"], TIMEOUT)),
@@ -131,6 +132,7 @@ fn no_call_returns_later_than_told_when_the_server_is_stopped() {
         ("check", TIMEOUT, |s| s.check(&["k"]).map(drop)),
         ("add", TIMEOUT, |s| s.add("n", 1).map(drop)),
         ("compare_set", TIMEOUT, |s| s.compare_set("c", b"", b"v").map(drop)),
+        ("compare_set_by, soon", SOON, |s| s.compare_set_by("c", b"", b"v", Deadline::after(SOON)).map(drop)),
         ("delete_key", TIMEOUT, |s| s.delete_key("k").map(drop)),
         ("num_keys", TIMEOUT, |s| s.num_keys().map(drop)),
         ("list_keys", TIMEOUT, |s| s.list_keys().map(drop)),

@@ -380,7 +380,9 @@ impl Connecting {
             }
             (Some(Reply::Refused(errno)), _) if errno != 0 => {
                 let lack = io::Error::from_raw_os_error(errno.into());
-                Err(unreachable(format!("the peer lacks what it takes {SHM_ONLY}: {lack}")))
+                Err(unreachable(format!(
+                    "the peer cannot map the memory that this side offers, and allows nothing else (RAILHEAD_SOFT_WIRE): {lack}"
+                )))
             }
             (Some(_), _) => Err(unreachable("the peer refused every wire that this side offered (RAILHEAD_SOFT_WIRE at either side)")),
             (None, _) => self.redial(unauthenticated()).map(|()| None),
@@ -470,7 +472,7 @@ impl Connecting {
         }
         let mut lack = None;
         let offered = offered.unwrap_or_else(|e| {
-            // The Reply says only that the offer was refused.
+            // The Reply tells the dialer no more than the number of the error.
             let peer = self.args.remote.addr;
             match self.tcp_allowed() {
                 true => log_info!(log::NET, "no shared memory from {peer}: {e}"),

@@ -205,7 +205,12 @@ impl Fault {
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         match error {
-            Error::System { what, word } => Fault::lacking(&word, &format!("for {what}")),
+            Error::System { what, word } => Fault(Box::new(Cause {
+                status: WcStatus::LocQpOpErr,
+                at: FaultAt::Oldest,
+                why: what,
+                errno: Some(word.raw_os_error().unwrap_or(libc::EIO)),
+            })),
             other => Fault::oldest(WcStatus::LocQpOpErr, other.to_string()),
         }
     }

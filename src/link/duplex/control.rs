@@ -51,14 +51,15 @@ enum Last {
 }
 
 impl ControlRing {
-    /// Sends one. False: no place now, or a queue pair that takes nothing, which fails the link.
+    /// Sends one. False: no place now. A queue pair that takes nothing fails the link.
     pub fn send(&mut self, link: &mut Link, bytes: &[u8; CONTROL_SIZE]) -> bool {
         if usize::from(self.sent.wrapping_sub(self.acked)) >= CONTROLS || link.qps.room(ORDERED_QP) == 0 {
             return false;
         }
-        let posted = self.post(link, bytes, place(self.sent), CONTROL_BIT);
-        self.sent = self.sent.wrapping_add(posted.into());
-        posted
+        let place = place(self.sent);
+        self.post(link, bytes, place, CONTROL_BIT);
+        self.sent = self.sent.wrapping_add(1);
+        true
     }
 
     /// The same, for the last one.
@@ -114,21 +115,21 @@ impl ControlRing {
         }
     }
 
-    /// Posts a message or a credit, for which there is room; false: the queue pair takes nothing.
-    fn post(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) -> bool {
+    /// Posts a message or a credit, for which there is room.
+    fn post(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) {
         let imm = Imm::Whole(bit | u32::from(self.read)).encode(CONTROL_SLOT);
         let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(ORDERED_QP, place), imm };
         let last = self.last == Last::ToSend;
-        if let Err(error) = link.qps.post_send(ORDERED_QP, [wr], WrKind::Control, if last { LAST } else { NO_REQUEST }, last) {
-            link.post_failed(WrKind::Control, ORDERED_QP, error);
-            return false;
-        }
-        self.acked_back = self.read;
-        if last {
-            self.last = Last::Sent;
+        match link.qps.post_send(ORDERED_QP, [wr], WrKind::Control, if last { LAST } else { NO_REQUEST }, last) {
+            Ok(()) => {
+                self.acked_back = self.read;
+                if last {
+                    self.last = Last::Sent;
+                }
+            }
+            Err(error) => link.post_failed(WrKind::Control, ORDERED_QP, error),
         }
         link.stats.add(CommCounter::Bytes, bytes.len() as u64);
-        true
     }
 }
 

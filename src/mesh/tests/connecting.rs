@@ -7,6 +7,7 @@ use crate::base::clock;
 use crate::base::stats::MeshOp;
 use crate::base::sync::lock;
 use crate::link::driver::Driven;
+use crate::mesh::addresses;
 use crate::mesh::coll::FORK;
 use crate::mesh::connect::PLACE;
 use crate::mesh::core::{Core, Peer};
@@ -186,6 +187,28 @@ fn a_prefix_that_was_used_before_is_refused() {
             });
         }
     });
+}
+
+/// Though one that has everything of all others waits for it.
+#[test]
+fn a_rank_that_gives_up_to_connect_tells_all_others_why() {
+    let store = HashStore::new();
+    let third = Mesh::new(device(SoftWire::Shm), 2, 3).unwrap();
+    let [mut to_first, to_second] = [0, 1].map(|rank| third.address(rank).unwrap());
+    let fabric = to_first.windows(4).position(|part| part == b"soft").unwrap();
+    to_first[fabric..fabric + 4].copy_from_slice(b"abcd");
+    store.set("2", &addresses::encode(&[to_first, to_second]).unwrap()).unwrap();
+    store.set("2 connects", b"").unwrap();
+    let told = std::thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| {
+            let store = &store;
+            scope.spawn(move || connect(device(SoftWire::Shm), store, rank, 3, TIMEOUT).map(drop))
+        });
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    let why = "is on fabric abcd, this side on soft";
+    assert!(matches!(&told[0], Err(Error::Usage(said)) if said.starts_with("rank 2: ") && said.contains(why)), "{told:?}");
+    assert!(matches!(&told[1], Err(Error::Remote(said)) if said.starts_with("rank 0: it gives up: ") && said.contains(why)), "{told:?}");
 }
 
 /// Two ends whose pairs this thread moves on.

@@ -230,7 +230,13 @@ impl Store for TcpStore {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        self.call(RequestType::CompareSet, &[Part::Key(key), Part::Value(expected), Part::Value(desired)], Connection::bytes)
+        self.compare_set_by(key, expected, desired, Deadline::after(self.timeout))
+    }
+
+    fn compare_set_by(&self, key: &str, expected: &[u8], desired: &[u8], deadline: Deadline) -> Result<Vec<u8>> {
+        let mut connection = self.acquire(deadline)?;
+        connection.send(RequestType::CompareSet, &[Part::Key(key), Part::Value(expected), Part::Value(desired)])?;
+        connection.bytes()
     }
 
     /// Has no reply, like `set`.
