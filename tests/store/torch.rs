@@ -13,7 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::ports::own_port;
-use railhead::base::config::Secret;
+use railhead::base::config::{Config, Secret};
+use railhead::mesh::{Device, Mesh};
 use railhead::store::rendezvous::{Environment, Group, GroupOptions, rendezvous};
 use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
 use railhead::store::{Error, FileStore, Store, TcpStore};
@@ -217,6 +218,32 @@ fn everything(store: &TcpStore, other: &TcpStore, backend: &str) {
     } else {
         // The legacy server does not know queues and hangs up.
         assert!(matches!(store.queue_len("q"), Err(Error::Network(_))));
+    }
+}
+
+/// Of whom one waits for the other.
+#[test]
+fn ranks_of_a_mesh_meet_on_torchs_servers() {
+    let Some(python) = python() else { return };
+    for backend in ["libuv", "legacy"] {
+        let (_server, port) = torchs(python, backend);
+        let connect = |rank| {
+            let config = Config { socket_ifname: "=lo".into(), stats: false, ..Config::default() };
+            let mesh = Mesh::new(Device::open(config, "").unwrap(), rank, 2).unwrap();
+            let connected = mesh.connect(&join(port), Duration::from_secs(20));
+            (mesh, connected.map_err(|error| format!("{backend}, rank {rank}: {error}")))
+        };
+        thread::scope(|scope| {
+            let first = scope.spawn(|| connect(0));
+            let store = join(port);
+            store.wait(&["0"], LONG).unwrap();
+            // Most likely it waits by then.
+            thread::sleep(Duration::from_millis(100));
+            let second = scope.spawn(|| connect(1));
+            // Both are there until both are connected.
+            let (first, second) = (first.join().unwrap(), second.join().unwrap());
+            assert_eq!((first.1, second.1), (Ok(()), Ok(())));
+        });
     }
 }
 
