@@ -179,7 +179,7 @@ impl Duplex {
         self.link.set_peer_left();
     }
 
-    /// Whether anything is sent at all: not once the peer has left, nor while the link is about to fail.
+    /// Whether anything is sent at all: not once the peer has left, nor where the link has failed or is about to.
     pub fn takes_work(&self) -> bool {
         self.link.takes_work()
     }

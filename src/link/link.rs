@@ -192,10 +192,10 @@ impl Link {
         self.peer_left = true;
     }
 
-    /// Whether anything may be posted: not where the peer has left, nor where the link is about to fail.
+    /// Whether anything may be posted: not where the peer has left, nor where the link has failed or is about to.
     #[inline]
     pub fn takes_work(&self) -> bool {
-        !self.peer_left && self.fault.is_none()
+        !self.peer_left && self.fault.is_none() && self.failed.is_none()
     }
 
     /// Whether it has failed for good.

@@ -116,11 +116,9 @@ impl Context {
         let member = |rank: usize| Member { key: rank.to_string(), words: format!("rank {rank}") };
         let exchange = Exchange::new(store, "ranks", member(self.rank()), timeout);
         let deadline = Deadline::after(timeout);
-        let addresses = self.addresses().map_err(|error| exchange.first_cause(error))?;
-        exchange.publish_new(&addresses)?;
         let others: Vec<Member> = self.others().map(member).collect();
-        let connected =
-            self.connect_to_all(&exchange, &others, addresses.len()).and_then(|()| self.wait_connected(deadline, timeout, None));
+        exchange.come()?;
+        let connected = self.connect_to_all(&exchange, &others).and_then(|()| self.wait_connected(deadline, timeout, None));
         connected.map_err(|error| exchange.first_cause(error))
     }
 
@@ -129,15 +127,11 @@ impl Context {
         (0..self.size()).filter(move |peer| *peer != own)
     }
 
-    /// Of its ends towards all others.
-    fn addresses(&self) -> Result<Vec<u8>> {
-        self.check_descriptors(self.size() - 1)?;
-        addresses::encode(&self.others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)
-    }
-
-    /// Reads what the others have told, each about so many bytes, and connects to all.
-    fn connect_to_all(&self, exchange: &Exchange<'_>, others: &[Member], len: usize) -> Result<()> {
-        let most = (READ_AT_ONCE / len.max(1)).max(1);
+    fn connect_to_all(&self, exchange: &Exchange<'_>, others: &[Member]) -> Result<()> {
+        self.check_descriptors(others.len())?;
+        let addresses = addresses::encode(&self.others().map(|peer| self.address(peer)).collect::<Result<Vec<_>>>()?)?;
+        exchange.publish(&addresses)?;
+        let most = (READ_AT_ONCE / addresses.len().max(1)).max(1);
         // One is waited for, and then those behind it are here as a rule: ever more are read at once.
         let (mut rest, mut at_once) = (others, 1);
         while let Some(first) = rest.first() {

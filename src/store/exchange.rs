@@ -1,5 +1,7 @@
 //! How members of a job, ranks or workers, tell each other in a store what they have to know before they are connected. On the thread that connects.
 
+use std::borrow::Cow;
+use std::cell::Cell;
 use std::time::Duration;
 
 use crate::base::error;
@@ -10,8 +12,8 @@ use super::{Deadline, Error, FOREVER, Store};
 const FIRST_CAUSE: &str = "not connected";
 /// Bytes that are read of it.
 const MAX_CAUSE: usize = 4096;
-/// How long a member that cannot be connected waits for that.
-const CAUSE_TIME: Duration = Duration::from_secs(1);
+/// How long a member that cannot be connected waits for a store that does not answer.
+const CAUSE_TIME: Duration = Duration::from_secs(3);
 
 /// A member of a job.
 #[derive(Debug, Clone)]
@@ -29,12 +31,14 @@ pub struct Exchange<'a> {
     /// What they are called: "ranks".
     members: &'static str,
     own: Member,
+    /// This member has told something.
+    published: Cell<bool>,
 }
 
 impl<'a> Exchange<'a> {
     /// In this store, for so long at most, as this member.
     pub fn new(store: &'a dyn Store, members: &'static str, own: Member, timeout: Duration) -> Self {
-        Exchange { store, deadline: Deadline::after(timeout), members, own }
+        Exchange { store, deadline: Deadline::after(timeout), members, own, published: Cell::new(false) }
     }
 
     /// The time left.
@@ -42,47 +46,53 @@ impl<'a> Exchange<'a> {
         self.deadline.left().unwrap_or(FOREVER)
     }
 
-    /// Tells all others something.
+    /// Comes as this member, before anything is told.
+    ///
+    /// Errors: somebody, this member itself for instance, has come as this member before, and others may have read what that one told; a store that cannot be
+    /// used.
+    pub fn come(&self) -> error::Result<()> {
+        let Member { key, words } = &self.own;
+        if self.store.add(&format!("{key} comes"), 1).map_err(|error| self.in_store(error))? != 1 {
+            return Err(self.in_store(Error::Usage(format!("{words} has been there before; use another prefix each time"))));
+        }
+        Ok(())
+    }
+
+    /// Tells all others something, which is not empty.
     ///
     /// Errors: a store that cannot be used.
     pub fn publish(&self, value: &[u8]) -> error::Result<()> {
+        self.published.set(true);
         self.store.set(&self.own.key, value).map_err(|error| self.in_store(error))
-    }
-
-    /// The same for what is told once.
-    ///
-    /// Errors: as above; somebody, this member itself for instance, has told something as this member before, which others may have read.
-    pub fn publish_new(&self, value: &[u8]) -> error::Result<()> {
-        let Member { key, words } = &self.own;
-        if self.store.check(&[key]).map_err(|error| self.in_store(error))? {
-            return Err(self.in_store(Error::Usage(format!("{words} has been there before; use another prefix each time"))));
-        }
-        self.publish(value)
     }
 
     /// What a member has told.
     ///
-    /// Errors: it has not come in time; a store that cannot be used.
+    /// Errors: it has not come in time, or gives up; a store that cannot be used.
     pub fn fetch(&self, member: &Member) -> error::Result<Vec<u8>> {
-        self.store.get(&member.key, self.left()).map_err(|error| match error {
+        let told = self.store.get(&member.key, self.left()).map_err(|error| match error {
             Error::Timeout(why) => error::Error::timeout(format!("{} has not come: {why}", member.words)),
             other => self.in_store(other),
-        })
+        })?;
+        self.unless_given_up(told.is_empty())?;
+        Ok(told)
     }
 
     /// What all who are known by these keys have told; nothing if some have not yet.
     ///
-    /// Errors: a store that cannot be used.
+    /// Errors: one of them gives up; a store that cannot be used.
     pub fn fetch_all(&self, keys: &[&str]) -> error::Result<Option<Vec<Vec<u8>>>> {
         if !self.store.check(keys).map_err(|error| self.in_store(error))? {
             return Ok(None);
         }
-        self.store.multi_get(keys, self.left()).map(Some).map_err(|error| self.in_store(error))
+        let told = self.store.multi_get(keys, self.left()).map_err(|error| self.in_store(error))?;
+        self.unless_given_up(told.iter().any(Vec::is_empty))?;
+        Ok(Some(told))
     }
 
     /// Waits until all others have come here. One that has gone since it told its addresses is named.
     ///
-    /// Errors: they have not in time; a store that cannot be used.
+    /// Errors: they have not in time, or one of them gives up; a store that cannot be used.
     pub fn wait_for_all(&self, others: &[Member]) -> error::Result<()> {
         self.store.set(&connects(&self.own), b"").map_err(|error| self.in_store(error))?;
         let keys: Vec<String> = others.iter().map(connects).collect();
@@ -93,11 +103,21 @@ impl<'a> Exchange<'a> {
                 (Error::Timeout(why), Some(member)) => error::Error::timeout(format!("{} has not come: {why}", member.words)),
                 (error, _) => self.in_store(error),
             }
-        })
+        })?;
+        self.unless_given_up(self.store.check(&[FIRST_CAUSE]).map_err(|error| self.in_store(error))?)
+    }
+
+    /// Errors: a member gives up, for the cause that is told.
+    fn unless_given_up(&self, given_up: bool) -> error::Result<()> {
+        if !given_up {
+            return Ok(());
+        }
+        let cause = self.store.get(FIRST_CAUSE, self.left()).map_err(|error| self.in_store(error))?;
+        Err(error::Error::remote(text(&cause)))
     }
 
     /// The error of a member that could not be connected, as the first of them has told it: others notice that it goes, and whoever notices goes, too. To be
-    /// called before this member closes its queue pairs. Who waits for this one goes on, and notices.
+    /// called before this member closes its queue pairs. Who waits for this one in the store hears of it there.
     pub fn first_cause(&self, error: error::Error) -> error::Error {
         let words = match &error {
             error::Error::Remote(_) | error::Error::Timeout(_) => error.to_string(),
@@ -106,10 +126,12 @@ impl<'a> Exchange<'a> {
         // A store that cannot be used tells nothing.
         let Ok(first) = self.store.compare_set_by(FIRST_CAUSE, b"", words.as_bytes(), Deadline::after(CAUSE_TIME)) else { return error };
         let _ = self.store.set(&connects(&self.own), b"");
-        let first = String::from_utf8_lossy(first.get(..MAX_CAUSE).unwrap_or(&first));
+        if !self.published.get() {
+            let _ = self.store.set(&self.own.key, b"");
+        }
         match error {
-            error::Error::Remote(_) => error::Error::remote(first),
-            error::Error::Timeout(_) => error::Error::timeout(first),
+            error::Error::Remote(_) => error::Error::remote(text(&first)),
+            error::Error::Timeout(_) => error::Error::timeout(text(&first)),
             own => own,
         }
     }
@@ -125,7 +147,12 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Where a member says that it has read what all others told.
+/// What a cause says.
+fn text(cause: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(cause.get(..MAX_CAUSE).unwrap_or(cause))
+}
+
+/// Where a member says that it has read what all others told, or gives up.
 fn connects(member: &Member) -> String {
     format!("{} connects", member.key)
 }

@@ -42,6 +42,11 @@ fn nothing_is_posted_to_a_rank_that_has_not_connected() {
     inside("one_connects_late");
 }
 
+#[test]
+fn ranks_that_meet_with_one_that_has_given_up_are_told() {
+    inside("one_gives_up");
+}
+
 fn options(tag: u32) -> Options {
     Options { algorithm: Algorithm::Auto, tag, timeout: TIMEOUT }
 }
@@ -196,4 +201,23 @@ fn one_connects_late() {
     meshes[1].connect_pair(0, &of_0).expect("connected");
     drop(buffer);
     std::thread::scope(|scope| meshes.iter().for_each(|mesh| drop(scope.spawn(|| sums(mesh, 5000, 0)))));
+}
+
+/// Queue pairs of a device are connected at once, whether or not there is a peer.
+#[test]
+#[ignore = "needs the fake libibverbs"]
+fn one_gives_up() {
+    let store = HashStore::new();
+    let connect = |rank: usize, timeout: Duration| {
+        let device = Device::open(Config { fabric: Fabric::Verbs, ..Config::from_env() }, "fake0").expect("a device");
+        Mesh::new(device, rank, 3).expect("a mesh").connect(&store, timeout).map_err(|error| error.to_string())
+    };
+    let why = connect(0, Duration::from_millis(50)).expect_err("the others do not come");
+    assert!(why.starts_with("rank 1 has not come: "), "{why}");
+    std::thread::scope(|scope| {
+        let others = [1, 2].map(|rank| scope.spawn(move || connect(rank, TIMEOUT)));
+        for other in others {
+            assert_eq!(other.join().expect("no panic"), Err(why.clone()));
+        }
+    });
 }

@@ -381,7 +381,7 @@ impl Connecting {
             (Some(Reply::Refused(errno)), _) if errno != 0 => {
                 let lack = io::Error::from_raw_os_error(errno.into());
                 Err(unreachable(format!(
-                    "the peer cannot map the memory that this side offers, and allows nothing else (RAILHEAD_SOFT_WIRE): {lack}"
+                    "the peer cannot map the memory that this side offers, and nothing else is allowed (RAILHEAD_SOFT_WIRE): {lack}"
                 )))
             }
             (Some(_), _) => Err(unreachable("the peer refused every wire that this side offered (RAILHEAD_SOFT_WIRE at either side)")),
@@ -472,7 +472,7 @@ impl Connecting {
         }
         let mut lack = None;
         let offered = offered.unwrap_or_else(|e| {
-            // The Reply tells the dialer no more than the number of the error.
+            // The Reply tells the dialer no more than what this process lacks.
             let peer = self.args.remote.addr;
             match self.tcp_allowed() {
                 true => log_info!(log::NET, "no shared memory from {peer}: {e}"),

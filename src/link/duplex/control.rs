@@ -51,7 +51,7 @@ enum Last {
 }
 
 impl ControlRing {
-    /// Sends one. False: no place now. A queue pair that takes nothing fails the link.
+    /// Sends one. False: no place now. On a queue pair that takes nothing it counts as sent, as one that is flushed; the link fails then.
     pub fn send(&mut self, link: &mut Link, bytes: &[u8; CONTROL_SIZE]) -> bool {
         if usize::from(self.sent.wrapping_sub(self.acked)) >= CONTROLS || link.qps.room(ORDERED_QP) == 0 {
             return false;
@@ -110,7 +110,7 @@ impl ControlRing {
     /// Acks what was read, if that has been long to come.
     #[inline]
     pub fn return_credit(&mut self, link: &mut Link) {
-        if self.read.wrapping_sub(self.acked_back) >= CREDIT_EVERY && link.qps.room(ORDERED_QP) > 0 && !link.has_failed() {
+        if self.read.wrapping_sub(self.acked_back) >= CREDIT_EVERY && link.qps.room(ORDERED_QP) > 0 {
             self.post(link, &[], RING, 0);
         }
     }
