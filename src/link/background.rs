@@ -1,4 +1,4 @@
-//! The thread that moves the links of a [`Driver`] on while nobody waits: what was asked may be waited for long after, and peers want answers. It sleeps
+//! The thread that moves the links of a driver on while nobody waits: what was asked may be waited for long after, and peers want answers. It sleeps
 //! in the kernel, and leaves the links to whoever waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,17 @@ use crate::base::log::{self, log_warn};
 use crate::base::sync::lock;
 use crate::base::thread::{self, Cpus};
 
-use super::driver::{Driven, Driver};
-
 /// How long links are left to those who may wait again at once.
 const GRACE: Duration = Duration::from_millis(1);
+
+/// Whom the thread helps: a driver.
+pub trait Attended: Send + Sync + 'static {
+    /// Drives it once while nobody waits, asleep until something comes or somebody does. False: somebody does, or it is over.
+    fn step_aside(&self) -> bool;
+
+    /// Whether nobody waits: then there is nobody else to answer the peers.
+    fn left_alone(&self) -> bool;
+}
 
 /// What a driver has of its thread.
 #[derive(Default)]
@@ -41,7 +48,7 @@ enum State {
 
 impl Background {
     /// Starts the thread, unless there is one. Without it, the links move on only while somebody waits.
-    pub fn start<D: Driven + 'static>(&self, name: &str, driver: &Arc<Driver<D>>) {
+    pub fn start(&self, name: &str, driver: &Arc<impl Attended>) {
         let mut state = lock(&self.shared.state);
         if *state != State::None {
             return;
@@ -89,7 +96,7 @@ impl Background {
 }
 
 impl Shared {
-    fn run<D: Driven>(&self, driver: &Weak<Driver<D>>) {
+    fn run(&self, driver: &Weak<impl Attended>) {
         loop {
             let mut state = lock(&self.state);
             while *state == State::Asleep {

@@ -17,7 +17,7 @@ use crate::base::host;
 use crate::base::sync::lock;
 use crate::base::wakeup::Wakeup;
 
-use super::background::Background;
+use super::background::{Attended, Background};
 
 /// How often the driver polls and finds nothing, with others allowed to run in between, before it sleeps.
 const YIELDS: u64 = 40;
@@ -208,24 +208,6 @@ impl<D: Driven> Driver<D> {
         }
     }
 
-    /// Drives it once while nobody waits, asleep until something comes or somebody does. False: somebody does, or it is over.
-    pub(super) fn step_aside(&self) -> bool {
-        // Pairs with the Release in `drive`.
-        let seen = self.moves.load(Ordering::Acquire);
-        let alone = self.left_alone();
-        if alone {
-            D::work(self);
-            self.drive_until(seen, u64::MAX, 1);
-        }
-        alone
-    }
-
-    /// Whether nobody waits: then there is nobody else to answer the peers.
-    pub(super) fn left_alone(&self) -> bool {
-        let state = self.lock();
-        state.waiters == 0 && !state.has_failed()
-    }
-
     /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps, if the links are few.
     fn drive_until(&self, seen: u64, until: u64, polls: u64) {
         let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
@@ -289,6 +271,24 @@ impl<D: Driven> Driver<D> {
             self.moves.fetch_add(1, Ordering::Release);
         }
         moved
+    }
+}
+
+impl<D: Driven + 'static> Attended for Driver<D> {
+    fn step_aside(&self) -> bool {
+        // Pairs with the Release in `drive`.
+        let seen = self.moves.load(Ordering::Acquire);
+        let alone = self.left_alone();
+        if alone {
+            D::work(self);
+            self.drive_until(seen, u64::MAX, 1);
+        }
+        alone
+    }
+
+    fn left_alone(&self) -> bool {
+        let state = self.lock();
+        state.waiters == 0 && !state.has_failed()
     }
 }
 

@@ -23,8 +23,8 @@ use super::core::Core;
 use super::device::{Destination, Device, Part, Registered};
 use super::ops::{Asked, OpId, Outcome, Waiter};
 use super::protocol::Tag;
+use super::protocol::{MAX_SMALL, Small};
 use super::running::Running;
-use super::small::{MAX_SMALL, Small};
 
 /// How long a mesh that is closed waits for the last that its ranks were sent to be through.
 const FAREWELL_NS: u64 = 100_000_000;

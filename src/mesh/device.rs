@@ -5,7 +5,7 @@ use crate::fabric::RegionView;
 pub use crate::link::device::{Device, Registered};
 use crate::link::limits::MAX_RAILS;
 
-use super::small::Small;
+use super::protocol::Small;
 
 /// Part of registered memory, to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

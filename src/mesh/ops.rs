@@ -3,8 +3,8 @@
 use crate::base::stats::{CommCounter, MeshOp};
 use crate::link::Failure;
 
+use super::protocol::Small;
 use super::protocol::Tag;
-use super::small::Small;
 
 /// Names an operation: an index and a generation, so that one that was forgotten is not taken for a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

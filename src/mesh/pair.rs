@@ -14,10 +14,10 @@ use crate::link::limits::{CONTROL_SIZE, MAX_MESSAGE, MAX_REQUESTS, SLOTS};
 use super::device::{Part, Place};
 use super::matching::{Matching, Send};
 use super::ops::{OpId, Ops, Outcome};
+use super::protocol::Small;
 use super::protocol::{Control, Tag};
 use super::recvs::{Recv, Recvs, put};
 use super::slots::{SlotSend, Slots};
-use super::small::Small;
 use super::small_sends::{SmallSend, SmallSends};
 
 /// Control messages that wait at most: more than a peer that keeps to the protocol can ask for.

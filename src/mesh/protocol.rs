@@ -8,7 +8,48 @@ use crate::base::stats::MeshOp;
 use crate::link::duplex::Target;
 use crate::link::limits::{CONTROL_SIZE, MAX_RAILS};
 
-use super::small::{MAX_SMALL, Small};
+/// Longest small message: what a control message has room for behind its head and the tag.
+pub const MAX_SMALL: usize = CONTROL_SIZE - 16;
+
+/// The bytes of a small message, which travels inside a control message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Small {
+    len: u8,
+    bytes: [u8; MAX_SMALL],
+}
+
+impl Small {
+    /// No bytes.
+    pub const NONE: Small = Small { len: 0, bytes: [0; MAX_SMALL] };
+
+    /// None of more than it may have. `fill` gets as many bytes to fill.
+    pub fn new(len: usize, fill: impl FnOnce(&mut [u8])) -> Option<Small> {
+        let mut bytes = [0; MAX_SMALL];
+        fill(bytes.get_mut(..len)?);
+        Some(Small { len: len as u8, bytes })
+    }
+
+    /// The same of bytes that have zeros behind them, and nothing else.
+    pub fn from_padded(len: usize, padded: &[u8; MAX_SMALL]) -> Option<Small> {
+        let is_padded = padded.get(len..)?.iter().all(|byte| *byte == 0);
+        is_padded.then_some(Small { len: len as u8, bytes: *padded })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// All of them.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len()).unwrap_or_default()
+    }
+
+    /// The same, with zeros behind them.
+    pub fn padded(&self) -> &[u8; MAX_SMALL] {
+        &self.bytes
+    }
+}
 
 /// Of which message, between two ranks: the first sent with a tag is the first received with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use crate::base::mem::{Compute, LINE, Vectors, with_widest};
 use crate::fabric::RegionView;
 
-use super::small::Small;
+use super::protocol::Small;
 
 /// Type of the elements. The numbers are part of the C interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

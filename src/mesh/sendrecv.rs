@@ -7,8 +7,8 @@ use crate::base::stats::CommCounter;
 use super::context::Context;
 use super::core::{Core, named};
 use super::device::{Destination, Part};
+use super::protocol::Small;
 use super::protocol::Tag;
-use super::small::Small;
 
 /// Polls before a message is waited for like any other.
 const POLLS: u32 = 64;

@@ -6,58 +6,15 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::base::error::{Error, Result};
-use crate::link::limits::CONTROL_SIZE;
 
 use super::ops::{OpId, Ops, Outcome};
-use super::protocol::Tag;
+use super::protocol::{Small, Tag};
 
-/// Longest one: what a control message has room for behind its head and the tag.
-pub const MAX_SMALL: usize = CONTROL_SIZE - 16;
 /// How many of one rank may wait for their receives: of collectives, and of users. So neither holds the other back.
 pub const MAX_EARLY: u64 = 128;
 
 /// For how many tags a receiver may say that it waits for one more, while there is no room for others.
 pub const MAX_WANTED: usize = 1024;
-
-/// The bytes of one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Small {
-    len: u8,
-    bytes: [u8; MAX_SMALL],
-}
-
-impl Small {
-    /// No bytes.
-    pub const NONE: Small = Small { len: 0, bytes: [0; MAX_SMALL] };
-
-    /// None of more than it may have. `fill` gets as many bytes to fill.
-    pub fn new(len: usize, fill: impl FnOnce(&mut [u8])) -> Option<Small> {
-        let mut bytes = [0; MAX_SMALL];
-        fill(bytes.get_mut(..len)?);
-        Some(Small { len: len as u8, bytes })
-    }
-
-    /// The same of bytes that have zeros behind them, and nothing else.
-    pub fn from_padded(len: usize, padded: &[u8; MAX_SMALL]) -> Option<Small> {
-        let is_padded = padded.get(len..)?.iter().all(|byte| *byte == 0);
-        is_padded.then_some(Small { len: len as u8, bytes: *padded })
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        usize::from(self.len)
-    }
-
-    /// All of them.
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.get(..self.len()).unwrap_or_default()
-    }
-
-    /// The same, with zeros behind them.
-    pub fn padded(&self) -> &[u8; MAX_SMALL] {
-        &self.bytes
-    }
-}
 
 /// A receive that waits.
 #[derive(Debug)]
@@ -296,6 +253,7 @@ impl SmallMessages {
 mod tests {
     use super::*;
     use crate::mesh::ops::{Asked, What};
+    use crate::mesh::protocol::MAX_SMALL;
 
     const TAG: Tag = Tag::User(7);
 

@@ -5,8 +5,9 @@ use std::collections::{HashSet, VecDeque};
 use crate::base::error::{Error, Result};
 
 use super::ops::OpId;
+use super::protocol::Small;
 use super::protocol::Tag;
-use super::small::{MAX_EARLY, MAX_WANTED, Small};
+use super::small::{MAX_EARLY, MAX_WANTED};
 
 /// One.
 #[derive(Debug, Clone, Copy)]

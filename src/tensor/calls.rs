@@ -11,15 +11,12 @@ use crate::base::error::{Error, Result};
 use super::event::Landed;
 use super::key::Key;
 use super::memory::Memory;
-use super::steps::StepRef;
+use super::steps::{CallId, StepRef};
 use super::value::Tensor;
 
 /// What is called with the tensor, once, on a thread of the user's; whether it has called a callback of the user's. (Of several receives with one
 /// callback, the last does.)
 pub type Callback = Box<dyn FnOnce(Result<Tensor>) -> bool + Send>;
-
-/// Names a receive.
-pub type CallId = u64;
 
 /// How a receive ended.
 pub enum Answer {

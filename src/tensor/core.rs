@@ -11,12 +11,12 @@ use crate::link::Failure;
 use crate::link::driver::{Driven, Driver};
 
 use super::adapter::Adapter;
-use super::calls::{Answer, Call, CallId, Callback, Calls};
+use super::calls::{Answer, Call, Callback, Calls};
 use super::event::Landed;
 use super::io::Fill;
 use super::key::Key;
 use super::memory::Memory;
-use super::steps::{StepRef, Steps, Waiter};
+use super::steps::{CallId, StepRef, Steps, Waiter};
 use super::value::Tensor;
 
 /// How far a worker's own end is: the states of TensorFlow's server.

@@ -10,33 +10,26 @@ use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
 use crate::engine::{self, DumpGuard};
 use crate::link::device::Device;
-use crate::link::driver::{Driven, Driver};
-use crate::store::{Deadline, Exchange, Member, Store};
+#[cfg(test)]
+use crate::link::driver::Driven;
+use crate::link::driver::Driver;
+use crate::store::Store;
 
 #[cfg(test)]
 use super::adapter::Adapter;
-use super::adapter::{Mode, Waiting};
-use super::calls::Answer;
-use super::core::{Core, Peer, State};
-use super::memory::{Memory, Pool};
+use super::adapter::Mode;
+#[cfg(test)]
+use super::core::Peer;
+use super::core::{Core, State};
+use super::memory::Pool;
 use super::message::NAME_MAX;
 use super::rendezvous::Rendezvous;
-use super::value::Tensor;
+use super::shared::{Shared, nanos};
 
-/// Between two looks whether all queue pairs are connected.
+/// Between two looks whether a callback is still called.
 const PAUSE: Duration = Duration::from_micros(200);
 /// How long one that is closed waits for what the others are sent to be through, and for the last of it.
 const FAREWELL_NS: u64 = 1_000_000_000;
-
-/// What the manager's parts share.
-pub struct Shared {
-    pub(super) device: Arc<Device>,
-    pub(super) name: String,
-    others: Vec<String>,
-    pub(super) driver: Arc<Driver<Core>>,
-    pub(super) mode: Mode,
-    pub(super) pool: Arc<Pool>,
-}
 
 /// A worker's end. It is closed when it is dropped, whatever rendezvous there are.
 pub struct Manager {
@@ -196,158 +189,6 @@ impl MemoryHandle {
 impl Drop for Manager {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-impl Shared {
-    /// Waits until `look` finds something, for so long at most. It reports receives that take too long.
-    pub(super) fn wait<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
-        let deadline = clock::now().saturating_add(nanos(timeout));
-        let limit = self.device.config.stall_warn_s.nanos();
-        self.driver.wait(|now| {
-            let mut core = self.driver.lock();
-            let found = look(&mut core);
-            if found.is_some() || now >= deadline {
-                return Ok(found);
-            }
-            let (stalled, next) = if limit > 0 { core.stalled(now, limit) } else { (None, u64::MAX) };
-            drop(core);
-            if let Some(stalled) = stalled {
-                log_warn!(log::NET, "stalled: worker {} waited for {stalled}", self.name);
-            }
-            Err(deadline.min(next))
-        })
-    }
-
-    /// Does something after which tensors may be sent, and copies those that are to be copied, without the lock.
-    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
-        let result = self.driver.with(f);
-        Core::work(&self.driver);
-        result
-    }
-
-    /// The tensor of a receive that is over, in its memory if it has any. It is copied without the lock.
-    pub(super) fn settle(&self, answer: Answer, into: Option<&Arc<Memory>>) -> Result<Tensor> {
-        match answer {
-            Answer::Here(tensor) => match into {
-                Some(into) => tensor.moved(into),
-                None => Ok(tensor),
-            },
-            Answer::Failed(error) => Err(error),
-            Answer::Landed { from, landed, is_shared } => {
-                let (tensor, first) = match into {
-                    Some(into) if !is_shared => (landed.copy_into(into), true),
-                    _ => landed.copy(),
-                };
-                if first {
-                    self.driver.with(|core| core.consumed(from, landed.index));
-                }
-                match into {
-                    Some(into) => tensor?.moved(into),
-                    None => tensor,
-                }
-            }
-        }
-    }
-
-    /// Ends so many receives at most that have callbacks: how many of the user's were run.
-    fn run_due(&self, most: usize) -> usize {
-        let mut ran = 0;
-        for _ in 0..most {
-            let release = {
-                let mut core = self.driver.lock();
-                self.pool.next_release().inspect(|_| core.calls.calls())
-            };
-            if let Some(release) = release {
-                let _called = Called(self);
-                release();
-                ran += 1;
-                continue;
-            }
-            let Some((callback, answer, into)) = self.driver.lock().calls.next_due() else { break };
-            // However it ends.
-            let _called = Called(self);
-            let tensor = self.settle(answer, into.as_ref());
-            // It is the user's again, but for the tensor.
-            drop(into);
-            ran += usize::from(callback(tensor));
-        }
-        ran
-    }
-
-    /// Each worker tells all others, under its name, the addresses of its ends towards them: `{u16 size, name, u32 size, address}` for each.
-    fn connect_through(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
-        let member = |name: &str| Member { key: format!("worker/{name}"), words: format!("worker {name}") };
-        let exchange = Exchange::new(store, "workers", member(&self.name), timeout);
-        let deadline = Deadline::after(timeout);
-        let others: Vec<Member> = self.others.iter().map(|name| member(name)).collect();
-        let connected = self.connect_to_all(&exchange, &others).and_then(|()| self.wait_connected(deadline, timeout));
-        connected.map_err(|error| exchange.first_cause(error))
-    }
-
-    fn connect_to_all(&self, exchange: &Exchange<'_>, others: &[Member]) -> Result<()> {
-        let (mut ends, mut addresses) = (Vec::new(), Vec::new());
-        for name in &self.others {
-            let mut end = Waiting::new(&self.device, self.mode)?;
-            let address = end.address()?;
-            addresses.extend((name.len() as u16).to_le_bytes());
-            addresses.extend(name.as_bytes());
-            addresses.extend((address.len() as u32).to_le_bytes());
-            addresses.extend(address);
-            ends.push(end);
-        }
-        exchange.publish(&addresses)?;
-        for (index, ((name, member), end)) in self.others.iter().zip(others).zip(ends).enumerate() {
-            let all = exchange.fetch(member)?;
-            let told = address_of(&self.name, &all).ok_or_else(|| Error::usage(format!("it was not told of worker {}", self.name)));
-            let what = format!("channel of {} to {name},", self.name);
-            let connected = told.and_then(|address| end.connect(name, address, &what, &self.device, &self.pool));
-            let adapter = connected.map_err(|error| error.within(&member.words))?;
-            self.driver.with(|core| {
-                if let Some(worker) = core.workers.get_mut(index) {
-                    worker.peer = Peer::Here(Box::new(adapter));
-                }
-            });
-        }
-        exchange.wait_for_all(others)
-    }
-
-    fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {
-        while !self.driver.with(Core::poll_connected)? {
-            if deadline.passed() {
-                let time = timeout.as_secs_f64();
-                return Err(Error::timeout(format!("worker {}: not all workers have connected in {time:.1} s", self.name)));
-            }
-            clock::sleep(PAUSE);
-        }
-        Ok(())
-    }
-}
-
-fn nanos(time: Duration) -> u64 {
-    time.as_nanos().try_into().unwrap_or(u64::MAX)
-}
-
-/// A callback that is being called.
-struct Called<'a>(&'a Shared);
-
-impl Drop for Called<'_> {
-    fn drop(&mut self) {
-        self.0.driver.lock().calls.called();
-    }
-}
-
-/// The address that a worker has told the one of this name.
-fn address_of<'a>(name: &str, mut rest: &'a [u8]) -> Option<&'a [u8]> {
-    loop {
-        let (len, after) = rest.split_first_chunk()?;
-        let (other, after) = after.split_at_checked(u16::from_le_bytes(*len).into())?;
-        let (len, after) = after.split_first_chunk()?;
-        let (address, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        if other == name.as_bytes() {
-            return Some(address);
-        }
-        rest = after;
     }
 }
 

@@ -10,8 +10,8 @@ use crate::base::sync::lock;
 use super::adapter::Mode;
 use super::calls::{Answer, Callback};
 use super::key::Key;
-use super::manager::Shared;
 use super::memory::{Memory, Release};
+use super::shared::Shared;
 use super::steps::StepRef;
 use super::value::{Tensor, meta};
 

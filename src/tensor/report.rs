@@ -6,7 +6,7 @@ use crate::engine::DumpSource;
 use crate::link::driver::Driven;
 
 use super::core::{Core, Peer};
-use super::manager::Shared;
+use super::shared::Shared;
 
 /// Receives that are looked at, the oldest ones, for what the stats page shows.
 const LOOKED_AT: usize = 64;

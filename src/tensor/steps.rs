@@ -8,10 +8,12 @@ use std::collections::hash_map::Entry;
 
 use crate::base::error::{Error, Result};
 
-use super::calls::CallId;
 use super::cleaned::Cleaned;
 use super::table::Table;
 use super::value::Tensor;
+
+/// Names a receive.
+pub type CallId = u64;
 
 /// Who waits for a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

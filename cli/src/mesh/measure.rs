@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use railhead::base::mem::UserMemory;
-use railhead::mesh::{Algorithm, Mesh, Options};
+use railhead::mesh::Mesh;
 use serde::Serialize;
 
 use super::args::Bench;
 use super::cost::Cost;
-use super::work::{What, Work};
+use super::work::{What, Work, options};
 
 /// A row of the table.
 #[derive(Debug, Clone, Serialize)]
@@ -40,11 +40,6 @@ pub struct Row {
     /// What the first rank's pairs have taken, in all rows the same.
     #[serde(flatten)]
     pub cost: Cost,
-}
-
-/// For an operation with this tag.
-pub fn options(tag: u32, timeout: Duration) -> Options {
-    Options { tag, timeout, algorithm: Algorithm::Auto }
 }
 
 /// The most times that a row is measured.

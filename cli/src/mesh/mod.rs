@@ -119,7 +119,7 @@ fn rank(bench: &Bench, url: &str) -> anyhow::Result<(Vec<Row>, i64)> {
     mesh.connect(&PrefixStore::new("railhead-mesh-bench", keys), timeout)?;
     let cost = cost.connected();
     // Once all pairs that a barrier needs were used.
-    mesh.barrier(measure::options(0, timeout))?;
+    mesh.barrier(work::options(0, timeout))?;
     let cost = cost.of_each(all - 1)?;
     let jobs = bench.jobs();
     let bar = ProgressBar::new(jobs.len() as u64);
@@ -134,7 +134,7 @@ fn rank(bench: &Bench, url: &str) -> anyhow::Result<(Vec<Row>, i64)> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    mesh.barrier(measure::options(0, timeout + 2 * Duration::from_secs_f64(bench.iteration_time)))?;
+    mesh.barrier(work::options(0, timeout + 2 * Duration::from_secs_f64(bench.iteration_time)))?;
     mesh.close();
     Ok((rows, rank))
 }

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use railhead::base::mem::UserMemory;
-use railhead::mesh::{DataType, Mesh, Op, Reduction, UnboundBuffer};
+use railhead::mesh::{Algorithm, DataType, Mesh, Op, Options, Reduction, UnboundBuffer};
 
-use super::measure::options;
+/// For an operation with this tag.
+pub fn options(tag: u32, timeout: Duration) -> Options {
+    Options { tag, timeout, algorithm: Algorithm::Auto }
+}
 
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 
 use super::measure::Effort;
-use super::message::{MAX_AHEAD, MAX_OUTSTANDING, MAX_SIZE};
+use super::message::{AHEAD, MAX_AHEAD, MAX_OUTSTANDING, MAX_SIZE, STEP};
 use super::os;
 use crate::number::{ABIS, within};
 
@@ -127,10 +127,6 @@ pub const LIMITS: [&str; 6] = ["memcpy", "readv", "ring", "cache-line", "tcp-str
 
 /// `--sizes` if not given.
 const SIZES: &str = "0,8,64,512,4K,16K,64K,256K,1M,4M,16M,64M";
-/// Bytes of a receive and how many are posted if not given: what NCCL has of its Simple protocol (NCCL_BUFFSIZE by NCCL_STEPS, 4 MiB by 8).
-pub const STEP: usize = 512 << 10;
-/// See [`STEP`].
-pub const AHEAD: usize = 4;
 /// What `--targets` sets itself.
 pub const WIRE: &str = "RAILHEAD_SOFT_WIRE";
 

@@ -3,8 +3,7 @@
 
 use serde::Serialize;
 
-use super::args::{AHEAD, STEP};
-use super::message::{Bandwidth, Block, Latency, Work};
+use super::message::{AHEAD, Bandwidth, Block, Latency, STEP, Work};
 use super::series::{Sample, Series, Shared};
 use super::summary::Summary;
 

@@ -17,6 +17,10 @@ const MAX_SLOTS: usize = 2048;
 pub const PING_SLOTS: usize = 8;
 /// Receives of a ping-pong that are posted at most: a send may complete behind the answer to it.
 pub const MAX_AHEAD: usize = PING_SLOTS;
+/// Bytes of a receive and how many are posted if not given: what NCCL has of its Simple protocol (NCCL_BUFFSIZE by NCCL_STEPS, 4 MiB by 8).
+pub const STEP: usize = 512 << 10;
+/// See [`STEP`].
+pub const AHEAD: usize = 4;
 
 /// From the coordinator to a rank. A rank answers each with [`FromRank::Done`] or [`FromRank::Failed`], except for what ends a swap.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -4,9 +4,8 @@
 use anyhow::Context;
 use serde::Serialize;
 
-use super::args::STEP;
 use super::measure::{Effort, PING, What, interleave, limit_name, slots};
-use super::message::{Bandwidth, Block, MAX_COMMS, Memory, Work};
+use super::message::{Bandwidth, Block, MAX_COMMS, Memory, STEP, Work};
 use super::report::{aligned, digits, spread};
 use super::series::{Sample, Series, Shared};
 use super::summary::Summary;

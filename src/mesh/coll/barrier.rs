@@ -2,7 +2,7 @@
 
 use crate::base::error::Result;
 use crate::mesh::context::Context;
-use crate::mesh::small::Small;
+use crate::mesh::protocol::Small;
 
 /// Of all ranks.
 pub async fn barrier(mesh: &Context, tag: u64) -> Result<()> {

@@ -5,8 +5,8 @@
 use crate::base::error::Result;
 use crate::mesh::context::Context;
 use crate::mesh::device::Registered;
+use crate::mesh::protocol::Small;
 use crate::mesh::reduce::Reduction;
-use crate::mesh::small::Small;
 
 /// Of all ranks.
 pub async fn allreduce(mesh: &Context, mine: &Registered, reduction: Reduction<'_>, tag: u64) -> Result<()> {

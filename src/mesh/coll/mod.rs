@@ -22,10 +22,10 @@ use crate::link::limits::MAX_MESSAGE;
 use super::context::Context;
 use super::device::Registered;
 use super::ops::Waiter;
+use super::protocol::MAX_SMALL;
 use super::protocol::Tag;
 use super::reduce::{MAX_ELEMENT, Reduction};
 use super::running::Run;
-use super::small::MAX_SMALL;
 use ring::Cut;
 
 /// How an allreduce is done. The numbers are part of the C interface.

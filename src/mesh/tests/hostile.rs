@@ -8,9 +8,10 @@ use crate::mesh::core::Peer;
 use crate::mesh::device::{Part, Place};
 use crate::mesh::matching::MAX_OFFERS;
 use crate::mesh::ops::{Asked, What};
+use crate::mesh::protocol::Small;
 use crate::mesh::protocol::{Control, Tag};
 use crate::mesh::slots::SlotSend;
-use crate::mesh::small::{MAX_EARLY, MAX_WANTED, Small};
+use crate::mesh::small::{MAX_EARLY, MAX_WANTED};
 
 type Raw = [u8; CONTROL_SIZE];
 

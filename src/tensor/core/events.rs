@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
 
-use super::super::calls::{Answer, CallId};
+use super::super::calls::Answer;
 use super::super::event::{ChannelEvent, Landed};
+use super::super::steps::CallId;
 use super::super::steps::Waiter;
 use super::super::value::Tensor;
 use super::{Core, Wanted, What};

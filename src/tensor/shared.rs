@@ -1,0 +1,116 @@
+//! What a manager and its rendezvous have in common: how they wait, and how a receive ends. Any number of threads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::base::error::Result;
+use crate::base::log::{self, log_warn};
+use crate::link::device::Device;
+use crate::link::driver::{Driven, Driver};
+
+use super::adapter::Mode;
+use super::calls::Answer;
+use super::core::Core;
+use super::memory::{Memory, Pool};
+use super::value::Tensor;
+
+/// What the manager's parts share.
+pub struct Shared {
+    pub(super) device: Arc<Device>,
+    pub(super) name: String,
+    pub(super) others: Vec<String>,
+    pub(super) driver: Arc<Driver<Core>>,
+    pub(super) mode: Mode,
+    pub(super) pool: Arc<Pool>,
+}
+
+impl Shared {
+    /// Waits until `look` finds something, for so long at most. It reports receives that take too long.
+    pub(super) fn wait<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
+        let deadline = clock::now().saturating_add(nanos(timeout));
+        let limit = self.device.config.stall_warn_s.nanos();
+        self.driver.wait(|now| {
+            let mut core = self.driver.lock();
+            let found = look(&mut core);
+            if found.is_some() || now >= deadline {
+                return Ok(found);
+            }
+            let (stalled, next) = if limit > 0 { core.stalled(now, limit) } else { (None, u64::MAX) };
+            drop(core);
+            if let Some(stalled) = stalled {
+                log_warn!(log::NET, "stalled: worker {} waited for {stalled}", self.name);
+            }
+            Err(deadline.min(next))
+        })
+    }
+
+    /// Does something after which tensors may be sent, and copies those that are to be copied, without the lock.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
+        let result = self.driver.with(f);
+        Core::work(&self.driver);
+        result
+    }
+
+    /// The tensor of a receive that is over, in its memory if it has any. It is copied without the lock.
+    pub(super) fn settle(&self, answer: Answer, into: Option<&Arc<Memory>>) -> Result<Tensor> {
+        match answer {
+            Answer::Here(tensor) => match into {
+                Some(into) => tensor.moved(into),
+                None => Ok(tensor),
+            },
+            Answer::Failed(error) => Err(error),
+            Answer::Landed { from, landed, is_shared } => {
+                let (tensor, first) = match into {
+                    Some(into) if !is_shared => (landed.copy_into(into), true),
+                    _ => landed.copy(),
+                };
+                if first {
+                    self.driver.with(|core| core.consumed(from, landed.index));
+                }
+                match into {
+                    Some(into) => tensor?.moved(into),
+                    None => tensor,
+                }
+            }
+        }
+    }
+
+    /// Ends so many receives at most that have callbacks: how many of the user's were run.
+    pub(super) fn run_due(&self, most: usize) -> usize {
+        let mut ran = 0;
+        for _ in 0..most {
+            let release = {
+                let mut core = self.driver.lock();
+                self.pool.next_release().inspect(|_| core.calls.calls())
+            };
+            if let Some(release) = release {
+                let _called = Called(self);
+                release();
+                ran += 1;
+                continue;
+            }
+            let Some((callback, answer, into)) = self.driver.lock().calls.next_due() else { break };
+            // However it ends.
+            let _called = Called(self);
+            let tensor = self.settle(answer, into.as_ref());
+            // It is the user's again, but for the tensor.
+            drop(into);
+            ran += usize::from(callback(tensor));
+        }
+        ran
+    }
+}
+
+pub(super) fn nanos(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// A callback that is being called.
+struct Called<'a>(&'a Shared);
+
+impl Drop for Called<'_> {
+    fn drop(&mut self) {
+        self.0.driver.lock().calls.called();
+    }
+}
