@@ -55,7 +55,7 @@ THREADED := --test plugin --test library -- library::misuse $(addprefix plugin::
     $(addprefix --skip ,a_flipped_bit a_damaged_handle nine_tenths_of_the_limit nothing_is_touched)
 # Those that wait most, and do not ask for the plain library, come first, while others have work for the processors.
 WAITING := store verbs
-TESTS := $(filter-out softroce commands $(WAITING),$(basename $(notdir $(wildcard tests/*.rs cli/tests/*.rs))))
+TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(wildcard tests/*.rs cli/tests/*.rs))))
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
@@ -116,7 +116,7 @@ test: deps-test
 	@said=$$(mktemp -d); \
 	    { $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); echo $$? > $$said/machine.status; } > $$said/machine 2>&1 & machine=$$!; \
 	    { $(CARGO) build --release --package railhead; echo $$? > $$said/library.status; } > $$said/library 2>&1 & library=$$!; \
-	    trap 'kill $$machine $$library $$threaded 2>/dev/null; rm -rf $$said' EXIT; \
+	    trap 'kill $$machine $$library $$plugin 2>/dev/null; rm -rf $$said' EXIT; \
 	    $(CARGO) test $(CHOSEN) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); \
 	    waiting=$$?; \
 	    wait $$library; \
@@ -128,18 +128,21 @@ test: deps-test
 	    { export RH_LIBRARY=$(abspath $(LIBRARY)); \
 	    $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
 	    all=$$?; \
-	    echo "== those of the program, beside the pass with RAILHEAD_PROGRESS=thread, which speaks later"; \
-	    { RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS); \
-	        echo $$? > $$said/threaded.status; } > $$said/threaded 2>&1 & threaded=$$!; \
+	    echo "== those of the program, beside those of the plugin and its pass with RAILHEAD_PROGRESS=thread, which speak later"; \
+	    { $(CARGO) test $(CHOSEN) --no-fail-fast --test plugin -- $(TEST_ARGS); \
+	        plain=$$?; \
+	        echo "== RAILHEAD_PROGRESS=thread"; \
+	        RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS); \
+	        echo $$plain$$? > $$said/plugin.status; } > $$said/plugin 2>&1 & plugin=$$!; \
 	    $(CARGO) test $(STAGED) --no-fail-fast --test commands -- $(TEST_ARGS); \
 	    commands=$$?; \
-	    wait $$threaded; \
-	    echo "== RAILHEAD_PROGRESS=thread"; \
-	    cat $$said/threaded; \
+	    wait $$plugin; \
+	    echo "== of the plugin"; \
+	    cat $$said/plugin; \
 	    wait $$machine; \
 	    echo "== in the virtual machine"; \
 	    cat $$said/machine; \
-	    [ "$$waiting$$all$$commands$$(cat $$said/threaded.status)$$(cat $$said/machine.status)" = 00000 ]; }
+	    [ "$$waiting$$all$$commands$$(cat $$said/plugin.status)$$(cat $$said/machine.status)" = 000000 ]; }
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run
