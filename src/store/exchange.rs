@@ -52,13 +52,13 @@ impl<'a> Exchange<'a> {
     /// used.
     pub fn come(&self) -> error::Result<()> {
         let Member { key, words } = &self.own;
-        if self.store.add(&format!("{key} comes"), 1).map_err(|error| self.in_store(error))? != 1 {
+        if self.store.add_by(&format!("{key} comes"), 1, self.deadline).map_err(|error| self.in_store(error))? != 1 {
             return Err(self.in_store(Error::Usage(format!("{words} has been there before; use another prefix each time"))));
         }
         Ok(())
     }
 
-    /// Tells all others something, which is not empty.
+    /// Tells all others something. (Nothing is what a member tells that gives up before.)
     ///
     /// Errors: a store that cannot be used.
     pub fn publish(&self, value: &[u8]) -> error::Result<()> {
@@ -74,7 +74,9 @@ impl<'a> Exchange<'a> {
             Error::Timeout(why) => error::Error::timeout(format!("{} has not come: {why}", member.words)),
             other => self.in_store(other),
         })?;
-        self.unless_given_up(told.is_empty())?;
+        if told.is_empty() {
+            self.unless_given_up()?;
+        }
         Ok(told)
     }
 
@@ -86,7 +88,9 @@ impl<'a> Exchange<'a> {
             return Ok(None);
         }
         let told = self.store.multi_get(keys, self.left()).map_err(|error| self.in_store(error))?;
-        self.unless_given_up(told.iter().any(Vec::is_empty))?;
+        if told.iter().any(Vec::is_empty) {
+            self.unless_given_up()?;
+        }
         Ok(Some(told))
     }
 
@@ -104,12 +108,12 @@ impl<'a> Exchange<'a> {
                 (error, _) => self.in_store(error),
             }
         })?;
-        self.unless_given_up(self.store.check(&[FIRST_CAUSE]).map_err(|error| self.in_store(error))?)
+        self.unless_given_up()
     }
 
     /// Errors: a member gives up, for the cause that is told.
-    fn unless_given_up(&self, given_up: bool) -> error::Result<()> {
-        if !given_up {
+    fn unless_given_up(&self) -> error::Result<()> {
+        if !self.store.check(&[FIRST_CAUSE]).map_err(|error| self.in_store(error))? {
             return Ok(());
         }
         let cause = self.store.get(FIRST_CAUSE, self.left()).map_err(|error| self.in_store(error))?;

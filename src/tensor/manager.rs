@@ -1,4 +1,4 @@
-//! A worker's end of all channels: connects it to the other workers by their names, and runs callbacks. Any number of threads.
+//! A worker's end of all channels: made, connected, closed. Any number of threads.
 
 use std::collections::HashSet;
 use std::sync::Arc;

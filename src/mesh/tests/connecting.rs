@@ -211,6 +211,15 @@ fn a_rank_that_gives_up_to_connect_tells_all_others_why() {
     assert!(matches!(&told[1], Err(Error::Remote(said)) if said.starts_with("rank 0: it gives up: ") && said.contains(why)), "{told:?}");
 }
 
+/// Nor does it wait for what a lone rank has told nobody.
+#[test]
+fn a_rank_of_another_size_is_refused_at_once() {
+    let store = HashStore::new();
+    let _alone = connect(device(SoftWire::Shm), &store, 0, 1, TIMEOUT).unwrap();
+    let error = connect(device(SoftWire::Shm), &store, 1, 2, TIMEOUT).map(drop).unwrap_err();
+    assert!(matches!(&error, Error::Usage(said) if said == "rank 0: it is one of 1 ranks, this rank one of 2"), "{error}");
+}
+
 /// Two ends whose pairs this thread moves on.
 fn pair_by_hand(size: usize) -> [Mesh; 2] {
     pair_by_hand_of(size, Config { socket_ifname: "=lo".into(), soft_wire: SoftWire::Shm, stats: false, ..Config::default() })

@@ -219,6 +219,13 @@ fn names_and_stores_that_cannot_be_are_refused() {
         let error = alone.connect(&store, TIMEOUT).unwrap_err().to_string();
         assert!(error.starts_with(&format!("worker b: {why}")), "{error}");
     }
+    // One that knows of nobody tells nothing.
+    let store = HashStore::new();
+    let lone = || Manager::new(device(SoftWire::Shm), "b", &["b"], true, Mode::Buffered).unwrap();
+    lone().connect(&store, TIMEOUT).unwrap();
+    assert_eq!(alone.connect(&store, TIMEOUT).unwrap_err().to_string(), "worker b: it was not told of worker a");
+    let error = lone().connect(&store, TIMEOUT).unwrap_err().to_string();
+    assert!(error.ends_with("worker b has been there before; use another prefix each time"), "{error}");
     // Nothing of that is in the way of another try.
     assert_eq!(alone.state(), State::New);
     let store = HashStore::new();
