@@ -469,10 +469,9 @@ impl Requester {
                     let to = to.wrapping_add(u64::from(part.offset));
                     wq.stats.add(RailCounter::Syscalls, 1);
                     let copied = wq.pin_local(wqe.lkey, from, part.len as usize, Access::empty()).is_ok_and(|pin| {
-                        // Checked each time, as the process may have ended, or run another program, with its grants open.
                         // SAFETY: the pin keeps our bytes valid. The peer granted the range at `to`, and waits for this part before it takes the
-                        // memory back. That the pid is still the peer's was just seen; `write_peer` tells what remains.
-                        segment.is_the_peer() && unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
+                        // memory back. That it may have ended, or run another program, with its grants open: `write_peer` tells what it does then.
+                        unsafe { segment.write_peer(pin.as_ptr(), to, pin.len()) }
                     });
                     if copied {
                         grant::part_written(grant, desc);

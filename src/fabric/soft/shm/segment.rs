@@ -4,6 +4,7 @@
 //! `soft::connect` makes it and introduces the sides to each other; then [`ShmWire`](super::ShmWire) and its halves [`requester`](super::requester) and
 //! [`responder`](super::responder) use it. All on the thread that drives the queue pair. Every load of what the peer stored checks the value.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use once_cell::race::OnceBox;
 
 use super::layout::{self, Control, Desc, DirectionState, GRANTS, Geometry, Grant, MAGIC, Side};
+use crate::base::clock;
 use crate::base::config::CrossMemory;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::rand;
+
+/// How long it is taken for granted that the peer is what it was seen to be. Until then no other process has its pid, even if it has ended: before Linux gives
+/// out a pid again it gives out all others, at least 300 (RESERVED_PIDS, Linux 6.12, kernel/pid.c), and so many forks take longer.
+pub(super) const GRANTED_NS: u64 = 1_000_000;
 
 /// 16 random bytes at a fixed address of this process's private memory: a peer that reads them there reads the right process.
 /// Made without a lock, as a fork of another thread could leave it locked.
@@ -41,6 +47,8 @@ pub struct Segment {
     descs: [*const Desc; 2],
     pub(super) me: usize,
     pub(super) peer: Option<Arc<Process>>,
+    /// When [`Segment::is_the_peer`] last looked and found it so, by [`clock::now`].
+    seen: Cell<u64>,
     /// Whether this side reads the peer's private memory: it has proven that it can, and the settings let it.
     pub(super) can_read_peer: bool,
     /// Whether the peer's memory may be written under its grants: only if the kernel, not the peer, has told the peer's pid.
@@ -94,6 +102,7 @@ impl Segment {
             descs: [start.cast_const().cast(); 2],
             me,
             peer: None,
+            seen: Cell::new(0),
             can_read_peer: false,
             can_write_peer: false,
             cma_only: true,
@@ -138,6 +147,7 @@ impl Segment {
         if self.peer.is_none() {
             return;
         }
+        self.seen.set(0);
         let proven = self.is_the_peer();
         if !proven && vouched.is_none() {
             self.peer = None;
@@ -148,14 +158,26 @@ impl Segment {
         self.side(self.me).can_read_peer.store(u32::from(self.can_read_peer), Ordering::Release);
     }
 
-    /// Whether the process that has the peer's pid is still the peer: its cookie is where the peer said, and the peer's process lives, so that
-    /// no other has its pid. The cookie alone would not do: a process that the peer forked has it too.
+    /// Whether the process that has the peer's pid is still the peer, running the same program: its cookie is where the peer said, and the peer's
+    /// process lives, so that no other has its pid. The cookie alone would not do: a process that the peer forked has it too.
+    /// Looks at most once in [`GRANTED_NS`].
     pub(super) fn is_the_peer(&self) -> bool {
+        // Read before the look: what that finds is not older.
+        let now = clock::now();
+        if now.saturating_sub(self.seen.get()) < GRANTED_NS {
+            return true;
+        }
         let side = self.side(1 - self.me);
         let mut words = [0u64; 2];
         // SAFETY: `words` is valid for 16 bytes.
         let read = unsafe { self.read_peer(side.cookie_addr.load(Ordering::Relaxed), words.as_mut_ptr().cast(), 16) };
-        matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b) && self.peer_lives()
+        let is = matches!(read, Ok(16))
+            && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b)
+            && self.peer.as_ref().is_some_and(|peer| !peer.is_gone());
+        if is {
+            self.seen.set(now);
+        }
+        is
     }
 
     #[inline]
@@ -209,10 +231,6 @@ impl Segment {
         unsafe { self.start.add(offset) }
     }
 
-    fn peer_lives(&self) -> bool {
-        self.peer.as_ref().is_some_and(|peer| !peer.is_gone())
-    }
-
     /// Whether the peer says that it can read this side's private memory.
     #[inline]
     pub(super) fn peer_can_read(&self) -> bool {
@@ -240,22 +258,22 @@ impl Segment {
 
     /// Writes the peer's private memory (`process_vm_writev`); true if all bytes were written, into the peer's memory.
     ///
-    /// The system call takes a pid, not a pidfd. Between [`Segment::is_the_peer`], which the caller calls right before, and the system call the
-    /// peer may end and its pid be given to another process of this user; then that one's memory is written. This cannot be prevented, only
-    /// detected, and then there is a warning.
+    /// The system call takes a pid, not a pidfd. Between the look at who has it, which precedes, and the system call the peer may end and its pid
+    /// be given to another process of this user; then that one's memory is written. This cannot be prevented, only detected, and then there
+    /// is a warning.
     ///
     /// # Safety
     /// `from` must be valid for `len` bytes, and the peer must have granted the range at `to`.
     pub(super) unsafe fn write_peer(&self, from: *const u8, to: u64, len: usize) -> bool {
-        let Some(peer) = &self.peer else { return false };
+        let Some(peer) = self.peer.as_ref().filter(|_| self.is_the_peer()) else { return false };
         let local = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len };
         let remote = libc::iovec { iov_base: to as *mut libc::c_void, iov_len: len };
         // SAFETY: the caller vouches for the local range and for the peer's consent; a bad remote one is an error, not a fault.
         let n = unsafe { libc::process_vm_writev(peer.pid(), &local, 1, &remote, 1, 0) };
-        if self.peer_lives() {
+        if n <= 0 || self.is_the_peer() {
             return n == len as isize;
         }
-        if n > 0 && peer.is_replaced() {
+        if peer.is_replaced() {
             let pid = peer.pid();
             log_warn!(
                 log::NET,
