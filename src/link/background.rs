@@ -14,7 +14,7 @@ use crate::base::thread::{self, Cpus};
 const GRACE: Duration = Duration::from_millis(1);
 
 /// Whom the thread helps: a driver.
-pub trait Attended: Send + Sync + 'static {
+pub trait BackgroundDriver: Send + Sync + 'static {
     /// Drives it once while nobody waits, asleep until something comes or somebody does. False: somebody does, or it is over.
     fn step_aside(&self) -> bool;
 
@@ -48,7 +48,7 @@ enum State {
 
 impl Background {
     /// Starts the thread, unless there is one. Without it, the links move on only while somebody waits.
-    pub fn start(&self, name: &str, driver: &Arc<impl Attended>) {
+    pub fn start(&self, name: &str, driver: &Arc<impl BackgroundDriver>) {
         let mut state = lock(&self.shared.state);
         if *state != State::None {
             return;
@@ -96,7 +96,7 @@ impl Background {
 }
 
 impl Shared {
-    fn run(&self, driver: &Weak<impl Attended>) {
+    fn run(&self, driver: &Weak<impl BackgroundDriver>) {
         loop {
             let mut state = lock(&self.state);
             while *state == State::Asleep {

@@ -72,13 +72,13 @@ impl WaitSet {
 }
 
 /// A member that its caller shares with the thread, until it is closed.
-struct Attended<T> {
+struct SharedMember<T> {
     value: Option<T>,
     /// The caller has called since the thread last thought of sleep.
     called: bool,
 }
 
-impl<T: Member> Member for Attended<T> {
+impl<T: Member> Member for SharedMember<T> {
     fn poll(&mut self) -> Progress {
         self.value.as_mut().map_or(Progress::Done, T::poll)
     }
@@ -289,14 +289,14 @@ impl<T: Member + 'static> Polled<T> {
 
 /// What a caller and the device's thread share.
 pub struct Guarded<T> {
-    shared: Arc<Mutex<Attended<T>>>,
+    shared: Arc<Mutex<SharedMember<T>>>,
     epoch: u64,
     thread: Arc<ProgressThread>,
 }
 
 impl<T: Member + 'static> Guarded<T> {
     fn new(value: T, what: &'static str, thread: Arc<ProgressThread>) -> Guarded<T> {
-        let shared = Arc::new(Mutex::new(Attended { value: Some(value), called: false }));
+        let shared = Arc::new(Mutex::new(SharedMember { value: Some(value), called: false }));
         thread.watch(what, &shared);
         Guarded { shared, epoch: fork::epoch(), thread }
     }

@@ -17,7 +17,7 @@ use crate::base::host;
 use crate::base::sync::lock;
 use crate::base::wakeup::Wakeup;
 
-use super::background::{Attended, Background};
+use super::background::{Background, BackgroundDriver};
 
 /// How often the driver polls and finds nothing, with others allowed to run in between, before it sleeps.
 const YIELDS: u64 = 40;
@@ -274,7 +274,7 @@ impl<D: Driven> Driver<D> {
     }
 }
 
-impl<D: Driven + 'static> Attended for Driver<D> {
+impl<D: Driven + 'static> BackgroundDriver for Driver<D> {
     fn step_aside(&self) -> bool {
         // Pairs with the Release in `drive`.
         let seen = self.moves.load(Ordering::Acquire);

@@ -168,7 +168,7 @@ impl Duplex {
             true => self.link.wait_to_connect()?,
             false => {
                 self.link.waits_over();
-                self.link.excuse();
+                self.link.reset_silence();
             }
         }
         Ok(!self.connecting)
@@ -180,8 +180,8 @@ impl Duplex {
     }
 
     /// Whether anything is sent at all: not once the peer has left, nor where the link has failed or is about to.
-    pub fn takes_work(&self) -> bool {
-        self.link.takes_work()
+    pub fn can_post(&self) -> bool {
+        self.link.can_post()
     }
 
     /// How many queue pairs it has. Only what goes on one of them is ordered.
@@ -221,7 +221,7 @@ impl Duplex {
     pub fn write(&mut self, to: &Target, addr: usize, len: usize, lkeys: &[u32; MAX_RAILS]) -> Result<Option<RequestId>> {
         self.link.check()?;
         fits(to, len)?;
-        if !self.link.takes_work() {
+        if !self.link.can_post() {
             return Ok(None);
         }
         let link = &mut self.link;
@@ -255,7 +255,7 @@ impl Duplex {
         }
         let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
         fits(&Target { len: rest, ..*to }, len)?;
-        if !self.link.takes_work() || self.link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
+        if !self.link.can_post() || self.link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
             return Ok(None);
         }
         let Some(id) = self.link.requests.insert(sends::request(len, 1 << ORDERED_QP, to.sequence)) else { return Ok(None) };
@@ -281,7 +281,7 @@ impl Duplex {
     /// Errors: the link has failed.
     pub fn send_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let sent = self.link.takes_work() && self.ends.controls.send(&mut self.link, bytes);
+        let sent = self.link.can_post() && self.ends.controls.send(&mut self.link, bytes);
         self.link.check().map(|()| sent)
     }
 
@@ -290,7 +290,7 @@ impl Duplex {
     /// Errors: as for [`Duplex::send_control`].
     pub fn send_last_control(&mut self, bytes: &[u8; CONTROL_SIZE]) -> Result<bool> {
         self.link.check()?;
-        let sent = self.link.takes_work() && self.ends.controls.send_last(&mut self.link, bytes);
+        let sent = self.link.can_post() && self.ends.controls.send_last(&mut self.link, bytes);
         self.link.check().map(|()| sent)
     }
 
@@ -320,7 +320,7 @@ impl Duplex {
             // Which of its waits are too long is for the layer above to know.
             let _ = link.found_nothing(waits_for);
         }
-        if self.link.takes_work() {
+        if self.link.can_post() {
             self.ends.controls.return_credit(&mut self.link);
         }
         found
@@ -335,8 +335,8 @@ impl Duplex {
 
     /// Somebody begins to wait: the peer's silence until now is not held against it.
     #[inline]
-    pub fn excuse(&mut self) {
-        self.link.excuse();
+    pub fn reset_silence(&mut self) {
+        self.link.reset_silence();
     }
 
     /// Nobody waits for the peer any more: the stats page says so.

@@ -194,7 +194,7 @@ impl Link {
 
     /// Whether anything may be posted: not where the peer has left, nor where the link has failed or is about to.
     #[inline]
-    pub fn takes_work(&self) -> bool {
+    pub fn can_post(&self) -> bool {
         !self.peer_left && self.fault.is_none() && self.failed.is_none()
     }
 
@@ -263,8 +263,8 @@ impl Link {
 
     /// The peer's silence until now is not held against it.
     #[inline]
-    pub fn excuse(&mut self) {
-        self.liveness.excuse();
+    pub fn reset_silence(&mut self) {
+        self.liveness.reset_silence();
     }
 
     /// Before the caller sleeps: looks whether the peer is there, and names a descriptor that tells of its end. `Some`: nothing would wake the caller, who
@@ -283,7 +283,7 @@ impl Link {
     ///
     /// Errors: the link has failed.
     pub fn wait_to_connect(&mut self) -> Result<()> {
-        self.liveness.excuse();
+        self.liveness.reset_silence();
         let _ = self.idle(WaitCause::Handshake.into());
         self.check()
     }
@@ -410,7 +410,7 @@ impl Link {
 
     /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     fn probe(&mut self, id: RequestId) {
-        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 || !self.takes_work() {
+        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 || !self.can_post() {
             return;
         }
         // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.

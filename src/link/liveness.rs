@@ -135,7 +135,7 @@ impl Liveness {
     }
 
     /// The peer's silence until now is not held against it.
-    pub fn excuse(&mut self) {
+    pub fn reset_silence(&mut self) {
         self.silent_since = 0;
     }
 

@@ -117,7 +117,7 @@ impl Context {
         let exchange = Exchange::new(store, "ranks", member(self.rank()), timeout);
         let deadline = Deadline::after(timeout);
         let others: Vec<Member> = self.others().map(member).collect();
-        exchange.come()?;
+        exchange.claim()?;
         let connected = self.connect_to_all(&exchange, &others).and_then(|()| self.wait_connected(deadline, timeout, None));
         connected.map_err(|error| exchange.first_cause(error))
     }

@@ -356,7 +356,7 @@ impl Pair {
             while let Some(control) = self.controls.front() {
                 bytes.copy_from_slice(&control.encode());
                 if !self.link.send_control(&bytes)? {
-                    if self.controls.len() > MAX_QUEUED && self.link.takes_work() {
+                    if self.controls.len() > MAX_QUEUED && self.link.can_post() {
                         self.protocol_error("more than it reads answers to");
                     }
                     return Ok(());

@@ -46,13 +46,13 @@ impl<'a> Exchange<'a> {
         self.deadline.left().unwrap_or(FOREVER)
     }
 
-    /// Comes as this member, before anything is told.
+    /// Claims to be this member, before anything is told.
     ///
-    /// Errors: somebody, this member itself for instance, has come as this member before, and others may have read what that one told; a store that cannot be
+    /// Errors: somebody, this member itself for instance, has claimed it before, and others may have read what that one told; a store that cannot be
     /// used.
-    pub fn come(&self) -> error::Result<()> {
+    pub fn claim(&self) -> error::Result<()> {
         let Member { key, words } = &self.own;
-        if self.store.add_by(&format!("{key} comes"), 1, self.deadline).map_err(|error| self.in_store(error))? != 1 {
+        if self.store.add_by(&format!("{key} claimed"), 1, self.deadline).map_err(|error| self.in_store(error))? != 1 {
             return Err(self.in_store(Error::Usage(format!("{words} has been there before; use another prefix each time"))));
         }
         Ok(())

@@ -20,7 +20,7 @@ impl Shared {
         let exchange = Exchange::new(store, "workers", member(&self.name), timeout);
         let deadline = Deadline::after(timeout);
         let others: Vec<Member> = self.others.iter().map(|name| member(name)).collect();
-        exchange.come()?;
+        exchange.claim()?;
         let connected = self.connect_to_all(&exchange, &others).and_then(|()| self.wait_connected(deadline, timeout));
         connected.map_err(|error| exchange.first_cause(error))
     }

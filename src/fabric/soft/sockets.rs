@@ -3,11 +3,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Type};
+use socket2::{Domain, Protocol, SockAddr, TcpKeepalive, Type};
 
 use super::endpoint::Address;
+use crate::base::config::Config;
 use crate::base::fd::{OwnedFd, Socket};
+use crate::base::log::{self, log_info};
 
 /// The abstract name of a hub's unix socket.
 pub fn unix_name(instance: &[u8; 16]) -> Vec<u8> {
@@ -88,6 +91,35 @@ pub fn set_buffers(socket: &impl AsFd, kib: u32) {
         // The stream works with the system's buffers too.
         let _ = socket.set_send_buffer_size(kib as usize * 1024);
         let _ = socket.set_recv_buffer_size(kib as usize * 1024);
+    }
+}
+
+/// Sets the options of a stream that is connected. The stream works without any of them.
+pub fn set_options(socket: &OwnedFd, config: &Config, from: &Address, to: &Address, traffic_class: Option<u8>) {
+    let socket = socket2::SockRef::from(socket);
+    let _ = socket.set_tcp_nodelay(true);
+    let near = from.kernel == to.kernel;
+    match config.tcp_congestion.as_str() {
+        // The default may pace loopback (bbr halves its rate); reno may be chosen without privilege.
+        "auto" if near => drop(socket.set_tcp_congestion(b"reno")),
+        "auto" | "system" => {}
+        name => {
+            if let Err(e) = socket.set_tcp_congestion(name.as_bytes()) {
+                log_info!(log::NET, "RAILHEAD_TCP_CONGESTION={name}: {e}; the system's default stays");
+            }
+        }
+    }
+    if config.tcp_user_timeout_s > 0 {
+        // Not TCP_USER_TIMEOUT: since Linux 5.11 it also ends the connection to a peer whose kernel acks but whose process does not read,
+        // because it is stopped or busy. A host that dies with data in flight is noticed on the comm's control connection.
+        let timeout = Duration::from_secs(u64::from(config.tcp_user_timeout_s));
+        // The kernel takes whole seconds, and refuses all three if one is 0.
+        let second = Duration::from_secs(1);
+        let keepalive = TcpKeepalive::new().with_time(second.max(timeout / 2)).with_interval(second.max(timeout / 8)).with_retries(4);
+        let _ = socket.set_tcp_keepalive(&keepalive);
+    }
+    if let Some(class) = traffic_class.map(u32::from) {
+        let _ = if to.addr.is_ipv4() { socket.set_tos_v4(class) } else { socket.set_tclass_v6(class) };
     }
 }
 

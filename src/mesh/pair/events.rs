@@ -82,7 +82,7 @@ impl Pair {
     #[inline]
     pub fn wait_begins(&mut self, waits: bool) {
         if self.outstanding == 0 && !waits {
-            self.link.excuse();
+            self.link.reset_silence();
         }
     }
 

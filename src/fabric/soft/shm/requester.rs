@@ -1,24 +1,28 @@
 //! The requester's half of a shared-memory queue pair: publishes a descriptor per send request, polls the responder's acks, writes the parts
 //! of copies that the responder grants it, and copies bytes that the responder cannot read. Driven by the thread that drives the queue pair.
 
+mod placement;
+mod streams;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::memory;
 use super::super::work_queues::{Fault, WorkQueues, Wqe, is_lack};
+use super::Segment;
 use super::control::ControlSocket;
 use super::copy_path::{CopyPath, PathChooser};
 use super::expose::Exposed;
 use super::grant::{self, Claim};
 use super::inline::pack;
 use super::layout::{DESC_INLINE, DESCS, Desc, DirectionState, Geometry, PAYLOAD_WORDS, Trailer, flag, op, source};
-use super::{Segment, stream};
 use crate::base::error::Error;
-use crate::base::mem::{self, Shm};
+use crate::base::mem;
 use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
+use placement::Target;
 
 /// Up to this many bytes, two copies through the bounce ring are cheaper than a `process_vm_readv` of the responder.
 const BOUNCE_MAX: u32 = 8192;
@@ -41,16 +45,6 @@ struct InFlight {
     at: u32,
     /// Whether its bytes are in private memory, so that the responder may grant parts of the copy.
     private: bool,
-}
-
-/// Memory of the responder's that this side maps, and may write to.
-struct Target {
-    key: u32,
-    /// Where the responder has it.
-    addr: u64,
-    shm: Shm,
-    /// Of the requests below this number, the responder may move the bytes.
-    from: u64,
 }
 
 /// The requester's half.
@@ -325,73 +319,6 @@ impl Requester {
         Ok(true)
     }
 
-    /// How many of them there are.
-    pub fn targets(&self) -> usize {
-        self.targets.len()
-    }
-
-    /// From now on this side copies what it writes with this key.
-    #[cold]
-    pub fn add_target(&mut self, key: u32, addr: u64, shm: Shm, wq: &WorkQueues) {
-        // Of the request that is next, the responder may have some already.
-        self.targets.push(Target { key, addr, shm, from: wq.sq.sent + 1 });
-    }
-
-    /// Where to copy the rest of the next request to, if this side may write there by itself, and now.
-    fn target(&mut self, wqe: &Wqe, wq: &WorkQueues) -> Option<*mut u8> {
-        // What is short is published in order, by the responder.
-        if !matches!(wqe.opcode, Opcode::Write | Opcode::WriteWithImm) || wqe.inline || wqe.len as usize <= DESC_INLINE {
-            return None;
-        }
-        let target = self.targets.iter_mut().find(|target| target.key == wqe.rkey)?;
-        // An earlier WRITE of which the responder moves the bytes would replace what comes after it, and an earlier READ would find it.
-        let is_behind = (wq.sq.acked..wq.sq.sent).any(|request| {
-            let earlier = wq.sq.get(request);
-            earlier.rkey == wqe.rkey
-                && (request < target.from || earlier.opcode == Opcode::Read || earlier.inline || earlier.len as usize <= DESC_INLINE)
-        });
-        let offset = wqe.remote_addr.checked_add(u64::from(self.at)).and_then(|at| at.checked_sub(target.addr));
-        let len = (wqe.len - self.at) as usize;
-        let fits = |offset: &usize| offset.checked_add(len).is_some_and(|end| end <= target.shm.len());
-        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(fits).filter(|_| !is_behind);
-        if offset.is_none() {
-            target.from = wq.sq.sent + 1;
-        }
-        offset.map(|offset| target.shm.ptr(offset, len))
-    }
-
-    /// Copies the rest of a request, or a part of that, to where it goes in the responder's memory, and publishes that it is there.
-    fn publish_by_placement(
-        &mut self,
-        wq: &mut WorkQueues,
-        wqe: &Wqe,
-        request: u64,
-        segment: &Segment,
-        to: *mut u8,
-        budget: &mut u64,
-    ) -> Result<bool, Fault> {
-        let left = wqe.len - self.at;
-        let len = left.min((*budget).min(u64::from(u32::MAX)) as u32);
-        if len == 0 {
-            return Ok(false);
-        }
-        *budget -= u64::from(len);
-        let pin = wq.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(self.at)), left as usize, Access::empty()).map_err(local_fault)?;
-        // SAFETY: the pin vouches for `left >= len` bytes, and so does `target` for where they go, in a sealed mapping.
-        unsafe { mem::copy(pin.as_ptr(), to, len as usize) };
-        drop(pin);
-        wq.stats.add(RailCounter::TxMapped, u64::from(len));
-        self.publish(segment, wqe, request, source::PLACED, 0, self.at, len, [0, u64::from(left), u64::from(len), 0, 0]);
-        self.at += len;
-        if self.at == wqe.len {
-            self.at = 0;
-            wq.sq.sent += 1;
-        } else {
-            stage::reach(Stage::SendHalf);
-        }
-        Ok(true)
-    }
-
     /// Whether the responder is to read the request's bytes where they are, rather than from the bounce ring. Passes an allocation on first use.
     fn responder_can_read(&mut self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment, control: &ControlSocket) -> Result<bool, Fault> {
         let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
@@ -563,90 +490,6 @@ impl Requester {
             }
         }
         Some(position)
-    }
-
-    /// Copies what has come of the oldest READs' responses into place.
-    #[cold]
-    fn poll_read_response(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
-        let direction = segment.direction(self.direction);
-        let mut moved = false;
-        while let Some(&read) = self.reads.front() {
-            let wqe = *wq.sq.get(read);
-            let left = wqe.len - self.read_at;
-            if left > 0 {
-                let addr = wqe.addr + u64::from(self.read_at);
-                let pin = wq
-                    .pin_local(wqe.lkey, addr, left as usize, Access::LOCAL_WRITE)
-                    .map_err(|status| Fault::oldest(status, "the local memory of a READ is not registered for writing"))?;
-                // SAFETY: the pin vouches for `left` bytes, the segment for the stream.
-                let n = unsafe {
-                    stream::read(segment.resp(self.direction), &direction.resp_tail, &direction.resp_head, pin.as_ptr(), pin.len())
-                };
-                self.read_at += n as u32;
-                moved |= n > 0;
-                if self.read_at < wqe.len {
-                    break;
-                }
-            } else if direction.acked.load(Ordering::Acquire) <= read {
-                break;
-            }
-            wq.stats.add(RailCounter::RxBounce, u64::from(wqe.len));
-            self.reads.pop_front();
-            self.read_at = 0;
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    /// The responder cannot read a descriptor's bytes: begins to write them to the fill stream, and uses the bounce ring from now on.
-    #[cold]
-    fn on_fill_wanted(&mut self, wq: &WorkQueues, direction: &DirectionState) -> Result<(), Fault> {
-        let want = direction.fill_want.load(Ordering::Acquire);
-        self.fill_seen = want;
-        if want == 0 {
-            return Ok(());
-        }
-        self.peer_reads = false;
-        wq.stats.add(RailCounter::CmaRefused, 1);
-        let protocol_error =
-            || Fault::oldest(WcStatus::GeneralErr, format!("the peer asked for the bytes of descriptor {want}, which is not in flight"));
-        let desc = want - 1;
-        if desc >= self.tail || self.tail - desc > DESCS {
-            return Err(protocol_error());
-        }
-        let InFlight { request, at, .. } = *self.in_flight.get((desc % DESCS) as usize).ok_or_else(protocol_error)?;
-        if request < wq.sq.acked || request >= wq.sq.sent {
-            return Err(protocol_error());
-        }
-        let wqe = wq.sq.get(request);
-        let from = direction.fill_from.load(Ordering::Relaxed);
-        if wqe.inline || wqe.opcode == Opcode::Read || from > u64::from(wqe.len - at) {
-            return Err(protocol_error());
-        }
-        // All bytes were counted as CMA when the descriptor was published; `write_fill` counts those that were not read.
-        wq.stats.take(RailCounter::TxCma, u64::from(wqe.len - at) - from);
-        self.fill = Some((request, at + from as u32, wqe.len));
-        Ok(())
-    }
-
-    /// Writes to the fill stream what it has room for.
-    #[cold]
-    fn write_fill(&mut self, wq: &mut WorkQueues, segment: &Segment) -> Result<bool, Fault> {
-        let Some((request, at, end)) = self.fill else { return Ok(false) };
-        if request < wq.sq.acked || at == end {
-            self.fill = None;
-            return Ok(false);
-        }
-        let wqe = *wq.sq.get(request);
-        let direction = segment.direction(self.direction);
-        let pin = wq
-            .pin_local(wqe.lkey, wqe.addr + u64::from(at), (end - at) as usize, Access::empty())
-            .map_err(|status| Fault::oldest(status, "memory was deregistered while it was being sent"))?;
-        // SAFETY: the pin vouches for the rest of the request, the segment for the stream.
-        let n = unsafe { stream::write(segment.fill(self.direction), &direction.fill_tail, &direction.fill_head, pin.as_ptr(), pin.len()) };
-        wq.stats.add(RailCounter::TxBounce, n as u64);
-        self.fill = Some((request, at + n as u32, end));
-        Ok(n > 0)
     }
 }
 
