@@ -59,7 +59,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor instructions fuzz header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -108,41 +108,49 @@ demo: deps library
 	    RAILHEAD_SOFT_WIRE=$$wire $(PINGPONG) || exit 1; \
 	done
 
-# TEST_ARGS: for the test programs, such as --show-output or part of a name.
+# TEST_ARGS: for the test programs, such as --show-output or part of a name. Each part has a process group of its own, so that none is left behind by a
+# signal.
 test: deps-test
 	@echo "== the tests"
 	$(CARGO) test $(STAGED) --no-run
 	@echo "== those in the virtual machine, beside all that follows, and the plain library, beside those that wait most: both speak later"
-	@said=$$(mktemp -d); \
-	    { $(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS); echo $$? > $$said/machine.status; } > $$said/machine 2>&1 & machine=$$!; \
-	    { $(CARGO) build --release --package railhead; echo $$? > $$said/library.status; } > $$said/library 2>&1 & library=$$!; \
-	    trap 'kill $$machine $$library $$plugin 2>/dev/null; rm -rf $$said' EXIT; \
-	    $(CARGO) test $(CHOSEN) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); \
-	    waiting=$$?; \
-	    wait $$library; \
+	@said=$$(mktemp -d) || exit 1; \
+	    groups=; \
+	    trap 'for group in $$groups; do kill -- -$$group; done 2>/dev/null; rm -rf $$said' EXIT; \
+	    trap 'exit 1' HUP INT TERM; \
+	    start() { setsid "$$@" & groups="$$groups $$!"; }; \
+	    start $(MAKE) --no-print-directory test-machine > $$said/machine 2>&1; machine=$$!; \
+	    start $(MAKE) --no-print-directory library > $$said/library 2>&1; library=$$!; \
+	    start $(CARGO) test $(CHOSEN) --no-fail-fast $(addprefix --test ,$(WAITING)) -- $(TEST_ARGS); wait $$!; failed=$$?; \
+	    wait $$library; built=$$?; \
 	    cat $$said/library; \
-	    [ "$$(cat $$said/library.status)" = 0 ] && \
-	    echo "== the examples" && \
-	    $(MAKE) --no-print-directory -C c_examples && \
-	    echo "== all other tests" && \
-	    { export RH_LIBRARY=$(abspath $(LIBRARY)); \
-	    $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); \
-	    all=$$?; \
-	    echo "== those of the program, beside those of the plugin and its pass with RAILHEAD_PROGRESS=thread, which speak later"; \
-	    { $(CARGO) test $(CHOSEN) --no-fail-fast --test plugin -- $(TEST_ARGS); \
-	        plain=$$?; \
-	        echo "== RAILHEAD_PROGRESS=thread"; \
-	        RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS); \
-	        echo $$plain$$? > $$said/plugin.status; } > $$said/plugin 2>&1 & plugin=$$!; \
-	    $(CARGO) test $(STAGED) --no-fail-fast --test commands -- $(TEST_ARGS); \
-	    commands=$$?; \
-	    wait $$plugin; \
-	    echo "== of the plugin"; \
-	    cat $$said/plugin; \
-	    wait $$machine; \
+	    if [ $$built = 0 ]; then \
+	        echo "== the examples"; \
+	        $(MAKE) --no-print-directory -C c_examples || failed=$$?; \
+	        echo "== all other tests"; \
+	        export RH_LIBRARY=$(abspath $(LIBRARY)); \
+	        start $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); wait $$! || failed=$$?; \
+	        echo "== those of the program, beside those of the plugin and its pass with RAILHEAD_PROGRESS=thread, which speak later"; \
+	        start $(MAKE) --no-print-directory --keep-going test-plugin test-thread > $$said/plugin 2>&1; plugin=$$!; \
+	        start $(CARGO) test $(STAGED) --no-fail-fast --test commands -- $(TEST_ARGS); wait $$! || failed=$$?; \
+	        wait $$plugin || failed=$$?; \
+	        echo "== of the plugin"; \
+	        cat $$said/plugin; \
+	    fi; \
+	    wait $$machine || failed=$$?; \
 	    echo "== in the virtual machine"; \
 	    cat $$said/machine; \
-	    [ "$$waiting$$all$$commands$$(cat $$said/plugin.status)$$(cat $$said/machine.status)" = 000000 ]; }
+	    exit $$((failed + built))
+
+test-machine:
+	$(CARGO) test $(STAGED) --test softroce -- $(TEST_ARGS)
+
+test-plugin:
+	$(CARGO) test $(CHOSEN) --no-fail-fast --test plugin -- $(TEST_ARGS)
+
+test-thread:
+	@echo "== RAILHEAD_PROGRESS=thread"
+	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS)
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run
