@@ -1,35 +1,34 @@
-//! The link itself: polling, failing, and knowing why one waits. Used by the thread that drives it.
+//! The link itself: polling, arming, and what its layers ask of it. Used by the thread that drives it. How it fails is in `link/failing.rs`, what it says of a
+//! long wait in `link/waiting.rs`.
 
-use std::fmt;
+mod failing;
+mod waiting;
+
 use std::os::fd::RawFd;
 
 use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
-use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, CommStats, Wait, WaitCause};
 use crate::engine;
-use crate::fabric::{Completion, Opcode, Payload, PostError, WcStatus};
+use crate::fabric::{Completion, PostError, WcStatus};
 
 use super::connection::Connection;
 use super::device_thread::WaitSet;
 use super::failure::Failure;
 use super::limits::{MAX_MESSAGE, RECORD_SIZE};
 use super::liveness::{Liveness, Verdict, cause};
-use super::queue_pairs::{BATCH, NO_COMPLETION, ORDERED_QP, QueuePairs, Side, Wr};
+use super::queue_pairs::{BATCH, NO_COMPLETION, QueuePairs, Side};
 use super::request::{RequestTable, Sizes};
-use super::stall::{StallWatch, Step, Subject, Waiting};
+use super::stall::StallWatch;
 use super::wr_id::{RequestId, WrId, WrKind};
+use failing::{EXPLAIN_NS, PendingFault};
+use waiting::PROBE_NS;
 
 /// Batches of completions that one call takes from a rail at most, so that every call ends. A caller that polls often empties its queues all the same.
 const BATCHES: usize = 4;
 /// Empty polls per look at the clock.
 const LOOK_EVERY: u32 = 64;
-/// Nanoseconds that a link whose peer is lost waits for the reason: the system closes the connections of a dying process one after the other.
-const EXPLAIN_NS: u64 = 50_000_000;
-
-/// How often an end of a duplex link ([`Side::Both`]) asks whether its peer still answers, while somebody waits.
-const PROBE_NS: u64 = 1_000_000_000;
 
 /// One connected peer. Fields drop in order: queue pairs, regions, then the control connection.
 pub struct Link {
@@ -60,13 +59,6 @@ pub struct Link {
     peer_left: bool,
     /// A call has returned the failure.
     reported: bool,
-}
-
-struct PendingFault {
-    status: WcStatus,
-    text: String,
-    /// When the reason was first looked for; 0 before.
-    since: u64,
 }
 
 impl Link {
@@ -324,197 +316,6 @@ impl Link {
         self.failed.is_none() && self.stall.due(now)
     }
 
-    /// A fabric reports that it gave up on a request only by the completion of a signaled one, and clear-to-sends are signaled rarely: so one that
-    /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted after them.
-    ///
-    /// An end of a duplex link may have no control connection that would end with its peer, so it asks regularly.
-    fn probe_unsignaled(&mut self, now: u64) {
-        let both = self.side == Side::Both;
-        let most = if both { PROBE_NS } else { self.unsignaled_max_ns };
-        if !both && !self.qps.has_unsignaled(ORDERED_QP) {
-            self.unsignaled_since = 0;
-        } else if self.unsignaled_since == 0 {
-            self.unsignaled_since = now.max(1);
-        } else if now.saturating_sub(self.unsignaled_since) >= most {
-            self.unsignaled_since = 0;
-            let id = self.stall.last_probe_id();
-            self.probe(id);
-        }
-    }
-
-    /// Warns, once, of a request that has been outstanding for too long. `next` is the number of the send that `isend` gave no request for, and `why`
-    /// what is known of the wait beyond its cause.
-    #[cold]
-    pub fn report_stall(&mut self, next: Option<u64>, why: &'static str) {
-        let oldest = self.requests.oldest();
-        let request = oldest.map(|(id, request)| Waiting { subject: Subject::Request(id), sequence: request.sequence });
-        let waiting = request.or(next.map(|sequence| Waiting { subject: Subject::NextSend, sequence }));
-        let now = clock::now();
-        match self.stall.look(now, waiting, self.stats.moved()) {
-            Step::Nothing => {}
-            Step::Suspect => {
-                let id = self.stall.probe();
-                self.probe(id);
-            }
-            Step::Stalled { age_ns, moved } => {
-                // The last look at the process may have been long ago.
-                let gone = self.liveness.condition(now);
-                let part = oldest.is_some_and(|(_, request)| request.left < request.n);
-                // Bytes that moved belong to the oldest request if it is the only one, or if all come on one queue pair, in order.
-                let alone = self.requests.unfinished().0 == 1 || (self.side == Side::Recv && self.qps.len() == 1);
-                let (cause, detail) = self.stall_cause(request.is_some(), gone, part || (alone && moved > 0), why);
-                let Some(waiting) = waiting else { return };
-                self.stats.add(CommCounter::Stalls, 1);
-                let (what, name, age, used) = (self.what(&waiting), &self.name, Seconds(age_ns), self.requests.used());
-                log_warn!(
-                    log::NET,
-                    "stalled: {what} of {name}: for {age} so far; cause: {}{detail}; {used} request(s) outstanding",
-                    cause.words()
-                );
-            }
-            Step::Over { was, age_ns } => {
-                log_info!(log::NET, "no longer stalled: {} of {}: it took {}", self.what(&was), self.name, Seconds(age_ns));
-            }
-        }
-    }
-
-    /// Why a wait goes on: the state of the peer's process explains any wait; if it says nothing, what the wait is for does.
-    fn stall_cause(&self, posted: bool, gone: Option<String>, part: bool, why: &'static str) -> (WaitCause, String) {
-        let detail = |text: &str| if text.is_empty() { String::new() } else { format!(" ({text})") };
-        if let Some(gone) = gone {
-            return (WaitCause::PeerGone, detail(&gone));
-        }
-        match self.side {
-            _ if self.liveness.stopped() => (WaitCause::PeerStopped, String::new()),
-            Side::Send if posted => {
-                let text = if part { "part of it has moved" } else { "the peer does not poll, or the network does not deliver" };
-                (WaitCause::Fabric, detail(text))
-            }
-            Side::Send => (WaitCause::PeerNoReceive, detail(why)),
-            Side::Recv | Side::Both if part => (WaitCause::Fabric, detail("part of it has arrived")),
-            Side::Recv | Side::Both if self.stall.answered() => (WaitCause::PeerNoSend, detail("it knows of the receive")),
-            Side::Recv | Side::Both => {
-                (WaitCause::PeerNoSend, detail("nor taken the receive's clear-to-send: it does not poll, or the network does not deliver"))
-            }
-        }
-    }
-
-    fn what(&self, waiting: &Waiting) -> String {
-        let number = waiting.sequence;
-        match (self.side, waiting.subject) {
-            (Side::Send, Subject::Request(_)) => format!("send {number}"),
-            (Side::Send, Subject::NextSend) => format!("send {number}, not yet posted,"),
-            (Side::Recv | Side::Both, _) => format!("receive {number}"),
-        }
-    }
-
-    /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
-    fn probe(&mut self, id: RequestId) {
-        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 || !self.can_post() {
-            return;
-        }
-        // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.
-        if !self.confirmed() && !self.qps.keeps_early_requests {
-            return;
-        }
-        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(ORDERED_QP, 0), imm: 0 };
-        // A queue pair that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.qps.post_send(ORDERED_QP, [nothing], WrKind::Probe, id, true);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn unknown(&mut self, wr_id: u64) {
-        self.fail(Failure::internal(format!("unknown work request {wr_id:#x} completed")));
-    }
-
-    /// A completion that failed.
-    #[cold]
-    #[inline(never)]
-    fn on_failed(&mut self, wr: &WrId, status: WcStatus) {
-        if self.failed.is_some() {
-            return;
-        }
-        // A flush error only says that another request failed first.
-        if self.fault.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
-            return;
-        }
-        let what = wr.kind.what();
-        let why = self.qps.why(wr.kind, usize::from(wr.qp)).map_or(String::new(), |why| format!(": {why}"));
-        self.fault = Some(PendingFault { status, text: format!("{what} ended with {status}{why}"), since: 0 });
-    }
-
-    #[cold]
-    fn resolve(&mut self, fault: PendingFault, now: u64) {
-        // Asked for, as what is flushed does not tell.
-        if let Some(errno) = self.qps.lack() {
-            return self.fail(Failure::from_error(&Error::system(fault.text, std::io::Error::from_raw_os_error(errno))));
-        }
-        if matches!(fault.status, WcStatus::LocLenErr | WcStatus::LocProtErr | WcStatus::LocQpOpErr) {
-            return self.fail(Failure::internal(fault.text));
-        }
-        let since = if fault.since == 0 { now } else { fault.since };
-        let text = match self.liveness.explain() {
-            Some(why) => format!("{why} ({})", fault.text),
-            // Memory of a dying process goes before the process, so its NIC may refuse an access first.
-            None if now.saturating_sub(since) < EXPLAIN_NS => {
-                self.fault = Some(PendingFault { since, ..fault });
-                return;
-            }
-            None => fault.text,
-        };
-        self.fail(Failure::remote(text));
-    }
-
-    /// Fails the link: requests that are not done never will be. The peer learns of it by its queue pairs.
-    #[cold]
-    pub fn fail(&mut self, failure: Failure) {
-        if self.failed.is_some() {
-            return;
-        }
-        let now = clock::now();
-        let (outstanding, oldest) = self.requests.unfinished();
-        let oldest = oldest.map_or(String::new(), |sequence| {
-            let age = self.stall.age(now, sequence).map_or(String::new(), |age_ns| format!(", for {} so far", Seconds(age_ns)));
-            format!(", the oldest is number {sequence}{age}")
-        });
-        let gone = if self.liveness.ended() { format!("; cause: {}", WaitCause::PeerGone.words()) } else { String::new() };
-        let failure = failure.in_context(&self.name, &format!("{outstanding} request(s) outstanding{oldest}{gone}"));
-        log_warn!(log::NET, "{failure}");
-        self.stats.add(CommCounter::Errors, outstanding.max(1) as u64);
-        if failure.is_remote() {
-            self.stats.sample(WaitCause::PeerGone, now);
-        }
-        self.failed = Some(failure);
-        self.fault = None;
-        self.qps.abort();
-        self.liveness.hang_up();
-    }
-
-    /// The peer broke the protocol.
-    #[cold]
-    pub fn protocol_error(&mut self, what: fmt::Arguments<'_>) {
-        self.fail(Failure::remote(format!("the peer sent {what}")));
-    }
-
-    /// The fabric refused a post for which there was room. An end of a duplex link fails once its queues are empty: other queue pairs may have what the
-    /// peer sent before it went.
-    #[cold]
-    pub fn post_failed(&mut self, kind: WrKind, qp: usize, error: PostError) {
-        let what = kind.what();
-        let why = self.qps.why(kind, qp).map_or(String::new(), |why| format!(" ({why})"));
-        let text = format!("cannot post {what}: {error}{why}");
-        if let (PostError::State(_), Side::Both, None) = (&error, self.side, &self.failed) {
-            self.fault.get_or_insert(PendingFault { status: WcStatus::WrFlushErr, text, since: 0 });
-            return;
-        }
-        let failure = match error {
-            PostError::State(_) => Failure::remote(self.liveness.explain().map_or(text.clone(), |gone| format!("{gone} ({text})"))),
-            _ => Failure::internal(text),
-        };
-        self.fail(failure);
-    }
-
     /// Whether the peer has said that its end is connected.
     #[inline]
     pub fn confirmed(&self) -> bool {
@@ -580,15 +381,6 @@ impl Link {
     /// Puts bytes on the control connection.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.liveness.say_for_test(bytes);
-    }
-}
-
-/// An age, to a tenth.
-struct Seconds(u64);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{} s", self.0 / 1_000_000_000, self.0 / 100_000_000 % 10)
     }
 }
 
