@@ -1,9 +1,9 @@
 //! The monotonic clock. Read by providers, timeouts and sampled waits, on any thread.
 //!
 //! A call that moves something does not read it, and one that finds nothing does so one time in 64. There are three exceptions: shared memory
-//! measures, from time to time, how fast large messages move by each copy path (fabric/soft/shm/copy_path.rs), and looks at the process that
-//! it writes to if it has not for a while (segment.rs there); and a NIC's completion queue checks every 1024th poll whether the oldest
-//! request is late (fabric/verbs/cq.rs).
+//! measures, from time to time, how fast large messages move by each copy path (fabric/soft/shm/copy_path.rs), and reads it with each part of a message
+//! that it writes into the peer's private memory (segment.rs there); and a NIC's completion queue checks every 1024th poll whether the oldest request
+//! is late (fabric/verbs/cq.rs).
 
 use std::time::Duration;
 

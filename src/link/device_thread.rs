@@ -307,9 +307,9 @@ impl<T: Member + 'static> Guarded<T> {
     #[inline(never)]
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         let result = match self.shared.lock() {
-            Ok(mut attended) => {
-                attended.called = true;
-                attended.value.as_mut().map_or_else(|| Err(Error::internal("the comm is closed")), f)
+            Ok(mut shared) => {
+                shared.called = true;
+                shared.value.as_mut().map_or_else(|| Err(Error::internal("the comm is closed")), f)
             }
             Err(_) => Err(Error::internal("the comm broke in an earlier call, or in its device's thread")),
         };

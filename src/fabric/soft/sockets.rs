@@ -1,4 +1,4 @@
-//! The sockets of hubs and of those that dial them: how they are named and opened, whose they are, and whether they are still open. Nothing here waits. On
+//! The sockets of hubs and of those that dial them: how they are named, opened and set, whose they are, and whether they are still open. Nothing here waits. On
 //! the threads that make or drive queue pairs.
 
 use std::io;

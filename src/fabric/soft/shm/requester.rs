@@ -1,5 +1,6 @@
 //! The requester's half of a shared-memory queue pair: publishes a descriptor per send request, polls the responder's acks, writes the parts
 //! of copies that the responder grants it, and copies bytes that the responder cannot read. Driven by the thread that drives the queue pair.
+//! WRITEs that it copies into place itself are in `requester/placement.rs`, READ responses and the fill stream in `requester/streams.rs`.
 
 mod placement;
 mod streams;

@@ -20,9 +20,9 @@ use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::rand;
 
-/// How long it is taken for granted that the peer is what it was seen to be. Until then no other process has its pid, even if it has ended: before Linux gives
-/// out a pid again it gives out all others, at least 300 (RESERVED_PIDS, Linux 6.12, kernel/pid.c), and so many forks take longer.
-pub(super) const GRANTED_NS: u64 = 1_000_000;
+/// How long a look at who has the peer's pid holds. A process that exits while it is written to is noticed all the same; what is written to one that
+/// runs another program meanwhile is lost in that.
+const LOOK_NS: u64 = 1_000_000;
 
 /// 16 random bytes at a fixed address of this process's private memory: a peer that reads them there reads the right process.
 /// Made without a lock, as a fork of another thread could leave it locked.
@@ -48,7 +48,7 @@ pub struct Segment {
     pub(super) me: usize,
     pub(super) peer: Option<Arc<Process>>,
     /// When [`Segment::is_the_peer`] last looked and found it so, by [`clock::now`].
-    seen: Cell<u64>,
+    pub(super) seen: Cell<u64>,
     /// Whether this side reads the peer's private memory: it has proven that it can, and the settings let it.
     pub(super) can_read_peer: bool,
     /// Whether the peer's memory may be written under its grants: only if the kernel, not the peer, has told the peer's pid.
@@ -147,7 +147,6 @@ impl Segment {
         if self.peer.is_none() {
             return;
         }
-        self.seen.set(0);
         let proven = self.is_the_peer();
         if !proven && vouched.is_none() {
             self.peer = None;
@@ -160,20 +159,18 @@ impl Segment {
 
     /// Whether the process that has the peer's pid is still the peer, running the same program: its cookie is where the peer said, and the peer's
     /// process lives, so that no other has its pid. The cookie alone would not do: a process that the peer forked has it too.
-    /// Looks at most once in [`GRANTED_NS`].
+    /// Looks at most once in [`LOOK_NS`].
     pub(super) fn is_the_peer(&self) -> bool {
         // Read before the look: what that finds is not older.
         let now = clock::now();
-        if now.saturating_sub(self.seen.get()) < GRANTED_NS {
+        if now.wrapping_sub(self.seen.get()) < LOOK_NS {
             return true;
         }
         let side = self.side(1 - self.me);
         let mut words = [0u64; 2];
         // SAFETY: `words` is valid for 16 bytes.
         let read = unsafe { self.read_peer(side.cookie_addr.load(Ordering::Relaxed), words.as_mut_ptr().cast(), 16) };
-        let is = matches!(read, Ok(16))
-            && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b)
-            && self.peer.as_ref().is_some_and(|peer| !peer.is_gone());
+        let is = matches!(read, Ok(16)) && side.cookie.iter().zip(words).all(|(a, b)| a.load(Ordering::Relaxed) == b) && self.peer_lives();
         if is {
             self.seen.set(now);
         }
@@ -231,6 +228,10 @@ impl Segment {
         unsafe { self.start.add(offset) }
     }
 
+    fn peer_lives(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| !peer.is_gone())
+    }
+
     /// Whether the peer says that it can read this side's private memory.
     #[inline]
     pub(super) fn peer_can_read(&self) -> bool {
@@ -258,7 +259,7 @@ impl Segment {
 
     /// Writes the peer's private memory (`process_vm_writev`); true if all bytes were written, into the peer's memory.
     ///
-    /// The system call takes a pid, not a pidfd. Between the look at who has it, which precedes, and the system call the peer may end and its pid
+    /// The system call takes a pid, not a pidfd. Between the last look at who has it and the system call the peer may end and its pid
     /// be given to another process of this user; then that one's memory is written. This cannot be prevented, only detected, and then there
     /// is a warning.
     ///
@@ -270,7 +271,7 @@ impl Segment {
         let remote = libc::iovec { iov_base: to as *mut libc::c_void, iov_len: len };
         // SAFETY: the caller vouches for the local range and for the peer's consent; a bad remote one is an error, not a fault.
         let n = unsafe { libc::process_vm_writev(peer.pid(), &local, 1, &remote, 1, 0) };
-        if n <= 0 || self.is_the_peer() {
+        if n <= 0 || self.peer_lives() {
             return n == len as isize;
         }
         if peer.is_replaced() {

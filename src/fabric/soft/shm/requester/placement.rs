@@ -20,7 +20,7 @@ pub(super) struct Target {
 }
 
 impl Requester {
-    /// How much of the responder's memory this side maps.
+    /// How many of the responder's memories this side maps.
     pub fn targets(&self) -> usize {
         self.targets.len()
     }
