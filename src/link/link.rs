@@ -41,7 +41,7 @@ pub struct Link {
     liveness: Liveness,
     side: Side,
     stall: StallWatch,
-    /// When a look first found unsignaled requests on [`ORDERED_QP`] with no signaled one behind them; 0: it found none.
+    /// When a look first found unsignaled requests on the ordered queue pair with no signaled one behind them; 0: it found none.
     unsignaled_since: u64,
     /// How long that may last before the peer is probed.
     unsignaled_max_ns: u64,
