@@ -127,11 +127,11 @@ test: deps-test
 	    if [ $$built = 0 ]; then \
 	        echo "== the examples"; \
 	        $(MAKE) --no-print-directory -C c_examples || failed=$$?; \
-	        echo "== all other tests"; \
+	        echo "== all other tests, beside those of the plugin and its pass with RAILHEAD_PROGRESS=thread, which speak later"; \
 	        export RH_LIBRARY=$(abspath $(LIBRARY)); \
-	        start $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); wait $$! || failed=$$?; \
-	        echo "== those of the program, beside those of the plugin and its pass with RAILHEAD_PROGRESS=thread, which speak later"; \
 	        start $(MAKE) --no-print-directory --keep-going -j1 test-plugin test-thread > $$said/plugin 2>&1; plugin=$$!; \
+	        start $(CARGO) test $(STAGED) --no-fail-fast --lib --bins $(addprefix --test ,$(TESTS)) -- $(TEST_ARGS); wait $$! || failed=$$?; \
+	        echo "== those of the program"; \
 	        start $(CARGO) test $(STAGED) --no-fail-fast --test commands -- $(TEST_ARGS); wait $$! || failed=$$?; \
 	        wait $$plugin || failed=$$?; \
 	        echo "== of the plugin"; \

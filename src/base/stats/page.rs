@@ -8,7 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -369,6 +369,8 @@ impl RailSnapshot {
 /// Somebody's page, mapped read-only.
 pub struct Page {
     map: MmapRaw,
+    /// Of its file.
+    ino: u64,
     path: PathBuf,
 }
 
@@ -419,8 +421,8 @@ pub fn attach(path: &Path) -> Result<Page> {
         .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)
         .map_err(|e| Error::system(format!("opening {}", path.display()), e))?;
-    let map = check(&file).map_err(|why| Error::usage(format!("{} is not a stats page: {why}", path.display())))?;
-    let page = Page { map, path: path.into() };
+    let (map, ino) = check(&file).map_err(|why| Error::usage(format!("{} is not a stats page: {why}", path.display())))?;
+    let page = Page { map, ino, path: path.into() };
     let header = &page.layout().header;
     // Acquire pairs with the owner's Release store of the magic: the rest of the header is there.
     if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION {
@@ -429,17 +431,20 @@ pub fn attach(path: &Path) -> Result<Page> {
     Ok(page)
 }
 
-fn check(file: &File) -> std::result::Result<MmapRaw, String> {
+/// The page's mapping, and the number of its file.
+fn check(file: &File) -> std::result::Result<(MmapRaw, u64), String> {
     // SAFETY: the descriptor is open; the command takes no argument.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
         return Err("it can shrink".into());
     }
-    let size = file.metadata().map_err(|e| e.to_string())?.len();
+    let meta = file.metadata().map_err(|e| e.to_string())?;
+    let size = meta.len();
     if size != size_of::<Layout>() as u64 {
         return Err(format!("it has {size} bytes, expected {}", size_of::<Layout>()));
     }
-    MmapOptions::new().len(size_of::<Layout>()).map_raw_read_only(file).map_err(|e| e.to_string())
+    let map = MmapOptions::new().len(size_of::<Layout>()).map_raw_read_only(file).map_err(|e| e.to_string())?;
+    Ok((map, meta.ino()))
 }
 
 /// The pages that the process owns: none or one, or one per loaded copy of the library. A page inherited through fork is not its own.
@@ -455,11 +460,10 @@ pub fn find(pid: i32) -> Vec<Page> {
         if !ours {
             continue;
         }
-        use std::os::unix::fs::MetadataExt;
-        let Ok(meta) = std::fs::metadata(&path) else { continue };
         let Ok(page) = attach(&path) else { continue };
-        if !seen.contains(&meta.ino()) && owners.contains(&page.layout().header.pid.load(Ordering::Relaxed)) {
-            seen.push(meta.ino());
+        // Of what was opened, as the descriptor may be another file's by now.
+        if !seen.contains(&page.ino) && owners.contains(&page.layout().header.pid.load(Ordering::Relaxed)) {
+            seen.push(page.ino);
             pages.push(page);
         }
     }
