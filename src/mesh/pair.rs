@@ -221,7 +221,17 @@ impl Pair {
     ///
     /// Errors: a peer that is gone.
     pub fn send_received(&mut self, tag: Tag, number: u64) -> Result<()> {
-        self.queue_control(Control::Received(tag.kind(), number))
+        let (kind, mut all) = (tag.kind(), number);
+        // What waits to be sent is told by this: the peer forgets what was waited for when it has that. So they are few, however slow it is.
+        self.controls.retain(|control| match control {
+            Control::Received(of, number) if *of == kind => {
+                all += number;
+                false
+            }
+            Control::Wanted(tag) => tag.kind() != kind,
+            _ => true,
+        });
+        self.queue_control(Control::Received(kind, all))
     }
 
     /// Tells the peer that a small message with this tag is waited for, though there is no room for others.
