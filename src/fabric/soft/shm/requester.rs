@@ -310,6 +310,12 @@ impl Requester {
             len,
             [position, u64::from(wqe.len - self.at), u64::from(len), 0, 0],
         );
+        self.advance(wq, wqe, len);
+        Ok(true)
+    }
+
+    /// So many more bytes of the next request are published.
+    fn advance(&mut self, wq: &mut WorkQueues, wqe: &Wqe, len: u32) {
         self.at += len;
         if self.at == wqe.len {
             self.at = 0;
@@ -317,7 +323,6 @@ impl Requester {
         } else {
             stage::reach(Stage::SendHalf);
         }
-        Ok(true)
     }
 
     /// Whether the responder is to read the request's bytes where they are, rather than from the bounce ring. Passes an allocation on first use.

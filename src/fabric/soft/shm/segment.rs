@@ -20,8 +20,8 @@ use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::rand;
 
-/// How long a look at who has the peer's pid holds. A process that exits while it is written to is noticed all the same; what is written to one that
-/// runs another program meanwhile is lost in that.
+/// How long a look at who has the peer's pid holds. That the peer has exited is noticed after each write all the same; that it runs another program (exec)
+/// only by the next look: until then that program's memory is written, if there is any at the address.
 const LOOK_NS: u64 = 1_000_000;
 
 /// 16 random bytes at a fixed address of this process's private memory: a peer that reads them there reads the right process.

@@ -5,7 +5,6 @@ use super::super::Segment;
 use super::super::layout::{DESC_INLINE, source};
 use super::{Requester, local_fault};
 use crate::base::mem::{self, Shm};
-use crate::base::stage::{self, Stage};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
 
@@ -77,13 +76,7 @@ impl Requester {
         drop(pin);
         wq.stats.add(RailCounter::TxMapped, u64::from(len));
         self.publish(segment, wqe, request, source::PLACED, 0, self.at, len, [0, u64::from(left), u64::from(len), 0, 0]);
-        self.at += len;
-        if self.at == wqe.len {
-            self.at = 0;
-            wq.sq.sent += 1;
-        } else {
-            stage::reach(Stage::SendHalf);
-        }
+        self.advance(wq, wqe, len);
         Ok(true)
     }
 }
