@@ -90,7 +90,7 @@ class Measures:
         if what == PLUGIN:
             return self.plugin(row, wire)
         if what == ONE_KEY:
-            return self.tensors(row, wire, AHEAD, 2)
+            return self.tensors(row, wire, 1, 2)
         if what == MEMCPY:
             return launch([[self.limit, str(row.size), str(self.options.seconds / 2)]])["memcpy"]
         if self.python is None:

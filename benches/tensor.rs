@@ -2,7 +2,7 @@
 //!
 //! Arguments: MODE (buffered or direct), BYTES of a tensor, KEYS that are asked for at any time, WORKERS and SECONDS. This process consumes; the other
 //! workers, which it starts, produce, and are always ahead of it. Prints a line of JSON: `gb_s`, and `p50_us`, the median from a request to its
-//! callback. With one key who waits polls, as in a ping-pong; else it sleeps.
+//! callback. Where each worker has a core who waits polls, as `railhead perf` does; else it sleeps.
 
 use std::collections::HashMap;
 use std::process::{Child, Command};
@@ -60,7 +60,7 @@ impl Setting {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let device = Device::open(Config::from_env_or(Debug::Warn), "").expect("a device");
         let manager = Manager::new(device, &name(worker), &names, false, self.mode).expect("a manager");
-        manager.set_sync(self.keys == 1);
+        manager.set_sync(std::thread::available_parallelism().is_ok_and(|cores| self.workers <= cores.get()));
         manager.connect(&FileStore::new(format!("{folder}/store"), None).expect("a store"), PATIENCE).expect("connected");
         manager
     }

@@ -10,19 +10,19 @@ mod library {
     pub mod artifact;
     pub mod docs;
     pub mod examples;
+    pub mod idle;
     pub mod launch;
     pub mod layout;
     pub mod mesh;
     pub mod mesh_faults;
-    pub mod mesh_idle;
     pub mod misuse;
     pub mod tensor;
     pub mod tensor_faults;
 }
 
-use library::{mesh_faults, mesh_idle, tensor_faults};
+use library::{idle, mesh_faults, tensor_faults};
 
 #[test]
 fn child_entry() {
-    support::enter(&[mesh_faults::ROLES, mesh_idle::ROLES, tensor_faults::ROLES].concat());
+    support::enter(&[idle::ROLES, mesh_faults::ROLES, tensor_faults::ROLES].concat());
 }

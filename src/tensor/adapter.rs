@@ -17,11 +17,11 @@ use crate::link::limits::{CONTROL_SIZE, MAX_RAILS, SLOTS};
 
 use super::channel::{Channel, Tx};
 use super::direct::Direct;
-use super::event::ChannelEvent;
+use super::event::{ChannelEvent, Landed};
 use super::io::{ACKS, BUFFERS, ChannelIo, Fill, MESSAGES, RX_ACK, RX_MESSAGE, TENSORS};
 use super::key::Key;
 use super::memory::{Memory, Pool};
-use super::message::{HEADER, Kind, MESSAGE, Packet, TEXT_MAX};
+use super::message::{ACK, HEADER, Kind, MESSAGE, Packet, TEXT_MAX};
 use super::value::Tensor;
 
 /// What stands behind the address of an end: how it sends tensors, and where those are, `{u8 mode, u64 addr, u32 rkeys[8]}`.
@@ -194,10 +194,11 @@ impl Adapter {
         let _ = self.io.post();
     }
 
-    /// The tensor in this buffer was copied out.
-    pub fn consumed(&mut self, index: usize) {
-        if let Flow::Buffered(channel) = &mut self.flow {
-            channel.consumed(index, &mut self.io);
+    /// A tensor was copied out of its buffer. One of an earlier connection means nothing.
+    pub fn consumed(&mut self, landed: &Landed) {
+        let is_here = self.io.incoming(landed.index).is_some_and(|memory| landed.is_in(memory));
+        if is_here && let Flow::Buffered(channel) = &mut self.flow {
+            channel.consumed(landed.index, &mut self.io);
             let _ = self.io.post();
         }
     }
@@ -319,10 +320,14 @@ fn arrived(flow: &mut Flow, io: &mut ChannelIo, sequence: u64, value: u64) -> Re
             }
             either!(flow, channel => channel.message(&packet, &text, io))
         }
-        (ACKS, flow) => match read_packet(&io.buffers, RX_ACK)?.kind {
-            Kind::Ack => either!(flow, channel => channel.acked(io)),
-            kind => Err(Error::remote(format!("it sent a packet of kind {} as an ack", kind as u8))),
-        },
+        (ACKS, flow) => {
+            let mut ack = [0; ACK.len()];
+            io.buffers.view(RX_ACK, ACK.len())?.read(&mut ack);
+            if (ack, value) != (ACK, ACK.len() as u64) {
+                return Err(Error::remote(format!("it sent {value} bytes that begin with {ack:?} as an ack; it has {ACK:?}")));
+            }
+            either!(flow, channel => channel.acked(io))
+        }
         (_, Flow::Buffered(channel)) => {
             let index = value as usize;
             let memory = io.incoming(index).ok_or_else(|| Error::remote(format!("it sent a tensor into buffer {index}, which is not")))?;
@@ -357,9 +362,9 @@ impl Adapter {
         self.io.tamper = Some(tamper);
     }
 
-    /// Writes this into the peer's message buffer.
-    pub fn send_garbage(&mut self, bytes: &[u8]) {
-        self.io.put_garbage(bytes);
+    /// Writes this into the buffer of a slot of the peer's, and tells it this value.
+    pub fn send_garbage(&mut self, slot: u64, value: usize, bytes: &[u8]) {
+        self.io.put_garbage(slot, value as u32, bytes);
         self.io.post().unwrap();
     }
 

@@ -254,9 +254,9 @@ impl<T> Channel<T> {
             }
             Kind::BufferResponse => {
                 let (index, outgoing) = self.outgoing_named(packet)?;
-                if outgoing.asked.take() != Some(packet.buffer_size) || packet.index >= MAX_BUFFERS as u64 {
-                    let (bytes, index) = (packet.buffer_size, packet.index);
-                    return Err(wrong(&format!("buffer {index} of {bytes} bytes for {name}, which it was not asked for")));
+                let Packet { buffer_size: bytes, index: number, memory: RemoteMr { addr, .. }, .. } = packet;
+                if outgoing.asked.take() != Some(*bytes) || *number >= MAX_BUFFERS as u64 || addr.checked_add(*bytes).is_none() {
+                    return Err(wrong(&format!("buffer {number} of {bytes} bytes at {addr:#x} for {name}, which it was not asked for")));
                 }
                 outgoing.to = Some(RemoteBuffer { memory: packet.memory, len: packet.buffer_size, index: packet.index as u32 });
                 (outgoing.local, outgoing.remote) = (Status::Idle, Status::Idle);

@@ -391,9 +391,9 @@ impl Core {
     }
 
     /// A tensor was copied out of its buffer.
-    pub fn consumed(&mut self, worker: usize, index: usize) {
+    pub fn consumed(&mut self, worker: usize, landed: &Landed) {
         if let Some(adapter) = self.adapter(worker) {
-            adapter.consumed(index);
+            adapter.consumed(landed);
         }
     }
 

@@ -15,7 +15,7 @@ use super::channel::Tx;
 use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
 use super::message::{self, Kind, Meta, Packet, RemoteMr};
 
-/// Names whose last shape is remembered.
+/// Names whose last shape is remembered: those of the last steps, as others are forgotten when there are more.
 const MAX_NAMES: usize = 1 << 16;
 
 /// A tensor, by its key and step.
@@ -289,9 +289,10 @@ impl<T, M> Direct<T, M> {
             self.wanted.remove(&what);
             actions.deliver(&what.0, what.1, &meta, None);
         } else {
-            if self.known.len() < MAX_NAMES || self.known.contains_key(&what.0) {
-                self.known.insert(what.0.clone(), meta);
+            if self.known.len() >= MAX_NAMES && !self.known.contains_key(&what.0) {
+                self.known.clear();
             }
+            self.known.insert(what.0.clone(), meta);
             self.waiting.push_back(what);
         }
         self.close(opened, actions);

@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::link::Failure;
 use crate::link::device::Registered;
 
-use super::memory::Memory;
+use super::memory::{COPIED, Memory, Pool};
 use super::message::{HEADER, Meta};
 use super::value::{Tensor, fits};
 
@@ -87,13 +87,19 @@ pub struct Landed {
     pub index: usize,
     meta: Meta,
     memory: Arc<Registered>,
+    pool: Arc<Pool>,
     copy: OnceLock<std::result::Result<Tensor, Failure>>,
 }
 
 impl Landed {
-    /// In the buffer of this number, whose memory it is.
-    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>) -> Landed {
-        Landed { index, meta, memory, copy: OnceLock::new() }
+    /// In the buffer of this number, whose memory it is; it is copied to memory of the pool.
+    pub fn new(index: usize, meta: Meta, memory: Arc<Registered>, pool: Arc<Pool>) -> Landed {
+        Landed { index, meta, memory, pool, copy: OnceLock::new() }
+    }
+
+    /// Whether its buffer has this memory.
+    pub fn is_in(&self, memory: &Arc<Registered>) -> bool {
+        Arc::ptr_eq(&self.memory, memory)
     }
 
     /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
@@ -103,11 +109,23 @@ impl Landed {
         let mut made = false;
         let copy = self.copy.get_or_init(|| {
             made = true;
-            let view = self.memory.view(HEADER, self.meta.bytes as usize);
-            let bytes = view.and_then(|view| view.to_vec()).map_err(|why| Failure::from_error(&why))?;
-            Ok(Tensor::received(self.meta, bytes))
+            self.copied().map_err(|why| Failure::from_error(&why))
         });
         (copy.clone().map_err(|why| why.error()), made)
+    }
+
+    fn copied(&self) -> Result<Tensor> {
+        let len = self.meta.bytes as usize;
+        let view = self.memory.view(HEADER, len)?;
+        if len <= COPIED {
+            return Ok(Tensor::received(self.meta, view.to_vec()?));
+        }
+        // Memory of the process's would be mapped for each.
+        let copy = self.pool.take(len)?;
+        if let Some(place) = copy.view(len) {
+            place.copy_from(&view);
+        }
+        Ok(Tensor::placed(self.meta, Arc::new(copy)))
     }
 
     /// One in this memory, by the only one who wants it.

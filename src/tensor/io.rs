@@ -21,7 +21,7 @@ use super::direct::Announced;
 use super::event::ChannelEvent;
 use super::mailbox::Mail;
 use super::memory::{Memory, Pool};
-use super::message::{HEADER, Kind, MESSAGE, Packet};
+use super::message::{ACK, HEADER, Kind, MESSAGE, Packet};
 use super::value::Tensor;
 
 /// The buffers that every channel has, in the order in which they lie: each of [`MESSAGE`] bytes.
@@ -41,6 +41,8 @@ pub const TENSORS: u64 = 2;
 
 /// A tensor that is to be copied before it is sent, for which no lock is needed; [`ChannelIo::filled`] sends it then.
 pub struct Fill {
+    /// The named buffers of the channel, which may be gone when it is copied.
+    of: Arc<Registered>,
     tensor: Tensor,
     to: Place,
 }
@@ -208,22 +210,13 @@ impl ChannelIo {
         Ok(())
     }
 
-    /// Notes a write of a packet and a text behind it, from one of the named buffers.
-    fn put(&mut self, from: Tx, to: Target, packet: &Packet, text: &str) {
-        let (memory, len) = (self.buffers.clone(), HEADER + text.len());
-        let part = (if from == Tx::Message { TX_MESSAGE } else { TX_ACK }, len);
-        if let Ok(place) = memory.view(part.0 + HEADER, text.len()) {
-            place.write(text.as_bytes());
-        }
-        self.put_in(from, &memory, part, (to, len as u32), packet);
-    }
-
-    /// Notes a write of so many bytes from that offset of a memory, before which the packet is put.
-    fn put_in(&mut self, from: Tx, memory: &Registered, (offset, len): (usize, usize), (to, value): (Target, u32), packet: &Packet) {
+    /// Notes a write of so many bytes from that offset of a memory, at which these are put before.
+    fn put(&mut self, from: (Tx, Kind), memory: &Registered, (offset, len): (usize, usize), (to, value): (Target, u32), front: &[u8]) {
         match memory.view(offset, len) {
             Ok(view) => {
-                view.write(&packet.encode());
-                self.posts.push_back(Post { from, kind: packet.kind, to, value, addr: view.addr(), len, lkeys: memory.lkeys() });
+                view.write(front);
+                let ((from, kind), addr, lkeys) = (from, view.addr(), memory.lkeys());
+                self.posts.push_back(Post { from, kind, to, value, addr, len, lkeys });
             }
             Err(error) => self.broken = Some(error),
         }
@@ -232,7 +225,7 @@ impl ChannelIo {
     fn fill(&mut self, tensor: Tensor, to: Place) {
         self.filling += 1;
         self.link.stats().add(CommCounter::Copied, tensor.len() as u64);
-        self.fills.push_back(Box::new(Fill { tensor, to }));
+        self.fills.push_back(Box::new(Fill { of: self.buffers.clone(), tensor, to }));
     }
 
     /// The next tensor that is to be copied before it is sent.
@@ -240,13 +233,19 @@ impl ChannelIo {
         self.fills.pop_front()
     }
 
-    /// It was: notes its write.
-    pub fn filled(&mut self, Fill { tensor, to }: Fill) {
+    /// It was: notes its write. One of an earlier connection is not written.
+    pub fn filled(&mut self, Fill { of, tensor, to }: Fill) {
+        if !Arc::ptr_eq(&of, &self.buffers) {
+            return;
+        }
         self.filling -= 1;
         match to {
             Place::Buffer { index, to, value, memory, packet } => {
                 self.count(CommCounter::Ops);
-                self.put_in(Tx::Tensor(index), &memory, (0, HEADER + tensor.len()), (to, value), &packet);
+                #[cfg(test)]
+                let to = self.tampered_target(to);
+                let (from, len) = ((Tx::Tensor(index), packet.kind), HEADER + tensor.len());
+                self.put(from, &memory, (0, len), (to, value), &packet.encode());
             }
             Place::Pooled { to, copy: Some(Ok(copy)), .. } => self.write_from(to, Tensor::placed(*tensor.meta(), Arc::new(copy))),
             Place::Pooled { copy, .. } => self.broken = copy.and_then(Result::err),
@@ -288,13 +287,16 @@ fn stage(kind: Kind) -> Option<Stage> {
 
 impl Mail for ChannelIo {
     fn ack(&mut self) {
-        let [_, to] = self.to;
-        self.put(Tx::Ack, to, &Packet::new(Kind::Ack, "", 0), "");
+        let ([_, to], memory) = (self.to, self.buffers.clone());
+        self.put((Tx::Ack, Kind::Ack), &memory, (TX_ACK, ACK.len()), (to, ACK.len() as u32), &ACK);
     }
 
     fn message(&mut self, packet: &Packet, text: &str) {
-        let [to, _] = self.to;
-        self.put(Tx::Message, to, packet, text);
+        let ([to, _], memory, len) = (self.to, self.buffers.clone(), HEADER + text.len());
+        if let Ok(place) = memory.view(TX_MESSAGE + HEADER, text.len()) {
+            place.write(text.as_bytes());
+        }
+        self.put((Tx::Message, packet.kind), &memory, (TX_MESSAGE, len), (to, len as u32), &packet.encode());
     }
 }
 
@@ -327,11 +329,11 @@ impl ChannelIo {
         self.filling > self.fills.len()
     }
 
-    /// Notes a write of this into the peer's message buffer.
-    pub fn put_garbage(&mut self, bytes: &[u8]) {
-        let [to, _] = self.to;
-        self.put(Tx::Message, to, &Packet::new(Kind::Ack, "", 0), "");
-        self.buffers.view(TX_MESSAGE, bytes.len()).unwrap().write(bytes);
+    /// Notes a write of this into the buffer of a slot of the peer's: of a tensor's, into that for messages. The peer is told this value.
+    pub fn put_garbage(&mut self, slot: u64, value: u32, bytes: &[u8]) {
+        let ([message, ack], memory) = (self.to, self.buffers.clone());
+        let to = Target { sequence: slot, ..if slot == ACKS { ack } else { message } };
+        self.put((Tx::Message, Kind::Ack), &memory, (TX_MESSAGE, bytes.len()), (to, value), bytes);
     }
 
     fn tampered(&self, mut to: Announced) -> Announced {
@@ -339,5 +341,11 @@ impl ChannelIo {
             tamper(&mut to.memory, &mut to.bytes);
         }
         to
+    }
+
+    fn tampered_target(&self, to: Target) -> Target {
+        let memory = super::message::RemoteMr { addr: to.addr, rkeys: to.rkeys };
+        let Announced { memory, bytes, .. } = self.tampered(Announced { sequence: to.sequence, memory, bytes: to.len });
+        Target { addr: memory.addr, len: bytes, ..to }
     }
 }

@@ -41,8 +41,11 @@ impl Key {
         if text.len() > NAME_MAX {
             return Err(Error::usage(format!("a key of {} bytes; at most {NAME_MAX}", text.len())));
         }
-        let parts: Vec<&str> = text.split(';').collect();
-        let &[src, incarnation, dst, edge, frame_iter] = parts.as_slice() else { return wrong("has not five parts") };
+        let mut parts = text.split(';');
+        let five = std::array::from_fn(|_| parts.next());
+        let ([Some(src), Some(incarnation), Some(dst), Some(edge), Some(frame_iter)], None) = (five, parts.next()) else {
+            return wrong("has not five parts");
+        };
         if src.is_empty() || dst.is_empty() || edge.is_empty() {
             return wrong("has an empty part");
         }
@@ -50,8 +53,8 @@ impl Key {
         let Some(src_incarnation) = u64::from_str_radix(incarnation, 16).ok().filter(|_| hexadecimal) else {
             return wrong("has another incarnation");
         };
-        let numbers = frame_iter.split_once(':').and_then(|(frame, iter)| Some((frame.parse().ok()?, iter.parse().ok()?)));
-        let Some((frame, iter)) = numbers.filter(|(frame, iter): &(u64, i64)| format!("{frame}:{iter}") == frame_iter) else {
+        let numbers = frame_iter.split_once(':').filter(|(frame, iter)| is_shortest(frame) && is_shortest(iter));
+        let Some((frame, iter)) = numbers.and_then(|(frame, iter)| Some((frame.parse().ok()?, iter.parse().ok()?))) else {
             return wrong("has another frame and iteration");
         };
         let mut end = 0;
@@ -99,6 +102,12 @@ impl Key {
     }
 }
 
+/// Whether a number is written as [`Key::new`] writes it: without plus, zeros in front, or minus before a zero.
+fn is_shortest(number: &str) -> bool {
+    let digits = number.strip_prefix('-').unwrap_or(number);
+    number == "0" || !digits.starts_with(['0', '+'])
+}
+
 /// The worker that a device is one of: `/job:ps/replica:0/task:1` of `/job:ps/replica:0/task:1/device:CPU:0`. Without `/device:`, all of it.
 fn worker(device: &str) -> &str {
     device.split_once("/device:").map_or(device, |(worker, _)| worker)
@@ -134,6 +143,11 @@ mod tests {
             "a;00000000000000AB;b;c;0:0",
             "a;0000000000000001;b;c;0",
             "a;0000000000000001;b;c;+0:0",
+            "a;0000000000000001;b;c;1:+2",
+            "a;0000000000000001;b;c;00:0",
+            "a;0000000000000001;b;c;0:-0",
+            "a;0000000000000001;b;c;0:-01",
+            "a;0000000000000001;b;c;0:",
             "a;0000000000000001;b;c;-1:0",
             "a;0000000000000001;b;;0:0",
         ] {

@@ -1,7 +1,7 @@
 //! A worker's end of all channels: made, connected, closed. Any number of threads.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::base::clock;
@@ -9,7 +9,7 @@ use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
 use crate::engine::{self, DumpGuard};
-use crate::link::device::Device;
+use crate::link::device::{Device, Registered};
 #[cfg(test)]
 use crate::link::driver::Driven;
 use crate::link::driver::Driver;
@@ -110,8 +110,8 @@ impl Manager {
     ///
     /// Errors: none; it overlaps memory that is registered; it cannot be registered.
     pub fn register(&self, memory: UserMemory) -> Result<MemoryHandle> {
-        self.shared.pool.register(memory)?;
-        Ok(MemoryHandle { pool: self.shared.pool.clone(), addr: memory.addr() })
+        let registered = self.shared.pool.register(memory)?;
+        Ok(MemoryHandle { pool: self.shared.pool.clone(), addr: memory.addr(), registered })
     }
 
     /// Runs the callbacks of receives that are over, and of tensors that are not needed any more, on this thread; if there are none, it waits for the
@@ -175,6 +175,7 @@ impl Manager {
 pub struct MemoryHandle {
     pool: Arc<Pool>,
     addr: usize,
+    registered: Weak<Registered>,
 }
 
 impl MemoryHandle {
@@ -182,7 +183,7 @@ impl MemoryHandle {
     ///
     /// Errors: tensors are in it that are sent or received.
     pub fn deregister(&self) -> Result<()> {
-        self.pool.deregister(self.addr)
+        self.pool.deregister(self.addr, &self.registered)
     }
 }
 
@@ -221,15 +222,5 @@ impl Manager {
             let worker = core.workers.iter_mut().find(|worker| worker.name == name)?;
             if let Peer::Here(adapter) = &mut worker.peer { Some(f(adapter)) } else { None }
         })
-    }
-
-    /// Has what is written to a worker go elsewhere.
-    pub fn tamper(&self, name: &str, tamper: super::io::Tamper) {
-        self.with_adapter(name, |adapter| adapter.tamper(tamper));
-    }
-
-    /// Writes this into a worker's message buffer, where no packet begins like that.
-    pub fn send_garbage(&self, name: &str, bytes: &[u8]) {
-        self.with_adapter(name, |adapter| adapter.send_garbage(bytes));
     }
 }

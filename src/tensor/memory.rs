@@ -2,7 +2,7 @@
 //! long as a tensor is there. Any thread.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::UserMemory;
@@ -11,7 +11,7 @@ use crate::fabric::RegionView;
 use crate::link::device::{Device, Registered};
 use crate::link::limits::MAX_RAILS;
 
-/// Memory of at most so many bytes is copied rather than registered for one tensor.
+/// Memory of at most so many bytes is copied rather than registered for one tensor, or taken from the pool for a copy.
 pub const COPIED: usize = 16 << 10;
 /// Bytes that the pool keeps for later tensors.
 const KEPT: usize = 256 << 20;
@@ -151,7 +151,7 @@ impl Pool {
     /// Registers memory for all tensors in it.
     ///
     /// Errors: none; it overlaps memory that is registered; it cannot be registered.
-    pub fn register(&self, memory: UserMemory) -> Result<()> {
+    pub fn register(&self, memory: UserMemory) -> Result<Weak<Registered>> {
         let (first, end) = (memory.addr(), memory.addr().saturating_add(memory.len()));
         let mut all = lock(&self.registered);
         let overlaps = all.range(..end).next_back().filter(|(other, region)| other.saturating_add(region.len()) > first);
@@ -162,16 +162,19 @@ impl Pool {
         if memory.is_empty() {
             return Err(Error::usage("0 bytes to register; expected some"));
         }
-        all.insert(first, Arc::new(self.device.register(memory)?));
-        Ok(())
+        let region = Arc::new(self.device.register(memory)?);
+        let registered = Arc::downgrade(&region);
+        all.insert(first, region);
+        Ok(registered)
     }
 
-    /// Ends that. Nobody reads or writes it afterwards.
+    /// Ends that. Nobody reads or writes it afterwards. A second call does nothing, whoever has registered memory at its place since.
     ///
     /// Errors: tensors are in it that are sent or received.
-    pub fn deregister(&self, addr: usize) -> Result<()> {
+    pub fn deregister(&self, addr: usize, registered: &Weak<Registered>) -> Result<()> {
         let mut all = lock(&self.registered);
-        let users = all.get(&addr).map_or(0, |region| Arc::strong_count(region) - 1);
+        let Some(region) = all.get(&addr).filter(|region| std::ptr::eq(Arc::as_ptr(region), registered.as_ptr())) else { return Ok(()) };
+        let users = Arc::strong_count(region) - 1;
         if users > 0 {
             return Err(Error::usage(format!("the memory at {addr:#x} has {users} tensors that were not released, or not received yet")));
         }

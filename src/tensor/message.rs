@@ -16,6 +16,8 @@ pub const RANK_MAX: usize = 16;
 pub const HEADER: usize = 768;
 /// Bytes of the text of an error.
 pub const TEXT_MAX: usize = 256;
+/// An ack: the front of a packet without a name, as nothing of the rest means anything.
+pub const ACK: [u8; 3] = [Kind::Ack as u8, 0, 0];
 /// Bytes of a message buffer, and of an ack buffer.
 pub const MESSAGE: usize = HEADER + TEXT_MAX;
 
@@ -197,54 +199,71 @@ impl Packet {
 
     /// Errors: what is wrong, in words that follow "the peer sent".
     pub fn decode(bytes: &[u8; HEADER]) -> std::result::Result<Packet, String> {
-        let read = |rest: &mut &[u8]| -> Option<(Packet, u16, [u8; NAME_MAX], u8, u8)> {
-            let [kind] = *cut(rest)?;
-            let name_size = u16::from_le_bytes(*cut(rest)?);
-            let name = *cut::<NAME_MAX>(rest)?;
-            let step = u64::from_le_bytes(*cut(rest)?);
-            let buffer_size = u64::from_le_bytes(*cut(rest)?);
-            let addr = u64::from_le_bytes(*cut(rest)?);
-            let mut rkeys = [0; MAX_RAILS];
-            let (first, more) = rkeys.split_first_mut()?;
-            *first = u32::from_le_bytes(*cut(rest)?);
-            let [is_dead] = *cut(rest)?;
-            let data_type = u32::from_le_bytes(*cut(rest)?);
-            let [rank] = *cut(rest)?;
-            let mut dims = [0; RANK_MAX];
-            for dim in &mut dims {
-                *dim = i64::from_le_bytes(*cut(rest)?);
-            }
-            let bytes = u64::from_le_bytes(*cut(rest)?);
-            for rkey in more {
-                *rkey = u32::from_le_bytes(*cut(rest)?);
-            }
-            let index = u64::from_le_bytes(*cut(rest)?);
-            let meta = Meta { data_type, rank, dims, bytes, is_dead: is_dead == 1 };
-            let memory = RemoteMr { addr, rkeys };
-            Some((Packet { kind: Kind::Ack, name: String::new(), step, buffer_size, memory, meta, index }, name_size, name, kind, is_dead))
-        };
-        let (packet, name_size, name, kind, is_dead) = read(&mut bytes.as_slice()).ok_or("a packet that is cut off")?;
-        let kind = *Kind::ALL.get(usize::from(kind)).ok_or_else(|| format!("a packet of kind {kind}"))?;
-        let name = name.get(..usize::from(name_size)).ok_or_else(|| format!("a name of {name_size} bytes; at most {NAME_MAX}"))?;
-        let name = std::str::from_utf8(name).map_err(|_| "a name that is no text")?.to_owned();
+        let Parts { kind, name_size, name, is_dead, mut packet, rest } = Parts::of(bytes).ok_or("a packet that is cut off")?;
+        packet.kind = *Kind::ALL.get(usize::from(kind)).ok_or_else(|| format!("a packet of kind {kind}"))?;
+        let name = name.split_at_checked(usize::from(name_size));
+        let (name, behind) = name.ok_or_else(|| format!("a name of {name_size} bytes; at most {NAME_MAX}"))?;
+        packet.name = std::str::from_utf8(name).map_err(|_| "a name that is no text")?.to_owned();
         if is_dead > 1 {
             return Err(format!("is_dead {is_dead}; expected 0 or 1"));
         }
         if usize::from(packet.meta.rank) > RANK_MAX {
             return Err(format!("{} dimensions; at most {RANK_MAX}", packet.meta.rank));
         }
-        let (shape, rest) = packet.meta.dims.split_at(usize::from(packet.meta.rank));
-        if shape.iter().any(|dim| *dim < 0) || rest.iter().any(|dim| *dim != 0) {
+        let (shape, others) = packet.meta.dims.split_at(usize::from(packet.meta.rank));
+        if shape.iter().any(|dim| *dim < 0) || others.iter().any(|dim| *dim != 0) {
             return Err("a dimension below zero, or behind the last".into());
         }
         if packet.meta.is_dead && packet.meta.bytes > 0 {
             return Err(format!("a dead tensor of {} bytes", packet.meta.bytes));
         }
-        let packet = Packet { kind, name, ..packet };
-        if packet.encode() != *bytes {
-            return Err(format!("a packet of kind {}, with something in it that does not belong there", kind as u8));
+        if [behind, rest].iter().any(|zeros| zeros.iter().any(|byte| *byte != 0)) {
+            return Err(format!("a packet of kind {kind}, with something in it that does not belong there"));
         }
         Ok(packet)
+    }
+}
+
+/// What the bytes of a packet say, before it is known whether they make sense.
+struct Parts<'a> {
+    kind: u8,
+    name_size: u16,
+    name: &'a [u8; NAME_MAX],
+    is_dead: u8,
+    /// All the rest.
+    packet: Packet,
+    /// Behind it.
+    rest: &'a [u8],
+}
+
+impl Parts<'_> {
+    fn of(bytes: &[u8; HEADER]) -> Option<Parts<'_>> {
+        let mut rest = bytes.as_slice();
+        let [kind] = *cut(&mut rest)?;
+        let name_size = u16::from_le_bytes(*cut(&mut rest)?);
+        let name = cut(&mut rest)?;
+        let step = u64::from_le_bytes(*cut(&mut rest)?);
+        let buffer_size = u64::from_le_bytes(*cut(&mut rest)?);
+        let addr = u64::from_le_bytes(*cut(&mut rest)?);
+        let mut rkeys = [0; MAX_RAILS];
+        let (first, more) = rkeys.split_first_mut()?;
+        *first = u32::from_le_bytes(*cut(&mut rest)?);
+        let [is_dead] = *cut(&mut rest)?;
+        let data_type = u32::from_le_bytes(*cut(&mut rest)?);
+        let [rank] = *cut(&mut rest)?;
+        let mut dims = [0; RANK_MAX];
+        for dim in &mut dims {
+            *dim = i64::from_le_bytes(*cut(&mut rest)?);
+        }
+        let bytes = u64::from_le_bytes(*cut(&mut rest)?);
+        for rkey in more {
+            *rkey = u32::from_le_bytes(*cut(&mut rest)?);
+        }
+        let index = u64::from_le_bytes(*cut(&mut rest)?);
+        let meta = Meta { data_type, rank, dims, bytes, is_dead: is_dead == 1 };
+        let memory = RemoteMr { addr, rkeys };
+        let packet = Packet { kind: Kind::Ack, name: String::new(), step, buffer_size, memory, meta, index };
+        Some(Parts { kind, name_size, name, is_dead, packet, rest })
     }
 }
 

@@ -66,7 +66,7 @@ impl Shared {
                     _ => landed.copy(),
                 };
                 if first {
-                    self.driver.with(|core| core.consumed(from, landed.index));
+                    self.driver.with(|core| core.consumed(from, &landed));
                 }
                 match into {
                     Some(into) => tensor?.moved(into),

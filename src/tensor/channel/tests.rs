@@ -7,7 +7,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
-use super::super::message::golden;
+use super::super::message::{ACK, golden};
 use super::*;
 
 /// What an end may do when something happens, all of which is to be seen: Seed 2's table, with refusals.
@@ -37,6 +37,11 @@ const TABLE: &[(&str, &[&str])] = &[
     ("TensorWithdrawn written", &["message", "nothing"]),
     ("TensorWrite written", &["write", "grow", "give up", "message", "nothing"]),
 ];
+
+/// What happens, and one of the things that an end does then.
+type Row = (String, &'static str);
+
+type Seen = Rc<RefCell<BTreeSet<Row>>>;
 
 type Wanted = (String, u64);
 
@@ -72,6 +77,8 @@ struct Hands {
     me: usize,
     truth: Rc<RefCell<Truth>>,
     did: Vec<&'static str>,
+    /// What is left out of it.
+    broken: Option<&'static str>,
     wire: VecDeque<Wire>,
     /// Writes of which this end has not heard that they are done.
     unwritten: VecDeque<(Tx, Kind)>,
@@ -91,6 +98,12 @@ struct Hands {
 }
 
 impl Hands {
+    /// Notes what the end does: whether it is done.
+    fn does(&mut self, what: &'static str) -> bool {
+        self.did.push(what);
+        self.broken != Some(what)
+    }
+
     fn post(&mut self, from: Tx, wire: Wire) {
         assert!(!self.unwritten.iter().any(|(other, _)| *other == from), "{from:?} is filled while it is written");
         self.unwritten.push_back((from, wire.kind()));
@@ -100,12 +113,16 @@ impl Hands {
 
 impl Mail for Hands {
     fn ack(&mut self) {
-        self.did.push("ack");
+        if !self.does("ack") {
+            return;
+        }
         self.post(Tx::Ack, Wire::Ack);
     }
 
     fn message(&mut self, packet: &Packet, text: &str) {
-        self.did.push("message");
+        if !self.does("message") {
+            return;
+        }
         assert!(!std::mem::replace(&mut self.message_is_out, true), "a second message in flight");
         assert_eq!(packet.meta.bytes, text.len() as u64);
         self.post(Tx::Message, Wire::Message(packet.clone(), text.into()));
@@ -117,7 +134,9 @@ impl Actions<Vec<u8>> for Hands {
         if outgoing && std::mem::take(&mut self.no_memory) {
             return Err(Error::internal("no memory"));
         }
-        self.did.push("grow");
+        if !self.does("grow") {
+            return Ok(RemoteMr::default());
+        }
         let mut truth = self.truth.borrow_mut();
         let room = if outgoing {
             assert!(!self.unwritten.iter().any(|(tx, _)| *tx == Tx::Tensor(index)), "enlarged while it is written");
@@ -135,7 +154,9 @@ impl Actions<Vec<u8>> for Hands {
     }
 
     fn give_up(&mut self, outgoing: bool, index: usize) {
-        self.did.push("give up");
+        if !self.does("give up") {
+            return;
+        }
         let mut truth = self.truth.borrow_mut();
         let room = if outgoing {
             assert!(!self.unwritten.iter().any(|(tx, _)| *tx == Tx::Tensor(index)), "given up while it is written");
@@ -150,7 +171,9 @@ impl Actions<Vec<u8>> for Hands {
     }
 
     fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Vec<u8>) {
-        self.did.push("write");
+        if !self.does("write") {
+            return;
+        }
         let there = to.index as usize;
         {
             let mut truth = self.truth.borrow_mut();
@@ -164,19 +187,25 @@ impl Actions<Vec<u8>> for Hands {
     }
 
     fn find(&mut self, name: &str, step: u64) {
-        self.did.push("find");
+        if !self.does("find") {
+            return;
+        }
         self.finds.push((name.into(), step));
     }
 
     fn deliver(&mut self, index: usize, packet: &Packet) {
-        self.did.push("deliver");
+        if !self.does("deliver") {
+            return;
+        }
         assert!(self.wanted.remove(&(packet.name.clone(), packet.step)), "delivered twice, or never asked for");
         assert_eq!(self.landed[&index], contents(&packet.name, packet.step, packet.meta.bytes));
         self.delivered.push(index);
     }
 
     fn fail(&mut self, name: &str, step: u64, why: Error) {
-        self.did.push("fail");
+        if !self.does("fail") {
+            return;
+        }
         assert!(self.wanted.remove(&(name.into(), step)), "failed twice, or never asked for");
         let text = why.to_string();
         assert!(text == "gone" || text == "no memory" || text.starts_with("a tensor of 1073741824 bytes; "), "{text}");
@@ -184,12 +213,16 @@ impl Actions<Vec<u8>> for Hands {
     }
 
     fn forget(&mut self, name: &str, step: u64) {
-        self.did.push("forget");
+        if !self.does("forget") {
+            return;
+        }
         self.withdraws.push((name.into(), step));
     }
 
     fn withdrawn(&mut self, name: &str, step: u64) {
-        self.did.push("withdrawn");
+        if !self.does("withdrawn") {
+            return;
+        }
         assert!(self.wanted.remove(&(name.into(), step)), "taken back, and answered before");
         self.gone.push((name.into(), step));
     }
@@ -204,17 +237,20 @@ struct World {
     hands: [Hands; 2],
     asked: HashSet<(usize, Wanted)>,
     truth: Rc<RefCell<Truth>>,
-    seen: Rc<RefCell<BTreeSet<(String, &'static str)>>>,
+    seen: Seen,
+    /// What an end leaves out, or, of "nothing", what it does more.
+    broken: Option<Row>,
 }
 
 impl World {
     /// Whose ends keep one idle buffer.
-    fn new(seen: &Rc<RefCell<BTreeSet<(String, &'static str)>>>) -> World {
+    fn new(seen: &Seen) -> World {
         let truth = Rc::new(RefCell::new(Truth::default()));
         let hands = |me| Hands {
             me,
             truth: truth.clone(),
             did: Vec::new(),
+            broken: None,
             wire: VecDeque::new(),
             unwritten: VecDeque::new(),
             message_is_out: false,
@@ -231,18 +267,22 @@ impl World {
         };
         let hands = [hands(0), hands(1)];
         let channels = [0, 1].map(|_| Channel { idle: Idle::new(1, 20_000), ..Channel::default() });
-        World { channels, hands, asked: HashSet::new(), truth, seen: seen.clone() }
+        World { channels, hands, asked: HashSet::new(), truth, seen: seen.clone(), broken: None }
     }
 
     /// Something happens to an end: what it does must stand in the table.
     fn happens(&mut self, end: usize, what: &str, f: impl FnOnce(&mut Channel<Vec<u8>>, &mut Hands)) {
         let hands = &mut self.hands[end];
         hands.did.clear();
+        hands.broken = self.broken.as_ref().filter(|(event, _)| event == what).map(|(_, did)| *did);
         f(&mut self.channels[end], hands);
         let (_, may) = TABLE.iter().find(|(event, _)| *event == what).unwrap_or_else(|| panic!("{what}"));
         let only_acks = what != "Ack written" && hands.did.iter().all(|did| *did == "ack");
         let nothing = (hands.did.is_empty() || only_acks && may.contains(&"nothing")).then_some("nothing");
         let did: Vec<_> = hands.did.iter().copied().chain(nothing).collect();
+        if nothing.is_some() && hands.broken.take() == nothing {
+            hands.ack();
+        }
         for did in did {
             assert!(may.contains(&did), "{what}: {did}");
             self.seen.borrow_mut().insert((what.to_owned(), did));
@@ -304,6 +344,10 @@ impl World {
                 let owes = self.hands[peer].unwritten.iter().any(|(tx, _)| *tx == Tx::Ack);
                 self.happens(peer, &what, |channel, hands| channel.message(&packet, &text, hands).unwrap());
                 assert!(owes != (self.hands[peer].did.first() == Some(&"ack")), "{what}: {:?}", self.hands[peer].did);
+                let Hands { finds, withdraws, .. } = &self.hands[peer];
+                let wanted = (packet.name.clone(), packet.step);
+                let is_unheard = packet.kind == Kind::TensorWithdraw && finds.contains(&wanted) && !withdraws.contains(&wanted);
+                assert!(!is_unheard, "{wanted:?} is taken back and still looked for");
                 for wanted in std::mem::take(&mut self.hands[peer].withdraws) {
                     // Else it was answered.
                     if let Some(index) = self.hands[peer].finds.iter().position(|find| *find == wanted) {
@@ -372,6 +416,10 @@ impl World {
             let Hands { wanted, wire, unwritten, .. } = &self.hands[end];
             assert!(wanted.is_empty(), "never answered: {wanted:?}");
             assert!(wire.is_empty() && unwritten.is_empty() && !self.channels[end].waits());
+            let has_memory = |room: &Vec<u64>| room.iter().filter(|room| **room > 0).count();
+            let [outgoing, incoming] = [has_memory(&self.hands[end].room), has_memory(&self.truth.borrow().room[end])];
+            let Channel { outgoing: out, incoming: coming, .. } = &self.channels[end];
+            assert_eq!((outgoing, incoming), (out.len(), coming.len()), "buffers that are given up, and are there");
         }
     }
 }
@@ -381,7 +429,7 @@ fn sent(world: &mut World, kind: u8) -> Vec<(usize, Vec<u8>)> {
     let mut sent = Vec::new();
     for end in (0..40).map(|turn| turn % 2) {
         match world.hands[end].wire.front() {
-            Some(Wire::Ack) => sent.push((end, Packet::new(Kind::Ack, "", 0).encode().to_vec())),
+            Some(Wire::Ack) => sent.push((end, ACK.to_vec())),
             Some(Wire::Message(packet, text)) => sent.push((end, [&packet.encode()[..], text.as_bytes()].concat())),
             Some(Wire::Tensor(_, packet, _)) => sent.push((end, packet.encode().to_vec())),
             None => {}
@@ -403,7 +451,7 @@ fn a_tensor_goes_in_six_messages_of_these_bytes() {
     sent(&mut world, 6);
     world.request(0, "b", 7);
     let (six_thousand, size, remote) = (6000u64.to_le_bytes(), 8192u64.to_le_bytes(), [1u32; 8].map(u32::to_le_bytes).concat());
-    let ack = golden(0, b"", 0, &[]);
+    let ack = vec![0, 0, 0];
     let expected = [
         (0, golden(4, b"b", 7, &[])),
         (1, ack.clone()),
@@ -443,23 +491,37 @@ fn buffers_are_given_up_however_many_names_there_are() {
     }
 }
 
+/// Random schedules of both ends, one of which may leave something out. Errors: what is noticed.
+fn schedules(seen: &Seen, broken: Option<&Row>) -> std::result::Result<(), String> {
+    let schedule = ((0..3usize, any::<bool>(), any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
+    let config = ProptestConfig { cases: 1500, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let ran = runner.run(&schedule, |(kind, schedule)| {
+        let mut world = World { broken: broken.cloned(), ..World::new(seen) };
+        schedule.into_iter().for_each(|(choice, which)| world.step(kind, choice, which));
+        world.ends();
+        Ok(())
+    });
+    ran.map_err(|noticed| noticed.to_string())
+}
+
+fn table() -> BTreeSet<Row> {
+    TABLE.iter().flat_map(|(event, did)| did.iter().map(|did| ((*event).to_owned(), *did))).collect()
+}
+
 #[test]
 fn both_ends_keep_to_the_table_and_reach_all_of_it() {
-    let seen = Rc::new(RefCell::new(BTreeSet::new()));
-    let schedule = ((0..3usize, any::<bool>(), any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
-    let config = ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    runner
-        .run(&schedule, |(kind, schedule)| {
-            let mut world = World::new(&seen);
-            schedule.into_iter().for_each(|(choice, which)| world.step(kind, choice, which));
-            world.ends();
-            Ok(())
-        })
-        .unwrap();
-    let table: BTreeSet<_> = TABLE.iter().flat_map(|(event, did)| did.iter().map(|did| ((*event).to_owned(), *did))).collect();
-    let missing: Vec<_> = table.difference(&seen.borrow()).cloned().collect();
+    let seen = Seen::default();
+    schedules(&seen, None).unwrap();
+    let missing: Vec<_> = table().difference(&seen.borrow()).cloned().collect();
     assert!(missing.is_empty(), "never seen: {missing:?}");
+}
+
+/// Else the test above shows little.
+#[test]
+fn each_row_of_the_table_is_noticed_when_it_is_broken() {
+    let unnoticed: Vec<Row> = table().into_iter().filter(|row| schedules(&Seen::default(), Some(row)).is_ok()).collect();
+    assert!(unnoticed.is_empty(), "{unnoticed:?}");
 }
 
 /// Does as it is told.
@@ -571,6 +633,22 @@ fn what_breaks_the_protocol_is_refused_in_words() {
     assert_eq!(error, "it sent a second request for x of step 1");
     let error = channel.message(&packet(Kind::TensorRequest, "y"), "", &mut hands).unwrap_err().to_string();
     assert_eq!(error, "it sent a message before the ack of the last");
+}
+
+#[test]
+fn a_buffer_that_was_not_asked_for_is_refused() {
+    let meta = Meta::new(1, &[4], 4, false).unwrap();
+    for (bytes, index, addr) in [(8192, 0, 0), (4096, MAX_BUFFERS as u64, 0), (4096, 0, u64::MAX - 4095)] {
+        let (mut channel, mut hands) = asking();
+        channel.message(&Packet::new(Kind::TensorRequest, "x", 1), "", &mut hands).unwrap();
+        channel.found("x", 1, meta, vec![0; 4], &mut hands);
+        channel.written(Tx::Ack, &mut hands);
+        hands.unwritten.clear();
+        let memory = RemoteMr { addr, rkeys: [1; 8] };
+        let response = Packet { buffer_size: bytes, index, memory, ..Packet::new(Kind::BufferResponse, "x", 1) };
+        let error = channel.message(&response, "", &mut hands).unwrap_err().to_string();
+        assert_eq!(error, format!("it sent buffer {index} of {bytes} bytes at {addr:#x} for x, which it was not asked for"));
+    }
 }
 
 #[test]

@@ -73,13 +73,12 @@ impl Core {
         }
         let ids = self.take_wanted(from, &what).calls;
         if ids.is_empty() {
-            return self.consumed(from, tensor.index);
+            return self.consumed(from, &tensor);
         }
         self.copied(from, tensor.len());
         if tensor.len() <= COPIED_AT_ONCE {
-            let (copy, index) = (tensor.copy().0, tensor.index);
-            self.end_with(from, ids, copy);
-            return self.consumed(from, index);
+            self.end_with(from, ids, tensor.copy().0);
+            return self.consumed(from, &tensor);
         }
         let is_shared = ids.len() > 1;
         for id in ids {
@@ -93,7 +92,7 @@ impl Core {
     /// A tensor that nobody waited for was copied out.
     pub(super) fn keep(&mut self, from: usize, what: &What, landed: &Landed, copy: Result<Tensor>) {
         self.copied(from, landed.len());
-        self.consumed(from, landed.index);
+        self.consumed(from, landed);
         let ids = self.take_wanted(from, what).calls;
         if !ids.is_empty() {
             self.end_with(from, ids, copy);

@@ -12,8 +12,8 @@ use super::super::message::{Packet, RemoteMr};
 use super::super::value::Tensor;
 use super::{ChannelIo, Place, TENSORS};
 
-/// Buffers that were given up whose memory is kept: the next one is often of the same size.
-const SPARE: usize = 4;
+/// Buffers that were given up whose memory is kept, and their bytes: the next one is often of the same size.
+const SPARE: (usize, usize) = (4, 64 << 20);
 
 /// What the channel believes and its memory does not show: never seen.
 #[cold]
@@ -38,7 +38,8 @@ impl Actions<Tensor> for ChannelIo {
     fn give_up(&mut self, outgoing: bool, index: usize) {
         let [coming, going] = &mut self.tensors;
         self.spare.extend(if outgoing { going } else { coming }.remove(&index));
-        if self.spare.len() > SPARE {
+        let (most, most_bytes) = SPARE;
+        while self.spare.len() > most || self.spare.iter().map(|memory| memory.len()).sum::<usize>() > most_bytes {
             self.spare.pop_front();
         }
     }
@@ -67,7 +68,7 @@ impl Actions<Tensor> for ChannelIo {
         self.count(CommCounter::Completions);
         match self.incoming(index).cloned() {
             Some(memory) => {
-                let tensor = Arc::new(Landed::new(index, packet.meta, memory));
+                let tensor = Arc::new(Landed::new(index, packet.meta, memory, self.pool.clone()));
                 self.events.push_back(ChannelEvent::Landed { name: packet.name.clone(), step: packet.step, tensor });
             }
             None => self.broken = Some(no_memory(index)),

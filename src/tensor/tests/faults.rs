@@ -1,5 +1,8 @@
 //! Steps that are given up, workers that are gone or misbehave, and what cannot be.
 
+use super::super::adapter::Adapter;
+use super::super::io::{ACKS, MESSAGES, TENSORS, Tamper};
+use super::super::message::{HEADER, Kind, Packet};
 use super::*;
 use crate::store::Store;
 
@@ -240,16 +243,61 @@ fn names_and_stores_that_cannot_be_are_refused() {
     assert_eq!(alone.connect(&store, TIMEOUT).unwrap_err().to_string(), "worker a has closed its manager");
 }
 
+/// A packet with something in it that must not be there.
+fn packet(kind: Kind, change: impl Fn(&mut [u8; HEADER])) -> [u8; HEADER] {
+    let mut bytes = Packet::new(kind, "a", 1).encode();
+    change(&mut bytes);
+    bytes
+}
+
 #[test]
-fn garbage_in_a_message_buffer_fails_that_channel_alone() {
-    for wire in WIRES {
-        for garbage in [[0xff; 64], [0; 64]] {
-            let (sent, done) = (Barrier::new(3), Barrier::new(3));
-            workers(wire, 3, |worker, manager| {
+fn what_a_peer_must_not_send_fails_that_channel_alone() {
+    type Hostile = fn(&mut Adapter);
+    let to_all: [(Hostile, &str); 9] = [
+        (|peer| peer.send_garbage(MESSAGES, HEADER, &[0xff; 64]), "a packet of kind 255"),
+        (|peer| peer.send_garbage(MESSAGES, HEADER, &[0; HEADER]), "a message of kind 0"),
+        (
+            |peer| {
+                peer.send_garbage(
+                    MESSAGES,
+                    HEADER,
+                    &packet(Kind::TensorRequest, |bytes| bytes[1..3].copy_from_slice(&513u16.to_le_bytes())),
+                )
+            },
+            "a name of 513 bytes; at most 512",
+        ),
+        (|peer| peer.send_garbage(MESSAGES, HEADER, &packet(Kind::TensorRequest, |bytes| bytes[548] = 17)), "17 dimensions; at most 16"),
+        (
+            |peer| peer.send_garbage(MESSAGES, HEADER + 4, &packet(Kind::TensorRequest, |_| ())),
+            "a message of 768 bytes that it says has 772",
+        ),
+        (
+            |peer| peer.send_garbage(MESSAGES, HEADER, &packet(Kind::ErrorStatus, |bytes| bytes[678] = 2)),
+            "an error of 512 bytes; at most 256",
+        ),
+        (
+            |peer| peer.send_garbage(MESSAGES, HEADER + 4, &packet(Kind::ErrorStatus, |bytes| bytes[677] = 4)),
+            "an error for a of step 1, which was not asked for",
+        ),
+        (|peer| peer.send_garbage(ACKS, 3, &[1, 0, 0]), "3 bytes that begin with [1, 0, 0] as an ack; it has [0, 0, 0]"),
+        (|peer| peer.send_garbage(ACKS, 4, &[0; 4]), "4 bytes that begin with [0, 0, 0] as an ack; it has [0, 0, 0]"),
+    ];
+    let buffered: (Hostile, &str) =
+        (|peer| peer.send_garbage(TENSORS, 77, &packet(Kind::TensorWrite, |_| ())), "a tensor into buffer 77, which is not");
+    for way @ Way(_, mode) in WIRES {
+        for (send, words) in to_all.into_iter().chain((mode == Mode::Buffered).then_some(buffered)) {
+            let (sent, read, done) = (Barrier::new(3), Barrier::new(2), Barrier::new(3));
+            workers(way, 3, |worker, manager| {
                 let step = step(&manager, 1);
                 if worker == 2 {
-                    manager.send_garbage(&name(0), &garbage);
+                    // Its own ack of the request is written before, as it may be to the same place.
+                    while manager.with_adapter(&name(0), |peer| peer.requests()).unwrap() != [0, 1] {
+                        std::thread::yield_now();
+                    }
+                    manager.with_adapter(&name(0), send).unwrap();
                     sent.wait();
+                    // What it asks for goes through the same buffer.
+                    read.wait();
                     // This side learns that its peer has failed the channel.
                     let why = step.recv(&key(0, 2, "x"), TIMEOUT).unwrap_err().to_string();
                     assert!(why.starts_with(&format!("worker {}: ", name(0))), "{why}");
@@ -259,7 +307,9 @@ fn garbage_in_a_message_buffer_fails_that_channel_alone() {
                     sent.wait();
                     run(&manager, 1);
                     let why = error(&lost);
-                    assert!(why.starts_with(&format!("worker {}: ", name(2))) && why.contains(": it sent a"), "{why}");
+                    let expected = [format!("worker {}: ", name(2)), format!(": it sent {words}")];
+                    assert!(why.starts_with(&expected[0]) && why.contains(&expected[1]), "{way:?}, {words}: {why}");
+                    read.wait();
                     step.send(&key(0, 1, "kept"), tensor(1, 0)).unwrap();
                 } else {
                     sent.wait();
@@ -273,13 +323,42 @@ fn garbage_in_a_message_buffer_fails_that_channel_alone() {
     }
 }
 
+#[test]
+fn a_write_outside_of_what_was_announced_fails_that_channel_alone() {
+    for way @ Way(_, mode) in WIRES {
+        let elsewhere: Tamper = |to, _| to.addr += 1 << 30;
+        // A buffer may be larger than what is written to it.
+        let fewer: Tamper = |_, len| *len -= 1;
+        for tamper in [elsewhere].into_iter().chain((mode == Mode::Direct).then_some(fewer)) {
+            let done = Barrier::new(3);
+            workers(way, 3, |worker, manager| {
+                let step = step(&manager, 1);
+                if worker == 0 {
+                    manager.with_adapter(&name(1), |adapter| adapter.tamper(tamper)).unwrap();
+                    for other in [1, 2] {
+                        step.send(&key(0, other, "x"), tensor(60_000, 1)).unwrap();
+                    }
+                } else if worker == 1 {
+                    let error = step.recv(&key(0, 1, "x"), TIMEOUT).unwrap_err().to_string();
+                    assert!(error.starts_with(&format!("worker {}: ", name(0))), "{error}");
+                    assert!(step.recv(&key(2, 1, "kept"), TIMEOUT).unwrap().is_dead());
+                } else {
+                    assert!(step.recv(&key(0, 2, "x"), TIMEOUT).unwrap() == tensor(60_000, 1));
+                    step.send(&key(2, 1, "kept"), Tensor::dead()).unwrap();
+                }
+                done.wait();
+            });
+        }
+    }
+}
+
 /// Of a worker that was there while another one did not come.
 #[test]
 fn what_was_asked_while_connecting_ends_when_that_fails() {
     let store = HashStore::new();
     let [first, second] = [0, 1].map(|worker| manager(WIRES[0], worker, 3, true));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| second.connect(&store, Duration::from_secs(20)).unwrap_err());
+        let waits = scope.spawn(|| second.connect(&store, Duration::from_secs(5)).unwrap_err());
         let gives_up = scope.spawn(|| first.connect(&store, Duration::from_secs(4)).unwrap_err());
         while first.with_adapter(&name(1), |_| ()).is_none() {
             assert!(!gives_up.is_finished(), "it has not come within 4 s");
