@@ -49,6 +49,9 @@ pub use segment::Segment;
 /// Polls without anything to do until the control socket is read: rare enough to cost nothing, and still within a millisecond.
 const IDLE_POLLS: u32 = 1024;
 
+/// The same while it is armed, as the socket then ends a sleep whatever is in it.
+const ARMED_POLLS: u32 = 16;
+
 /// Allocations of the peer that this side maps.
 pub struct PeerMappings {
     mapped: Vec<(u32, Shm)>,
@@ -111,7 +114,7 @@ impl ShmWire {
     #[inline(never)]
     pub fn progress(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         // A doorbell that is read here may have been for something that was received before: without another arm, nothing later rings one.
-        let woken = self.armed && self.poll_control(wq)?;
+        let woken = self.armed && self.may_be_woken() && self.poll_control(wq)?;
         // The peer's descriptors carry acks, so that often its ack word, which costs a cache miss, need not be loaded.
         let mut moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         if self.rx.needs_mapping {
@@ -140,6 +143,13 @@ impl ShmWire {
             return Ok(self.check_ended(wq)? || woken);
         }
         Ok(woken)
+    }
+
+    /// Whether a look at the control socket, which is a system call, is due while this side is armed: the peer has rung the doorbell, or there may be something
+    /// else in the socket, which keeps it readable.
+    #[inline]
+    fn may_be_woken(&self) -> bool {
+        self.segment.side(self.segment.me).sleeping.load(Ordering::Relaxed) == 0 || self.idle.is_multiple_of(ARMED_POLLS)
     }
 
     /// Sends requests that were just posted.

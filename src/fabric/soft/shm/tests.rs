@@ -211,6 +211,31 @@ fn who_reads_a_doorbell_for_nothing_new_is_to_arm_again() {
     }
 }
 
+/// A look at the control socket is a system call: who polls many wires that are armed would make one for each. But what is in it ends every sleep.
+#[test]
+fn the_control_socket_of_an_armed_wire_is_read_seldom_unless_its_doorbell_was_rung() {
+    let (dialer, acceptor) = sides(64 * 1024);
+    dialer.introduce(true);
+    acceptor.introduce(true);
+    let (a, b) = UnixStream::pair().unwrap();
+    let peers = ControlSocket::new(OwnedFd::new(b), true);
+    let mut wq = WorkQueues::new(&QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() }, RailStats::detached(), 1, 0);
+    wq.ready(7);
+    let mut wire = ShmWire::new(dialer, OwnedFd::new(a), true, 16, RailStats::detached());
+    wire.arm(|_| Ok(())).unwrap();
+    let polls = |wire: &mut ShmWire, wq: &mut WorkQueues, most| (1..=most).find(|_| wire.progress(wq).unwrap());
+    assert_eq!(polls(&mut wire, &mut wq, 10 * ARMED_POLLS), None);
+    let looks = wq.stats.get(RailCounter::Syscalls);
+    assert!((1..=10).contains(&looks), "{looks} system calls");
+    // The bell of an earlier sleep comes late.
+    peers.doorbell();
+    assert!(polls(&mut wire, &mut wq, ARMED_POLLS).is_some(), "the socket stays readable");
+    assert_eq!(polls(&mut wire, &mut wq, 1), None);
+    acceptor.side(0).sleeping.store(0, Ordering::SeqCst);
+    peers.doorbell();
+    assert_eq!(polls(&mut wire, &mut wq, 1), Some(1), "it was rung");
+}
+
 /// A process that the peer forked has its cookie, and may get its pid.
 #[test]
 fn nothing_is_written_to_another_process_that_has_the_pid_of_the_peer() {
