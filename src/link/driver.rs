@@ -63,9 +63,8 @@ pub trait Driven: Send {
 /// What the lock guards.
 pub struct State<D> {
     driven: D,
-    /// A thread drives it, and whether it sleeps.
+    /// A thread drives it.
     is_driven: bool,
-    asleep: bool,
     /// Threads that wait for something, and so drive it.
     waiters: usize,
     /// Those of them that sleep while another one drives it.
@@ -73,11 +72,6 @@ pub struct State<D> {
 }
 
 impl<D: Driven> State<D> {
-    /// Whether whoever drives it sleeps.
-    pub fn is_asleep(&self) -> bool {
-        self.asleep
-    }
-
     fn count_waiter(&mut self, more: isize) {
         self.waiters = self.waiters.saturating_add_signed(more);
         self.driven.waited_for(self.waiters);
@@ -105,6 +99,8 @@ pub struct Driver<D> {
     moved: Condvar,
     /// Counts, under the lock, what may be waited for: who waits compares it with what it was before they looked.
     moves: AtomicU64,
+    /// Whoever drives it sleeps. Stored under the lock.
+    asleep: AtomicBool,
     wakeup: Wakeup,
     /// Who waits never sleeps.
     busy: AtomicBool,
@@ -117,9 +113,10 @@ impl<D: Driven> Driver<D> {
     /// Errors: no descriptor left.
     pub fn new(driven: D) -> Result<Driver<D>> {
         Ok(Driver {
-            state: Mutex::new(State { driven, is_driven: false, asleep: false, waiters: 0, sleepers: 0 }),
+            state: Mutex::new(State { driven, is_driven: false, waiters: 0, sleepers: 0 }),
             moved: Condvar::new(),
             moves: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
             wakeup: Wakeup::new()?,
             busy: AtomicBool::new(false),
             background: Background::default(),
@@ -147,6 +144,14 @@ impl<D: Driven> Driver<D> {
         self.drive(state)
     }
 
+    /// Polls it once for a thread that is busy with something else, if nobody drives it.
+    pub fn poll_once(&self) {
+        let mut state = self.lock();
+        if !state.is_driven {
+            self.drive(&mut state);
+        }
+    }
+
     /// Does something with it, of which whoever drives it has to know.
     pub fn with<T>(&self, f: impl FnOnce(&mut D) -> T) -> T {
         let mut state = self.lock();
@@ -157,7 +162,7 @@ impl<D: Driven> Driver<D> {
             self.moves.fetch_add(1, Ordering::Release);
             self.wake_sleepers(&state);
         }
-        if state.asleep {
+        if self.is_asleep() {
             self.wakeup.notify();
         }
         result
@@ -196,9 +201,16 @@ impl<D: Driven> Driver<D> {
 
     /// The same without the lock, which this thread may have: whoever drives it looks, and has the others look when it stops.
     pub fn nudge(&self) {
-        // Pairs with the Acquire in `wait`.
-        self.moves.fetch_add(1, Ordering::Release);
-        self.wakeup.notify();
+        // As who falls asleep stores that it does and then looks at `moves`, it sees this, or is seen here.
+        self.moves.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) {
+            self.wakeup.notify();
+        }
+    }
+
+    /// Whether whoever drives it sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
     }
 
     /// Has those look again that sleep while another thread drives it: a system call, even for nobody.
@@ -227,7 +239,11 @@ impl<D: Driven> Driver<D> {
         driving = Driving(self);
         let links = state.links() as u64;
         let polls = (polls * FEW / links.max(FEW)).max(polls.min(2));
-        let spins = if polls > 1 && self.has_a_core_for_each(&state) { SPINS } else { 1 };
+        let spins = match polls > 1 && self.has_a_core_for_each(&state) {
+            true if self.busy.load(Ordering::Relaxed) => LOOK_EVERY as u32,
+            true => SPINS,
+            false => 1,
+        };
         let mut idle = 0;
         // The thread in the background polls once.
         while idle < polls || polls > 1 && self.busy.load(Ordering::Relaxed) {
@@ -254,10 +270,13 @@ impl<D: Driven> Driver<D> {
         }
         let mut fds: Vec<RawFd> = Vec::new();
         let Ok(look) = state.arm(&mut fds) else { return driving.stop(state) };
-        if self.drive(&mut state) || state.needs_repoll() || state.settled() || self.moves.load(Ordering::Relaxed) != seen {
+        if self.drive(&mut state) || state.needs_repoll() || state.settled() {
             return driving.stop(state);
         }
-        state.asleep = true;
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.moves.load(Ordering::SeqCst) != seen {
+            return driving.stop(state);
+        }
         drop(state);
         self.wakeup.wait(&fds, Some(look.map_or(Duration::MAX, Duration::from_nanos).min(left())));
         driving.stop(self.lock());
@@ -318,7 +337,7 @@ impl<'a, D: Driven> Waiting<'a, D> {
     fn new(driver: &'a Driver<D>) -> Self {
         let mut state = driver.lock();
         state.count_waiter(1);
-        if state.asleep {
+        if driver.is_asleep() {
             driver.wakeup.notify();
         }
         drop(state);
@@ -344,7 +363,8 @@ struct Driving<'a, D: Driven>(&'a Driver<D>);
 impl<D: Driven> Driving<'_, D> {
     /// Others may drive it.
     fn stop(self, mut state: MutexGuard<'_, State<D>>) {
-        (state.is_driven, state.asleep) = (false, false);
+        state.is_driven = false;
+        self.0.asleep.store(false, Ordering::Relaxed);
         self.0.wake_sleepers(&state);
         std::mem::forget(self);
     }
@@ -379,7 +399,7 @@ impl<D: Driven> Driver<D> {
         // Not under the lock, which that thread takes under its own.
         let left = self.background.is_asleep();
         let state = self.lock();
-        state.waiters == 1 && state.asleep && (left || state.sleepers == 1)
+        state.waiters == 1 && self.is_asleep() && (left || state.sleepers == 1)
     }
 
     /// Until this thread waits, or has waited.

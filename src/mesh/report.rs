@@ -112,7 +112,7 @@ impl DumpSource for Context {
         let doing = match &core.failed {
             Some(failure) => format!("failed: {}", failure.error()),
             None if core.waiters == 0 => "nobody waits".into(),
-            None => format!("{} waiting, {}", core.waiters, if core.is_asleep() { "asleep" } else { "polling" }),
+            None => format!("{} waiting, {}", core.waiters, if self.driver.is_asleep() { "asleep" } else { "polling" }),
         };
         let waits: Vec<String> = core.waits(Waiter::Anybody).map(|wait| format!("\n[{wait}]")).collect();
         let (rank, size, device) = (self.rank(), self.size(), self.device.name());
