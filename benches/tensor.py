@@ -3,8 +3,8 @@
 Has everybody do the same rows in turn, round by round. What is missing is skipped, with the reason. Ratios are taken round by round, so that a slow
 moment counts for both.
 
-Usage: tensor.py RAILHEAD PLUGIN FOLDER [--rounds N] [--seconds S] [--only TEXT] [--json] -- BENCH..., where the folder is for what it installs and
-builds, and BENCH is the command of benches/tensor.rs.
+Usage: tensor.py RAILHEAD PLUGIN FOLDER [--rounds N] [--seconds S] [--only TEXT] [--json] -- BENCH..., where the folder is for what it installs,
+and BENCH is the command of benches/tensor.rs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rounds import MIB, Failed, build, here, launch, processor, spread, tell
+from rounds import MIB, Failed, here, launch, processor, spread, tell
 
 # Requests that are under way at any time, of tensors and of the plugin, where it is not one.
 AHEAD = 8
@@ -41,7 +41,7 @@ class Row:
         return f"{self.mode}, {size}, {keys}, {self.workers} workers"
 
 
-PLUGIN, GRPC, MEMCPY, ONE_KEY = "the plugin", "gRPC", "memcpy", "one key"
+PLUGIN, GRPC, MEMCPY, ONE_KEY = "the plugin", "gRPC", "memcpy", "a key of each"
 ROWS = [
     Row("direct", MIB, AHEAD, 2, "gb_s", {PLUGIN: 0.8, GRPC: 5}),
     Row("direct", 64 * MIB, AHEAD, 2, "gb_s", {PLUGIN: 0.8, GRPC: 5}),
@@ -60,7 +60,6 @@ class Measures:
 
     def __init__(self, options):
         self.options = options
-        self.limit = build(options.folder, "limit.c", "cc")
         self.skipped = {}
         self.python = self.installed()
 
@@ -79,20 +78,23 @@ class Measures:
         numbers = [row.size, keys or row.keys, workers or row.workers, self.options.seconds]
         return launch([[*self.options.bench, "--", row.mode, *map(str, numbers)]], environment(wire))[row.figure]
 
-    def plugin(self, row, wire):
-        command = [self.options.railhead, "perf", "--plugin", self.options.plugin, "--json", "--limits", "none", "--rounds", "1"]
+    def plugin(self, row, wire, limit="none"):
+        """The plugin's figure, or that of the limit beside it."""
+        command = [self.options.railhead, "perf", "--plugin", self.options.plugin, "--json", "--limits", limit, "--rounds", "1"]
         command += ["--sizes", str(row.size), "--round-ms", str(int(self.options.seconds * 1000))]
         command += ["--what", "latency"] if row.figure == "p50_us" else ["--what", "bandwidth", "--outstanding", str(AHEAD)]
-        return launch([command], environment(wire))["rows"][0]["plugins"][0]["figure"]["median"]
+        measured = launch([command], environment(wire))["rows"][0]
+        return (measured["plugins"] if limit == "none" else measured["limits"])[0]["figure"]["median"]
 
     def other(self, what, row, wire):
         """The same by others, or None."""
         if what == PLUGIN:
             return self.plugin(row, wire)
         if what == ONE_KEY:
-            return self.tensors(row, wire, 1, 2)
+            # As many workers do as much, with one key each.
+            return self.tensors(row, wire, row.workers - 1, row.workers)
         if what == MEMCPY:
-            return launch([[self.limit, str(row.size), str(self.options.seconds / 2)]])["memcpy"]
+            return self.plugin(row, wire, "memcpy")
         if self.python is None:
             return None
         return launch([[self.python, here / "anchors/grpc_stream.py", str(row.size), str(self.options.seconds)]])["gb_s"]

@@ -122,7 +122,7 @@ fn produce(setting: &Setting, worker: usize, folder: &str) {
     let mut steps = Steps::new(&manager, keys.len());
     let mut next = LAST;
     loop {
-        while steps.open.len() < 2 {
+        while !keys.is_empty() && steps.open.len() < 2 {
             next += 1;
             for key in &keys {
                 let released = released.clone();
@@ -144,6 +144,7 @@ fn consume(setting: &Setting, folder: &str) -> (f64, Vec<Duration>) {
     let mut steps = Steps::new(&manager, setting.keys);
     let (got, all_got) = mpsc::channel();
     let ask = |steps: &mut Steps, number: usize, id: u64| {
+        let (key, step) = (setting.key(number).1, steps.get(id));
         let (got, asked, bytes) = (got.clone(), Instant::now(), setting.bytes);
         let callback = move |result: Result<Tensor>| {
             let time = asked.elapsed();
@@ -153,7 +154,7 @@ fn consume(setting: &Setting, folder: &str) -> (f64, Vec<Duration>) {
                 (number, id, time)
             }));
         };
-        steps.get(id).recv_async(&setting.key(number).1, callback).expect("asked");
+        step.recv_async(&key, callback).expect("asked");
     };
     (0..setting.keys).for_each(|number| ask(&mut steps, number, LAST + 1));
     let (mut began, mut left) = (None, WARMUP * setting.keys as u64);

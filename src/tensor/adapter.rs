@@ -16,6 +16,8 @@ use crate::link::duplex::{Event, Target, Unconnected};
 use crate::link::limits::{CONTROL_SIZE, MAX_RAILS, SLOTS};
 
 use super::channel::{Channel, Tx};
+#[cfg(test)]
+use super::direct::Actions;
 use super::direct::Direct;
 use super::event::{ChannelEvent, Landed};
 use super::io::{ACKS, BUFFERS, ChannelIo, Fill, MESSAGES, RX_ACK, RX_MESSAGE, TENSORS};
@@ -357,6 +359,14 @@ fn read_message(buffers: &Registered) -> Result<(Packet, String)> {
 
 #[cfg(test)]
 impl Adapter {
+    /// For how many tensors of so many bytes more the library's memory may be open to the peer.
+    pub fn opens(&mut self, bytes: usize, ahead: bool) -> usize {
+        let next = || Actions::open(&mut self.io, None, bytes as u64, ahead).unwrap();
+        let opened: Vec<_> = std::iter::from_fn(next).collect();
+        opened.iter().for_each(|to| self.io.close(to.sequence));
+        opened.len()
+    }
+
     /// Has what is written to the peer go elsewhere.
     pub fn tamper(&mut self, tamper: super::io::Tamper) {
         self.io.tamper = Some(tamper);
@@ -370,7 +380,7 @@ impl Adapter {
 
     /// Buffers of tensors that come in and that go out.
     pub fn buffers(&self) -> [usize; 2] {
-        self.io.tensors.each_ref().map(std::collections::HashMap::len)
+        self.io.tensors.each_ref().map(foldhash::HashMap::len)
     }
 
     /// Requests of this side's and of the peer's that are not answered.

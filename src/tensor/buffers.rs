@@ -1,7 +1,9 @@
 //! The tensor buffers of a channel in one direction, by name and by number, and which of them are given up: those that have been idle for longest.
 //! Under the lock of the manager.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
 
 /// Buffers by number. A number is used again.
 #[derive(Debug)]
@@ -13,7 +15,7 @@ pub struct Buffers<B> {
 
 impl<B> Default for Buffers<B> {
     fn default() -> Self {
-        Buffers { places: Vec::new(), free: Vec::new(), index_of: HashMap::new() }
+        Buffers { places: Vec::new(), free: Vec::new(), index_of: HashMap::default() }
     }
 }
 

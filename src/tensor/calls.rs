@@ -1,9 +1,11 @@
 //! Receives that are not over: what they are for, and how they ended. Under the lock of the manager; who has asked is told without it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};

@@ -5,7 +5,9 @@
 //! once the consumer has said that he has copied the tensor out. Of buffers that are idle, the producer gives up those that have been so for longest, if
 //! there are too many, and has the consumer do the same.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
+
+use foldhash::{HashMap, HashSet};
 
 use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
@@ -139,8 +141,8 @@ impl<T> Default for Channel<T> {
             idle: Idle::new(IDLE.0, IDLE.1),
             incoming: Buffers::default(),
             full: 0,
-            wanted: HashMap::new(),
-            sought: HashSet::new(),
+            wanted: HashMap::default(),
+            sought: HashSet::default(),
             owed: 0,
         }
     }

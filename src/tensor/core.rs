@@ -2,9 +2,11 @@
 
 mod events;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
@@ -16,7 +18,7 @@ use super::event::Landed;
 use super::io::Fill;
 use super::key::Key;
 use super::memory::Memory;
-use super::steps::{CallId, StepRef, Steps, Waiter};
+use super::steps::{self, CallId, StepRef, Steps, Waiter};
 use super::value::Tensor;
 
 /// How far a worker's own end is: the states of TensorFlow's server.
@@ -94,7 +96,7 @@ pub struct Core {
 impl Core {
     /// The worker of this name's, of these others, none of them connected.
     pub fn new(name: &str, others: &[&str], tolerate_dup_recv: bool) -> Core {
-        let worker = |name: &&str| Worker { name: (*name).to_owned(), peer: Peer::Absent, wanted: HashMap::new(), oldest: None };
+        let worker = |name: &&str| Worker { name: (*name).to_owned(), peer: Peer::Absent, wanted: HashMap::default(), oldest: None };
         Core {
             name: name.to_owned(),
             workers: others.iter().map(worker).collect(),
@@ -360,14 +362,15 @@ impl Core {
     /// Errors: it was cleaned up.
     pub fn abort(&mut self, step: StepRef, why: &Error) -> Result<()> {
         let waited = self.steps.get(step)?.abort(why);
-        self.tell(step.id, waited, why);
+        let why = Failure::from_error(why);
+        self.tell(step.id, waited, || why.error());
         Ok(())
     }
 
     /// Ends a step, and forgets what is in it.
     pub fn cleanup(&mut self, id: u64) {
-        let (waited, why) = self.steps.cleanup(id);
-        self.tell(id, waited, &why);
+        let waited = self.steps.cleanup(id);
+        self.tell(id, waited, || steps::cleanup(id));
     }
 
     /// Ends all steps.
@@ -376,14 +379,13 @@ impl Core {
     }
 
     /// A step is over: tells the workers that waited, and all receives, those that wait for others too.
-    fn tell(&mut self, id: u64, waited: Vec<(String, Waiter)>, why: &Error) {
+    fn tell(&mut self, id: u64, waited: Vec<(String, Waiter)>, why: impl Fn() -> Error) {
         for (key, waiter) in waited {
             if let Waiter::Worker(worker) = waiter {
-                self.refuse(worker, &key, id, why);
+                self.refuse(worker, &key, id, &why());
             }
         }
-        let why = Failure::from_error(why);
-        for (call, worker, key) in self.calls.end_all(|call| call.step.id == id, || why.error()) {
+        for (call, worker, key) in self.calls.end_all(|call| call.step.id == id, why) {
             if let Some(worker) = worker.and_then(|worker| self.workers.get_mut(worker)) {
                 worker.forget(&key, id, call);
             }
@@ -547,7 +549,7 @@ impl Driven for Core {
             match next {
                 None => return,
                 Some(Work::Fill(worker, mut fill)) => {
-                    fill.copy();
+                    fill.copy(&mut || driver.poll_once());
                     driver.with(|core| {
                         if let Some(adapter) = core.adapter(worker) {
                             adapter.filled(*fill);
@@ -555,7 +557,7 @@ impl Driven for Core {
                     });
                 }
                 Some(Work::Keep(from, what, tensor)) => {
-                    let (copy, _) = tensor.copy();
+                    let (copy, _) = tensor.copy(&mut || driver.poll_once());
                     driver.with(|core| core.keep(from, &what, &tensor, copy));
                 }
             }

@@ -5,8 +5,10 @@
 //! Otherwise, and if the shape is another one, the consumer is told it, and asks again with memory for that. A tensor without bytes is all in what is
 //! told of its shape. A request is taken back by a message that is answered, unless it was answered before: until then the producer may write.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+
+use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
@@ -103,7 +105,7 @@ pub struct Direct<T, M> {
 impl<T, M> Default for Direct<T, M> {
     fn default() -> Self {
         let (wanted, slots, waiting) = Default::default();
-        Direct { mailbox: Mailbox::default(), wanted, slots, waiting, known: HashMap::new(), sought: HashMap::new(), writing: 0 }
+        Direct { mailbox: Mailbox::default(), wanted, slots, waiting, known: HashMap::default(), sought: HashMap::default(), writing: 0 }
     }
 }
 

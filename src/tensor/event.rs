@@ -9,7 +9,7 @@ use crate::link::device::Registered;
 
 use super::memory::{COPIED, Memory, Pool};
 use super::message::{HEADER, Meta};
-use super::value::{Tensor, fits};
+use super::value::{self, Tensor, fits};
 
 /// What the peer wants of this worker, or has for it.
 pub enum ChannelEvent {
@@ -103,18 +103,19 @@ impl Landed {
     }
 
     /// A copy, for which no lock is needed; and whether it was made now, and so the adapter's `consumed` is due. All copies share their bytes.
+    /// `between` is called now and then.
     ///
     /// Errors: no memory.
-    pub fn copy(&self) -> (Result<Tensor>, bool) {
+    pub fn copy(&self, between: &mut impl FnMut()) -> (Result<Tensor>, bool) {
         let mut made = false;
         let copy = self.copy.get_or_init(|| {
             made = true;
-            self.copied().map_err(|why| Failure::from_error(&why))
+            self.copied(between).map_err(|why| Failure::from_error(&why))
         });
         (copy.clone().map_err(|why| why.error()), made)
     }
 
-    fn copied(&self) -> Result<Tensor> {
+    fn copied(&self, between: &mut impl FnMut()) -> Result<Tensor> {
         let len = self.meta.bytes as usize;
         let view = self.memory.view(HEADER, len)?;
         if len <= COPIED {
@@ -123,7 +124,7 @@ impl Landed {
         // Memory of the process's would be mapped for each.
         let copy = self.pool.take(len)?;
         if let Some(place) = copy.view(len) {
-            place.copy_from(&view);
+            value::copy(&place, &view, between);
         }
         Ok(Tensor::placed(self.meta, Arc::new(copy)))
     }
@@ -131,11 +132,11 @@ impl Landed {
     /// One in this memory, by the only one who wants it.
     ///
     /// Errors: it has too few bytes.
-    pub fn copy_into(&self, into: &Arc<Memory>) -> Result<Tensor> {
+    pub fn copy_into(&self, into: &Arc<Memory>, between: &mut impl FnMut()) -> Result<Tensor> {
         fits(&self.meta, into)?;
         let len = self.meta.bytes as usize;
         if let Some(place) = into.view(len) {
-            place.copy_from(&self.memory.view(HEADER, len)?);
+            value::copy(&place, &self.memory.view(HEADER, len)?, between);
         }
         Ok(Tensor::placed(self.meta, into.clone()))
     }

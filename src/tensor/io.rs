@@ -4,8 +4,10 @@
 mod buffered;
 mod direct;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
@@ -55,13 +57,13 @@ enum Place {
 }
 
 impl Fill {
-    /// Copies it.
-    pub fn copy(&mut self) {
+    /// Copies it. `between` is called now and then.
+    pub fn copy(&mut self, between: &mut impl FnMut()) {
         match &mut self.to {
             Place::Buffer { memory, .. } => {
                 // The buffer has room for it: it was made so.
                 if let Ok(view) = memory.view(HEADER, self.tensor.len()) {
-                    self.tensor.copy_to(&view);
+                    self.tensor.copy_to(&view, between);
                 }
             }
             Place::Pooled { pool, copy, .. } => *copy = Some(pool.copy(&self.tensor.bytes())),
@@ -86,10 +88,10 @@ pub struct ChannelIo {
     fills: VecDeque<Box<Fill>>,
     /// Those, and others that are being copied.
     filling: usize,
-    /// By their slots: what tensors are written into; and the bytes that are announced ahead.
-    opened: HashMap<u64, (Arc<Memory>, usize)>,
-    /// All of those bytes.
-    ahead: usize,
+    /// By their slots: what tensors are written into.
+    opened: HashMap<u64, Opened>,
+    /// Bytes of the library's memory among that: for tensors that are there, and for those that may not be.
+    open: [usize; 2],
     /// Writes for which there was no room.
     posts: VecDeque<Post>,
     writes: VecDeque<(Announced, Tensor)>,
@@ -110,6 +112,15 @@ pub type Tamper = fn(&mut super::message::RemoteMr, &mut u64);
 enum Sent {
     Buffer(Tx),
     Tensor { _memory: Tensor },
+}
+
+/// Memory behind a slot of this side's.
+struct Opened {
+    memory: Arc<Memory>,
+    /// Its bytes, if it is the library's.
+    pooled: usize,
+    /// The tensor may not be produced yet.
+    ahead: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -136,8 +147,8 @@ impl ChannelIo {
             spare: VecDeque::new(),
             fills: VecDeque::new(),
             filling: 0,
-            opened: HashMap::new(),
-            ahead: 0,
+            opened: HashMap::default(),
+            open: [0; 2],
             posts: VecDeque::new(),
             writes: VecDeque::new(),
             sent: std::iter::repeat_with(|| None).take(MAX_REQUESTS).collect(),
@@ -262,8 +273,8 @@ impl ChannelIo {
 
     /// The memory of a slot that is not open any more.
     fn take_opened(&mut self, sequence: u64) -> Option<Arc<Memory>> {
-        let (memory, ahead) = self.opened.remove(&sequence)?;
-        self.ahead -= ahead;
+        let Opened { memory, pooled, ahead } = self.opened.remove(&sequence)?;
+        self.open[usize::from(ahead)] -= pooled;
         Some(memory)
     }
 }

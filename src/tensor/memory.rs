@@ -1,8 +1,10 @@
 //! Memory that tensors are in without being copied: the library's, from a pool that is registered once, and the user's, registered for good or for as
 //! long as a tensor is there. Any thread.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::UserMemory;

@@ -21,7 +21,10 @@ pub const ACK: [u8; 3] = [Kind::Ack as u8, 0, 0];
 /// Bytes of a message buffer, and of an ack buffer.
 pub const MESSAGE: usize = HEADER + TEXT_MAX;
 
-const _: () = assert!(721 + 47 == HEADER && MAX_RAILS == 8);
+/// What is behind a name, and behind the last field.
+const ZEROS: [u8; NAME_MAX] = [0; NAME_MAX];
+
+const _: () = assert!(721 + 47 == HEADER && 47 <= NAME_MAX && MAX_RAILS == 8);
 
 /// What a packet says. The first six have TensorFlow's numbers, and the next three its later names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +184,7 @@ impl Packet {
         put(&[self.kind as u8]);
         put(&(name.len() as u16).to_le_bytes());
         put(name);
-        put([0; NAME_MAX].get(name.len()..).unwrap_or_default());
+        put(ZEROS.get(name.len()..).unwrap_or_default());
         put(&self.step.to_le_bytes());
         put(&self.buffer_size.to_le_bytes());
         put(&self.memory.addr.to_le_bytes());
@@ -217,7 +220,7 @@ impl Packet {
         if packet.meta.is_dead && packet.meta.bytes > 0 {
             return Err(format!("a dead tensor of {} bytes", packet.meta.bytes));
         }
-        if [behind, rest].iter().any(|zeros| zeros.iter().any(|byte| *byte != 0)) {
+        if [behind, rest].iter().any(|zeros| ZEROS.get(..zeros.len()) != Some(zeros)) {
             return Err(format!("a packet of kind {kind}, with something in it that does not belong there"));
         }
         Ok(packet)

@@ -53,7 +53,7 @@ impl DumpSource for Shared {
         let waits: Vec<String> = core.calls.open().take(NAMED).map(|(_, call)| format!("\n[{}]", call.words(now))).collect();
         let doing = if core.has_failed() {
             "closed"
-        } else if core.is_asleep() {
+        } else if self.driver.is_asleep() {
             "asleep"
         } else {
             "polling"

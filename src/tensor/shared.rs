@@ -54,22 +54,23 @@ impl Shared {
 
     /// The tensor of a receive that is over, in its memory if it has any. It is copied without the lock.
     pub(super) fn settle(&self, answer: Answer, into: Option<&Arc<Memory>>) -> Result<Tensor> {
+        let mut poll = || self.driver.poll_once();
         match answer {
             Answer::Here(tensor) => match into {
-                Some(into) => tensor.moved(into),
+                Some(into) => tensor.moved(into, &mut poll),
                 None => Ok(tensor),
             },
             Answer::Failed(error) => Err(error),
             Answer::Landed { from, landed, is_shared } => {
                 let (tensor, first) = match into {
-                    Some(into) if !is_shared => (landed.copy_into(into), true),
-                    _ => landed.copy(),
+                    Some(into) if !is_shared => (landed.copy_into(into, &mut poll), true),
+                    _ => landed.copy(&mut poll),
                 };
                 if first {
                     self.driver.with(|core| core.consumed(from, &landed));
                 }
                 match into {
-                    Some(into) => tensor?.moved(into),
+                    Some(into) => tensor?.moved(into, &mut poll),
                     None => tensor,
                 }
             }

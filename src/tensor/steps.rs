@@ -3,8 +3,9 @@
 //! A step may be found before it is initialised, here or by another worker that is ahead: what is sent is kept then, and what is to be received
 //! waits.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+
+use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
 
@@ -99,7 +100,7 @@ pub struct Steps {
 impl Steps {
     /// See [`Table::new`].
     pub fn new(tolerate_dup_recv: bool) -> Steps {
-        Steps { steps: HashMap::new(), generation: 0, cleaned: Cleaned::default(), tolerate_dup_recv }
+        Steps { steps: HashMap::default(), generation: 0, cleaned: Cleaned::default(), tolerate_dup_recv }
     }
 
     /// A step of this worker's; it is made if there is none.
@@ -132,12 +133,13 @@ impl Steps {
         self.steps.get_mut(&step.id).filter(|found| found.generation == step.generation).ok_or_else(|| cleanup(step.id))
     }
 
-    /// Removes a step, if it is there: who waited, and what they are told.
-    pub fn cleanup(&mut self, id: u64) -> (Vec<(String, Waiter)>, Error) {
-        let why = cleanup(id);
-        let waited = self.steps.remove(&id).map_or(Vec::new(), |mut step| step.abort(&why));
+    /// Removes a step, if it is there: who waited, for [`cleanup`] to be told.
+    pub fn cleanup(&mut self, id: u64) -> Vec<(String, Waiter)> {
         self.cleaned.insert(id);
-        (waited, why)
+        let Some(mut step) = self.steps.remove(&id) else { return Vec::new() };
+        let mut all = step.table.drain();
+        all.append(&mut step.deferred);
+        all
     }
 
     /// The numbers of all that are there.
@@ -170,7 +172,7 @@ impl Steps {
 }
 
 /// What those are told that wait for a step, or come to it, when it is cleaned up: TensorFlow's words.
-fn cleanup(id: u64) -> Error {
+pub fn cleanup(id: u64) -> Error {
     Error::usage(format!("Cleanup {id}"))
 }
 
@@ -201,8 +203,7 @@ mod tests {
         let mut steps = Steps::new(true);
         let old = steps.find(7);
         steps.get(old).unwrap().defer("k", Waiter::Worker(2)).unwrap();
-        let (waited, why) = steps.cleanup(7);
-        assert_eq!((waited, why.to_string()), (vec![("k".into(), Waiter::Worker(2))], "Cleanup 7".into()));
+        assert_eq!(steps.cleanup(7), [("k".into(), Waiter::Worker(2))]);
         assert_eq!(steps.get(old).err().unwrap().to_string(), "Cleanup 7");
         assert_eq!(steps.find_for_other(7).err().unwrap().to_string(), "Cleanup 7");
         // One of its own is another one.

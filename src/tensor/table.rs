@@ -1,8 +1,9 @@
 //! Where producers and consumers of one step meet on one worker: a value waits for its receiver, or a receiver for its value. Plain data under its
 //! owner's lock; it gives back what is to be run, which is run without that.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+
+use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
@@ -31,7 +32,7 @@ pub struct Table<V, W> {
 impl<V: Clone, W> Table<V, W> {
     /// Without anything in it. `tolerate_dup_recv`: a value stays for those who ask for it later, as long as the table does.
     pub fn new(tolerate_dup_recv: bool) -> Table<V, W> {
-        Table { items: HashMap::new(), tolerate_dup_recv, aborted: None }
+        Table { items: HashMap::default(), tolerate_dup_recv, aborted: None }
     }
 
     /// Errors: it was aborted.
@@ -92,6 +93,11 @@ impl<V: Clone, W> Table<V, W> {
             return Vec::new();
         }
         self.aborted = Some(Failure::from_error(why));
+        self.drain()
+    }
+
+    /// Forgets all: those who wait.
+    pub fn drain(&mut self) -> Vec<(String, W)> {
         let waiters = |item| if let Item::Waiters(waiters) = item { waiters } else { Vec::new() };
         self.items.drain().flat_map(|(key, item)| waiters(item).into_iter().map(move |waiter| (key.clone(), waiter))).collect()
     }

@@ -298,6 +298,23 @@ fn several_tensors_come_with_one_callback() {
 }
 
 #[test]
+fn of_several_that_fail_the_first_is_told_once_the_last_has_come() {
+    workers(SoftWire::Shm, 1, |_, manager| {
+        let step = step(&manager, 1);
+        let (late, nobodys) = (key(0, 0, "late"), key(7, 0, "nobody's"));
+        let error = Arc::new(Mutex::new(None));
+        let take = error.clone();
+        step.recv_all_async(&[&late, "no key", &nobodys], move |result| *lock(&take) = result.err()).unwrap();
+        assert_eq!(manager.run(Duration::ZERO), 0, "one has not come");
+        assert!(lock(&error).is_none());
+        step.send(&late, tensor(1, 1)).unwrap();
+        run(&manager, 1);
+        let error = lock(&error).take().expect("an error").to_string();
+        assert!(error.contains("key \"no key\" has not five parts"), "{error}");
+    });
+}
+
+#[test]
 fn a_callback_may_call_anything() {
     let done = Barrier::new(2);
     workers(SoftWire::Shm, 2, |worker, manager| {

@@ -1,6 +1,7 @@
 //! A tensor: what is known of it, and its bytes. Made by producers, and for consumers. Any thread.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
@@ -8,6 +9,10 @@ use crate::fabric::RegionView;
 
 use super::memory::Memory;
 use super::message::Meta;
+
+/// Bytes of a tensor that are copied without a look at anything else. Between two such slices the thread may do something: copies of a few MiB take
+/// longer than it should leave its peers without an answer.
+const SLICE: usize = 64 << 10;
 
 /// Clones share the bytes.
 #[derive(Clone)]
@@ -84,13 +89,17 @@ impl Tensor {
         }
     }
 
-    /// Copies its contents, as many as there is room for.
-    pub(super) fn copy_to(&self, view: &RegionView<'_>) {
+    /// Copies its contents, as many as there is room for; see [`SLICE`].
+    pub(super) fn copy_to(&self, to: &RegionView<'_>, between: &mut impl FnMut()) {
         match &self.contents {
-            Contents::Own(bytes) => view.write(bytes),
+            Contents::Own(bytes) => in_slices(bytes.len().min(to.len()), between, |range| {
+                if let (Some(to), Some(from)) = (to.part(range.start, range.len()), bytes.get(range)) {
+                    to.write(from);
+                }
+            }),
             Contents::Placed(memory) => {
                 if let Some(from) = memory.view(self.len()) {
-                    view.copy_from(&from);
+                    copy(to, &from, between);
                 }
             }
         }
@@ -107,13 +116,13 @@ impl Tensor {
     /// Moved into other memory, unless it is there.
     ///
     /// Errors: it has too few bytes.
-    pub(super) fn moved(self, into: &Arc<Memory>) -> Result<Tensor> {
+    pub(super) fn moved(self, into: &Arc<Memory>, between: &mut impl FnMut()) -> Result<Tensor> {
         if self.memory().is_some_and(|memory| Arc::ptr_eq(memory, into)) {
             return Ok(self);
         }
         fits(&self.meta, into)?;
         if let Some(view) = into.view(self.len()) {
-            self.copy_to(&view);
+            self.copy_to(&view, between);
         }
         Ok(Tensor::placed(self.meta, into.clone()))
     }
@@ -121,6 +130,24 @@ impl Tensor {
     /// Whether its producer had nothing to send.
     pub fn is_dead(&self) -> bool {
         self.meta.is_dead
+    }
+}
+
+/// Copies the first bytes of `from`, as many as both have; see [`SLICE`].
+pub(super) fn copy(to: &RegionView<'_>, from: &RegionView<'_>, between: &mut impl FnMut()) {
+    in_slices(from.len().min(to.len()), between, |range| {
+        if let (Some(to), Some(from)) = (to.part(range.start, range.len()), from.part(range.start, range.len())) {
+            to.copy_from(&from);
+        }
+    });
+}
+
+fn in_slices(len: usize, between: &mut impl FnMut(), mut copy: impl FnMut(Range<usize>)) {
+    for start in (0..len).step_by(SLICE) {
+        if start > 0 {
+            between();
+        }
+        copy(start..len.min(start + SLICE));
     }
 }
 
@@ -148,5 +175,33 @@ impl Eq for Tensor {}
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tensor").field("meta", &self.meta).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::config::Config;
+    use crate::base::mem::Pages;
+    use crate::link::device::Device;
+    use crate::tensor::memory::Pool;
+
+    #[test]
+    fn copies_are_whole_and_leave_time_for_other_things() {
+        let pool = Pool::new(Device::open(Config::default(), "").unwrap());
+        for len in [0, 1, SLICE, SLICE + 1, 5 * SLICE, 5 * SLICE + 100] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + i / 256) as u8).collect();
+            let own = Tensor::new(1, &[len as i64], bytes.clone()).unwrap();
+            let placed = Tensor::placed(*own.meta(), Arc::new(pool.copy(&bytes).unwrap()));
+            for tensor in [own, placed] {
+                let (pages, mut times) = (Pages::new(len + 1).unwrap(), 0);
+                let into = Arc::new(pool.destination(pages.to_register().part(0, len).unwrap(), false).unwrap());
+                drop(tensor.moved(&into, &mut || times += 1).unwrap());
+                assert_eq!(times, len.saturating_sub(1) / SLICE, "{len}");
+                let mut to = vec![1; len + 1];
+                pages.read(0, &mut to);
+                assert!(to[..len] == bytes && to[len] == 0, "{len}");
+            }
+        }
     }
 }

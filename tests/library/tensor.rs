@@ -1,6 +1,7 @@
 //! The tensors' C functions: the example as a user runs it, workers that are killed, two workers in one process, and wrong calls.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,7 @@ use railhead::abi::store::*;
 use railhead::abi::tensor::{railhead_tensor_mode_t::*, *};
 
 use super::examples::{SANITIZE, make, sanitizers_work, skip, valgrind};
-use super::mesh::{Ranks, WIRES, passes, start};
+use super::mesh::{Ranks, WIRES, passes, start, until_it_computes};
 
 /// The example's options.
 const MODES: [&[&str]; 2] = [&[], &["--direct"]];
@@ -125,7 +126,7 @@ fn workers_whose_peer_is_killed_end_with_its_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let options: Vec<&str> = ["--bytes", "1", "--steps", "100000000"].iter().chain(mode).copied().collect();
         let mut workers = Ranks(start(&program, &[], folder.path(), wire, 3, &options));
-        super::mesh::until_it_computes(&workers.0[0]);
+        until_it_computes(&workers.0[0]);
         drop(Ranks(vec![workers.0.remove(0)]));
         let left: Vec<Child> = std::mem::take(&mut workers.0);
         // Both wait for the producer.
@@ -136,6 +137,44 @@ fn workers_whose_peer_is_killed_end_with_its_name() {
             assert!(text.contains("worker /job:producer/task:0: "), "{text}");
         }
     }
+}
+
+/// By the workers that wait for it, unasked and when asked; they go on when it does.
+#[test]
+fn a_worker_that_is_stopped_is_named_with_the_key_that_is_waited_for() {
+    let program = make("tensor", "").join("tensor_pipeline");
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut workers = Ranks(start(&program, &[], folder.path(), "shm", 3, &["--bytes", "1", "--steps", "1000000"]));
+    until_it_computes(&workers.0[1]);
+    let [stopped, asked] = [0, 1].map(|worker: usize| workers.0[worker].id() as libc::pid_t);
+    let signal = |worker: libc::pid_t, signal: i32| {
+        // SAFETY: a child of this process, which it has not waited for.
+        assert_eq!(unsafe { libc::kill(worker, signal) }, 0);
+    };
+    signal(stopped, libc::SIGSTOP);
+    let mut told = BufReader::new(workers.0[1].stderr.take().expect("its output")).lines();
+    let mut line = |with: &[&str]| {
+        let is_one = |line: &String| with.iter().any(|with| line.contains(with));
+        told.find_map(|line| line.ok().filter(is_one)).unwrap_or_else(|| panic!("worker 1 has ended, and has not said {with:?}"))
+    };
+    let names = |line: &str, begin: &str| {
+        let words = [begin, " s for /job:producer/task:0/device:", ";/job:consumer/task:0/device:", ";input;", " of step "];
+        words.iter().all(|words| line.contains(words)) && line.contains(", produced by /job:producer/task:0")
+    };
+    let stall = line(&["stalled: "]);
+    assert!(names(&stall, "stalled: worker /job:consumer/task:0 waited for 0."), "{stall}");
+    // On a slow machine that was before the other one was stopped, and this one does not wait yet. A dump begins after each signal.
+    let (mut dump, mut wait) = (String::new(), String::new());
+    while wait.is_empty() {
+        signal(asked, libc::SIGUSR1);
+        let said = line(&["tensors of worker ", ", produced by "]);
+        let place = if said.contains("tensors of worker ") { &mut dump } else { &mut wait };
+        *place = said;
+    }
+    assert!(dump.contains("tensors of worker /job:consumer/task:0 on lo: "), "{dump}");
+    assert!(names(&wait, "[") && wait.ends_with(']'), "{wait}");
+    signal(stopped, libc::SIGCONT);
+    workers.0.iter().for_each(until_it_computes);
 }
 
 /// What a callback got.
@@ -279,6 +318,46 @@ fn tensors_go_from_memory_to_memory() {
             }
             done(railhead_tensor_release(step));
         }
+    });
+}
+
+#[test]
+fn a_time_of_zero_or_less_is_without_end() {
+    two_workers(RAILHEAD_TENSOR_BUFFERED, |worker, manager| {
+        if worker == 1 {
+            return;
+        }
+        let mut step = null_mut();
+        // SAFETY: handles and places.
+        unsafe {
+            done(railhead_tensor_step(manager, 1, &mut step));
+            done(railhead_tensor_initialize(step));
+        }
+        let step = step.expose_provenance();
+        let recv = |edge: &CStr, time| {
+            let (key, mut got, step) = (key(0, 0, edge), tensor(&[]), std::ptr::with_exposed_provenance_mut(step));
+            // SAFETY: a handle, a string and a place; what came is given back.
+            unsafe {
+                let status = railhead_tensor_recv(step, key.as_ptr(), time, &mut got);
+                if status == RAILHEAD_OK {
+                    done(railhead_tensor_free(&got));
+                }
+                status
+            }
+        };
+        for (edge, time) in [(c"zero", 0), (c"less", -1), (c"least", i64::MIN)] {
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| recv(edge, time));
+                // It has begun by then, or fails to be what is tested, and passes.
+                assert_eq!(recv(c"never", 50), RAILHEAD_TIMEOUT, "{}", words());
+                let (key, one) = (key(0, 0, edge), tensor(&[1]));
+                // SAFETY: a handle, a string and a tensor.
+                done(unsafe { railhead_tensor_send(std::ptr::with_exposed_provenance_mut(step), key.as_ptr(), &one) });
+                assert_eq!(waits.join().expect("a status"), RAILHEAD_OK);
+            });
+        }
+        // SAFETY: a handle.
+        done(unsafe { railhead_tensor_release(std::ptr::with_exposed_provenance_mut(step)) });
     });
 }
 

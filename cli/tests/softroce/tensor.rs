@@ -28,14 +28,19 @@ const ALL: &str = r#"
 fn workers_exchange_tensors() {
     let line = r#"
         before=$(sent)
-        all 3 ./tensor_pipeline --bytes 500000
-        all 5 ./tensor_params --elements 30000
+        for mode in "" --direct; do
+            all 3 ./tensor_pipeline --bytes 500000 $mode
+            all 5 ./tensor_params --elements 30000 $mode
+        done
         echo "crossed $(($(sent) - before))""#;
     let Some(ran) = MACHINE.run(1, 150, &format!("{ALL}{line}")) else { return };
-    ran.passes().says("3 steps, no byte wrong, and one that was aborted").says("4 steps of 4 workers, no parameter wrong");
+    ran.passes();
+    for line in ["3 steps, no byte wrong, and one that was aborted", "4 steps of 4 workers, no parameter wrong"] {
+        assert_eq!(ran.output.matches(line).count(), 2, "in both modes: {}", ran.output);
+    }
     let crossed = ran.output.lines().find_map(|line| line.strip_prefix("crossed ")?.parse::<u64>().ok());
     // A consumer's tensors alone.
-    assert!(crossed.is_some_and(|bytes| bytes > 3_000_000), "{crossed:?}: not over the devices");
+    assert!(crossed.is_some_and(|bytes| bytes > 6_000_000), "{crossed:?}: not over the devices");
 }
 
 /// By the end of its process: the device would try for ever.

@@ -255,19 +255,19 @@ impl World {
             unwritten: VecDeque::new(),
             message_is_out: false,
             room: Vec::new(),
-            goes_to: HashMap::new(),
+            goes_to: HashMap::default(),
             finds: Vec::new(),
             withdraws: Vec::new(),
-            wanted: HashSet::new(),
+            wanted: HashSet::default(),
             gone: Vec::new(),
-            refused: HashSet::new(),
-            landed: HashMap::new(),
+            refused: HashSet::default(),
+            landed: HashMap::default(),
             delivered: Vec::new(),
             no_memory: false,
         };
         let hands = [hands(0), hands(1)];
         let channels = [0, 1].map(|_| Channel { idle: Idle::new(1, 20_000), ..Channel::default() });
-        World { channels, hands, asked: HashSet::new(), truth, seen: seen.clone(), broken: None }
+        World { channels, hands, asked: HashSet::default(), truth, seen: seen.clone(), broken: None }
     }
 
     /// Something happens to an end: what it does must stand in the table.

@@ -77,7 +77,7 @@ impl Core {
         }
         self.copied(from, tensor.len());
         if tensor.len() <= COPIED_AT_ONCE {
-            self.end_with(from, ids, tensor.copy().0);
+            self.end_with(from, ids, tensor.copy(&mut || ()).0);
             return self.consumed(from, &tensor);
         }
         let is_shared = ids.len() > 1;

@@ -238,14 +238,14 @@ impl World {
             writes: Vec::new(),
             unwritten: VecDeque::new(),
             message_is_out: false,
-            slots: HashMap::new(),
+            slots: HashMap::default(),
             room,
             uses: 0,
             finds: Vec::new(),
             forgets: Vec::new(),
             kept: 0,
-            wanted: HashSet::new(),
-            withdrawing: HashSet::new(),
+            wanted: HashSet::default(),
+            withdrawing: HashSet::default(),
             no_memory: false,
         };
         World { channels: Default::default(), hands: [hands(0), hands(1)], seen: seen.clone(), broken: None }

@@ -10,18 +10,20 @@ use super::super::event::ChannelEvent;
 use super::super::memory::Memory;
 use super::super::message::{Meta, RemoteMr};
 use super::super::value::Tensor;
-use super::{ChannelIo, Place};
+use super::{ChannelIo, Opened, Place};
 
 /// Slots that are left to tensors of which their producer has told.
 const KEPT_SLOTS: usize = 64;
-/// Bytes of the library's memory that a worker announces to another for tensors which may not be produced yet, or one tensor's.
-const AHEAD: usize = 256 << 20;
+/// Bytes of the library's memory that are open to another worker, or one tensor's: for tensors that are there, and as many for those that may not be
+/// produced for long. Few, so that memory is used again while it is in a cache; more than any network has under way at a time.
+const OPEN: usize = 4 << 20;
 
 impl Actions<Tensor, Arc<Memory>> for ChannelIo {
     fn open(&mut self, into: Option<&Arc<Memory>>, bytes: u64, ahead: bool) -> Result<Option<Announced>> {
         let (len, kept) = (bytes as usize, if ahead { KEPT_SLOTS } else { 0 });
-        let ahead = if ahead && into.is_none() { len } else { 0 };
-        if self.link.free_slots() <= kept || ahead > 0 && self.ahead > 0 && self.ahead.saturating_add(ahead) > AHEAD {
+        let pooled = if into.is_none() { len } else { 0 };
+        let open = &mut self.open[usize::from(ahead)];
+        if self.link.free_slots() <= kept || pooled > 0 && *open > 0 && open.saturating_add(pooled) > OPEN {
             return Ok(None);
         }
         let memory = match into {
@@ -33,8 +35,8 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
         };
         let (addr, (_, rkeys)) = (place.addr() as u64, memory.keys());
         let Some(sequence) = self.link.open(bytes) else { return Ok(None) };
-        self.ahead += ahead;
-        self.opened.insert(sequence, (memory, ahead));
+        *open += pooled;
+        self.opened.insert(sequence, Opened { memory, pooled, ahead });
         Ok(Some(Announced { sequence, memory: RemoteMr { addr, rkeys }, bytes }))
     }
 

@@ -72,7 +72,7 @@ fn no_byte_is_copied_whosever_memory_it_is() {
 /// Of one that is announced before it is produced there may be no more for a while; of those that are there, there may.
 #[test]
 fn a_large_tensor_that_is_awaited_is_in_nobodys_way() {
-    const LARGE: usize = (256 << 20) + 1;
+    const LARGE: usize = (4 << 20) + 1;
     let turn = Barrier::new(2);
     workers(WAYS[0], 2, |worker, manager| {
         let (first, second) = (step(&manager, 1), step(&manager, 2));
@@ -93,6 +93,39 @@ fn a_large_tensor_that_is_awaited_is_in_nobodys_way() {
             turn.wait();
             assert!(*got.unwrap().bytes() == contents(100, 1));
             run(&manager, 1);
+        }
+        turn.wait();
+    });
+}
+
+/// For those that are there as for those that are not produced yet, which are in nobody's way. One has memory in any case.
+#[test]
+fn memory_is_open_for_a_few_tensors_however_many_are_asked_for() {
+    const BYTES: usize = 64 << 10;
+    let turn = Barrier::new(2);
+    workers(WAYS[0], 2, |worker, manager| {
+        let (first, second) = (step(&manager, 1), step(&manager, 2));
+        let keys: Vec<String> = (0..240).map(|number| key(0, 1, &format!("edge {number}"))).collect();
+        let send = |step: &Rendezvous, seed| keys.iter().for_each(|key| step.send(key, tensor(BYTES, seed)).unwrap());
+        let ask = |step: &Rendezvous, seed| {
+            keys.iter().for_each(|key| step.recv_async(key, move |got| assert!(got.unwrap() == tensor(BYTES, seed))).unwrap());
+        };
+        if worker == 0 {
+            send(&first, 1);
+            turn.wait();
+            send(&second, 2);
+        } else {
+            let opens = |bytes, ahead| manager.with_adapter(&name(0), |adapter| adapter.opens(bytes, ahead)).unwrap();
+            assert_eq!(
+                [(BYTES, false), (BYTES, true), (5 << 20, false), (5 << 20, true)].map(|(bytes, ahead)| opens(bytes, ahead)),
+                [64, 64, 1, 1]
+            );
+            ask(&first, 1);
+            run(&manager, keys.len());
+            ask(&second, 2);
+            assert_eq!((opens(BYTES, true), opens(BYTES, false)), (0, 64), "all that may be are open for what is asked for");
+            turn.wait();
+            run(&manager, keys.len());
         }
         turn.wait();
     });
