@@ -144,10 +144,11 @@ impl<D: Driven> Driver<D> {
         self.drive(state)
     }
 
-    /// Polls it once for a thread that is busy with something else, if nobody drives it.
+    /// Polls it once for a thread that is busy with something else, if nobody drives it and the links are few.
     pub fn poll_once(&self) {
-        let mut state = self.lock();
-        if !state.is_driven {
+        // Whoever has the lock polls, or will.
+        let Ok(mut state) = self.state.try_lock() else { return };
+        if !state.is_driven && state.links() as u64 <= FEW {
             self.drive(&mut state);
         }
     }

@@ -66,7 +66,14 @@ impl Fill {
                     self.tensor.copy_to(&view, between);
                 }
             }
-            Place::Pooled { pool, copy, .. } => *copy = Some(pool.copy(&self.tensor.bytes())),
+            Place::Pooled { pool, copy, .. } => {
+                let taken = pool.take(self.tensor.len()).inspect(|memory| {
+                    if let Some(view) = memory.view(self.tensor.len()) {
+                        self.tensor.copy_to(&view, between);
+                    }
+                });
+                *copy = Some(taken);
+            }
         }
     }
 }

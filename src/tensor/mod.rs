@@ -6,7 +6,8 @@
 //! the tensor goes through a buffer of its name, which both have, and is copied out by the thread that wants it; in Direct mode ([`direct`]) it goes
 //! from the producer's [`memory`] into the consumer's.
 //!
-//! Workers trust each other: a peer can write into the buffers that it was told of.
+//! Workers trust each other: a peer can write into the buffers that it was told of, and the tables' hashes do not withstand keys that were chosen to
+//! collide.
 #![forbid(unsafe_code)]
 
 mod adapter;

@@ -29,8 +29,8 @@ fn workers_exchange_tensors() {
     let line = r#"
         before=$(sent)
         for mode in "" --direct; do
-            all 3 ./tensor_pipeline --bytes 500000 $mode
-            all 5 ./tensor_params --elements 30000 $mode
+            all 3 ./tensor_pipeline --bytes 500000 $mode || exit 1
+            all 5 ./tensor_params --elements 30000 $mode || exit 1
         done
         echo "crossed $(($(sent) - before))""#;
     let Some(ran) = MACHINE.run(1, 150, &format!("{ALL}{line}")) else { return };

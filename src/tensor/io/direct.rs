@@ -14,8 +14,8 @@ use super::{ChannelIo, Opened, Place};
 
 /// Slots that are left to tensors of which their producer has told.
 const KEPT_SLOTS: usize = 64;
-/// Bytes of the library's memory that are open to another worker, or one tensor's: for tensors that are there, and as many for those that may not be
-/// produced for long. Few, so that memory is used again while it is in a cache; more than any network has under way at a time.
+/// While so many bytes of the library's memory are open to another worker no more are opened: for tensors that are there, and as many for those that may
+/// not be produced for long. Few, so that memory is used again while it is in a cache; as many as a fast network has under way at a time.
 const OPEN: usize = 4 << 20;
 
 impl Actions<Tensor, Arc<Memory>> for ChannelIo {
@@ -23,7 +23,7 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
         let (len, kept) = (bytes as usize, if ahead { KEPT_SLOTS } else { 0 });
         let pooled = if into.is_none() { len } else { 0 };
         let open = &mut self.open[usize::from(ahead)];
-        if self.link.free_slots() <= kept || pooled > 0 && *open > 0 && open.saturating_add(pooled) > OPEN {
+        if self.link.free_slots() <= kept || pooled > 0 && *open >= OPEN {
             return Ok(None);
         }
         let memory = match into {
