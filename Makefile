@@ -4,6 +4,7 @@
 #   make build     target/release/librailhead.so and target/release/railhead, the command line program
 #   make demo      two processes move verified data through it, over shared memory and over TCP
 #   make test      everything once, and the plugin's tests again with RAILHEAD_PROGRESS=thread
+#   make test-gpu  two ranks of NCCL on this machine's GPU, through the plugin, and the proxy between two kernels
 #   make soak      random traffic and faults for STRESS seconds, a long watch over the ready flag, the multi-process and fault tests ROUNDS times
 #   make bench     the table of all speed targets, and docs/perf.svg
 #   make bench-nccl  the plugin beside the Socket inside NCCL's own library, over shared memory and over TCP
@@ -59,7 +60,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor instructions fuzz header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -151,6 +152,15 @@ test-plugin:
 test-thread:
 	@echo "== RAILHEAD_PROGRESS=thread"
 	RAILHEAD_PROGRESS=thread RHT_PROGRESS=thread $(CARGO) test $(CHOSEN) --no-fail-fast $(THREADED) $(TEST_ARGS)
+
+# `make test` leaves it out: machines that build have no GPU. Needs torch with CUDA, and nvcc for the second part; each says SKIP without.
+test-gpu: build
+	python3 tests/gpu/nccl.py $(LIBRARY) $(TEST_ARGS)
+	@if ! command -v nvcc >/dev/null; then echo "SKIP: the proxy between two kernels: no nvcc"; exit 0; fi; set -e; \
+	$(MAKE) --no-print-directory -C c_examples cuda; \
+	for wire in shm tcp; do \
+	    NCCL_SOCKET_IFNAME=lo RAILHEAD_SOFT_WIRE=$$wire timeout 120 c_examples/build/proxy_cuda; \
+	done
 
 soak: deps-test examples
 	@$(CARGO) test $(STAGED) --no-run

@@ -202,6 +202,11 @@ int main(int argc, char **argv)
     must("cudaHostGetDevicePointer", cudaHostGetDevicePointer((void **)&wrong_device, wrong, 0));
     memset(flags, 0, 3 * sizeof *flags);
     *wrong = 0;
+    /* Both kernels are loaded before either runs: a lazy load waits for the GPU to be idle, which it is not while one kernel waits for the other
+     * (CUDA C++ Programming Guide, "Lazy Loading", "Concurrent Execution"). */
+    cudaFuncAttributes attributes;
+    must("produce", cudaFuncGetAttributes(&attributes, produce));
+    must("consume", cudaFuncGetAttributes(&attributes, consume));
     cudaStream_t streams[2];
     for (cudaStream_t &stream : streams)
         must("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
