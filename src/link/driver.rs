@@ -177,14 +177,13 @@ impl<D: Driven> Driver<D> {
 
     /// Waits until `done` gives something. It is asked, without the lock, at once, whenever something has moved, and at the time that it gives
     /// instead.
-    pub fn wait<T>(&self, mut done: impl FnMut(u64) -> std::result::Result<T, u64>) -> T {
+    pub fn wait<T>(&self, mut done: impl FnMut() -> std::result::Result<T, u64>) -> T {
         let _waiting = Waiting::new(self);
         loop {
             // Pairs with the Release in `drive`: what ends after the look below is not missed.
             let seen = self.moves.load(Ordering::Acquire);
             D::work(self);
-            // Taken before the look, which is the last one if it is late.
-            match done(clock::now()) {
+            match done() {
                 Ok(result) => return result,
                 Err(until) => self.drive_until(seen, until, YIELDS),
             }
@@ -444,7 +443,7 @@ mod tests {
         let driver = Driver::new(Panics).unwrap();
         for _ in 0..2 {
             let end = clock::now() + 1_000_000_000;
-            let panicked = catch_unwind(AssertUnwindSafe(|| driver.wait(|now| if now < end { Err(end) } else { Ok(()) })));
+            let panicked = catch_unwind(AssertUnwindSafe(|| driver.wait(|| if clock::now() < end { Err(end) } else { Ok(()) })));
             assert!(panicked.is_err(), "nobody has driven it");
         }
         let state = driver.lock();

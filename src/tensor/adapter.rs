@@ -21,7 +21,7 @@ use super::direct::Actions;
 use super::direct::Direct;
 use super::event::{ChannelEvent, Landed};
 use super::io::{ACKS, BUFFERS, ChannelIo, Fill, MESSAGES, RX_ACK, RX_MESSAGE, TENSORS};
-use super::key::Key;
+use super::key::{Key, TensorId};
 use super::memory::{Memory, Pool};
 use super::message::{ACK, HEADER, Kind, MESSAGE, Packet, TEXT_MAX};
 use super::value::Tensor;
@@ -142,14 +142,14 @@ impl Adapter {
     /// Asks for a tensor, unless that was done. In Direct mode it is written into this memory, or else the library's: whether into this.
     ///
     /// Errors: too many are asked for; a peer that is gone.
-    pub fn request(&mut self, name: &str, step: u64, into: Option<Arc<Memory>>) -> Result<bool> {
+    pub fn request(&mut self, id: &TensorId, into: Option<Arc<Memory>>) -> Result<bool> {
         let Adapter { flow, io, .. } = self;
         io.link.check()?;
         let into = into.filter(|memory| memory.is_registered(io.pool()));
         let takes = matches!(flow, Flow::Direct(_)) && into.is_some();
         let asked = match flow {
-            Flow::Buffered(channel) => channel.request(name, step, io)?,
-            Flow::Direct(channel) => channel.request(name, step, into, io)?,
+            Flow::Buffered(channel) => channel.request(id, io)?,
+            Flow::Direct(channel) => channel.request(id, into, io)?,
         };
         if asked {
             io.count(CommCounter::Ops);
@@ -158,30 +158,30 @@ impl Adapter {
     }
 
     /// Nobody waits for a tensor any more: it comes, or fails, or [`ChannelEvent::Withdrawn`] says that it will not come.
-    pub fn withdraw(&mut self, name: &str, step: u64) {
+    pub fn withdraw(&mut self, id: &TensorId) {
         let Adapter { flow, io, .. } = self;
-        either!(flow, channel => channel.withdraw(name, step, io));
+        either!(flow, channel => channel.withdraw(id, io));
         let _ = io.post();
     }
 
     /// Has a tensor that was looked for sent. A peer that is lost is noticed by the next poll; here and below.
-    pub fn found(&mut self, name: &str, step: u64, tensor: Tensor) {
+    pub fn found(&mut self, id: &TensorId, tensor: Tensor) {
         let Adapter { flow, io, .. } = self;
-        either!(flow, channel => channel.found(name, step, *tensor.meta(), tensor, io));
+        either!(flow, channel => channel.found(id, *tensor.meta(), tensor, io));
         let _ = io.post();
     }
 
     /// Tells the peer that one will not come.
-    pub fn not_found(&mut self, name: &str, step: u64, why: &Error) {
+    pub fn not_found(&mut self, id: &TensorId, why: &Error) {
         let Adapter { flow, io, .. } = self;
-        either!(flow, channel => channel.not_found(name, step, why, io));
+        either!(flow, channel => channel.not_found(id, why, io));
         let _ = io.post();
     }
 
     /// Tells the peer that one which it has taken back is not looked for any more.
-    pub fn forgotten(&mut self, name: &str, step: u64) {
+    pub fn forgotten(&mut self, id: &TensorId) {
         let Adapter { flow, io, .. } = self;
-        either!(flow, channel => channel.forgotten(name, step, io));
+        either!(flow, channel => channel.forgotten(id, io));
         let _ = io.post();
     }
 

@@ -11,7 +11,7 @@ use crate::base::clock;
 use crate::base::error::{Error, Result};
 
 use super::event::Landed;
-use super::key::Key;
+use super::key::{Key, TensorId};
 use super::memory::Memory;
 use super::steps::{CallId, StepRef};
 use super::value::Tensor;
@@ -143,14 +143,12 @@ impl Calls {
         self.open.remove(&id)
     }
 
-    /// The next one to be called, on this thread, which says when it was.
+    /// The next one to be called.
     pub fn next_due(&mut self) -> Option<Due> {
-        let next = self.due.pop_front()?;
-        self.calls();
-        Some(next)
+        self.due.pop_front()
     }
 
-    /// This thread calls one, which is not of them.
+    /// This thread calls one, and says when it has.
     pub fn calls(&mut self) {
         self.calling.push(thread::current().id());
     }
@@ -195,9 +193,9 @@ impl Calls {
     }
 
     /// Ends all for which that holds, in order: which they were, whom they have asked, and for what.
-    pub fn end_all(&mut self, which: impl Fn(&Call) -> bool, why: impl Fn() -> Error) -> Vec<(CallId, Option<usize>, String)> {
+    pub fn end_all(&mut self, which: impl Fn(&Call) -> bool, why: impl Fn() -> Error) -> Vec<(CallId, Option<usize>, TensorId)> {
         let all = self.open().filter(|(_, call)| which(call));
-        let all: Vec<_> = all.map(|(id, call)| (id, call.worker, call.key.text().to_owned())).collect();
+        let all: Vec<_> = all.map(|(id, call)| (id, call.worker, call.key.in_step(call.step.id))).collect();
         all.iter().for_each(|(id, ..)| self.end(*id, Answer::Failed(why())));
         all
     }

@@ -6,6 +6,7 @@
 //! there are too many, and has the consumer do the same.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
@@ -13,6 +14,7 @@ use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
 
 use super::buffers::{Buffers, Idle};
+use super::key::TensorId;
 use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
 use super::message::{self, HEADER, Kind, Meta, Packet, RemoteMr};
 
@@ -57,15 +59,15 @@ pub trait Actions<T>: Mail {
     /// Copies a tensor behind its header into the buffer, and writes that.
     fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: T);
     /// Looks for a tensor, now or once it is produced; [`Channel::found`] or [`Channel::not_found`] tells of it.
-    fn find(&mut self, name: &str, step: u64);
+    fn find(&mut self, id: &TensorId);
     /// A tensor that was asked for is in the buffer with this number; [`Channel::consumed`] tells when it was copied out.
     fn deliver(&mut self, index: usize, packet: &Packet);
     /// One will not come, and why.
-    fn fail(&mut self, name: &str, step: u64, why: Error);
+    fn fail(&mut self, id: &TensorId, why: Error);
     /// The peer does not want a tensor any more. If it is still looked for, [`Channel::forgotten`] tells that it is not.
-    fn forget(&mut self, name: &str, step: u64);
+    fn forget(&mut self, id: &TensorId);
     /// A request was taken back.
-    fn withdrawn(&mut self, name: &str, step: u64);
+    fn withdrawn(&mut self, id: &TensorId);
 }
 
 /// Whether a buffer may be written.
@@ -81,7 +83,7 @@ enum Status {
 /// A buffer for tensors of one name that go out.
 #[derive(Debug)]
 struct Outgoing<T> {
-    name: String,
+    name: Arc<str>,
     size: u64,
     local: Status,
     remote: Status,
@@ -95,9 +97,9 @@ struct Outgoing<T> {
 }
 
 impl<T> Outgoing<T> {
-    fn new(name: &str) -> Outgoing<T> {
+    fn new(name: Arc<str>) -> Outgoing<T> {
         let (local, remote) = (Status::None, Status::None);
-        Outgoing { name: name.to_owned(), size: 0, local, remote, asked: None, to: None, ready: VecDeque::new(), idle: None }
+        Outgoing { name, size: 0, local, remote, asked: None, to: None, ready: VecDeque::new(), idle: None }
     }
 
     /// Whether it may be written to, enlarged or given up.
@@ -109,7 +111,7 @@ impl<T> Outgoing<T> {
 /// One for those that come in.
 #[derive(Debug)]
 struct Incoming {
-    name: String,
+    name: Arc<str>,
     size: u64,
     /// The step of the tensor in it that nobody has copied out.
     full: Option<u64>,
@@ -126,9 +128,9 @@ pub struct Channel<T> {
     /// Of those, how many have a tensor in them.
     full: usize,
     /// Asked for and not answered; and whether that is being taken back.
-    wanted: HashMap<(String, u64), bool>,
+    wanted: HashMap<TensorId, bool>,
     /// Of the peer's wishes, those that are looked for.
-    sought: HashSet<(String, u64)>,
+    sought: HashSet<TensorId>,
     /// How many there are, with those whose tensors wait for their buffers.
     owed: usize,
 }
@@ -152,8 +154,8 @@ impl<T> Channel<T> {
     /// Asks for a tensor, unless it was asked for and has not come: whether it was not.
     ///
     /// Errors: too many are asked for.
-    pub fn request(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) -> Result<bool> {
-        if self.wanted.contains_key(&(name.to_owned(), step)) {
+    pub fn request(&mut self, id: &TensorId, actions: &mut impl Actions<T>) -> Result<bool> {
+        if self.wanted.contains_key(id) {
             return Ok(false);
         }
         if self.wanted.len() + self.full >= MAX_REQUESTS {
@@ -161,17 +163,17 @@ impl<T> Channel<T> {
                 "{MAX_REQUESTS} tensors are asked for already, or have come and were not taken, which is the limit"
             )));
         }
-        self.wanted.insert((name.to_owned(), step), false);
-        self.mailbox.say(Packet::new(Kind::TensorRequest, name, step), actions);
+        self.wanted.insert(id.clone(), false);
+        self.mailbox.say(Packet::new(Kind::TensorRequest, id.clone()), actions);
         Ok(true)
     }
 
     /// Takes a request back: unless the tensor is on its way, [`Actions::withdrawn`] tells that it will not come, and [`Channel::request`] asks for
     /// nothing until then.
-    pub fn withdraw(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) {
-        if let Some(withdrawn @ false) = self.wanted.get_mut(&(name.to_owned(), step)) {
+    pub fn withdraw(&mut self, id: &TensorId, actions: &mut impl Actions<T>) {
+        if let Some(withdrawn @ false) = self.wanted.get_mut(id) {
             *withdrawn = true;
-            self.mailbox.say(Packet::new(Kind::TensorWithdraw, name, step), actions);
+            self.mailbox.say(Packet::new(Kind::TensorWithdraw, id.clone()), actions);
         }
     }
 
@@ -186,13 +188,14 @@ impl<T> Channel<T> {
     }
 
     /// A tensor that was looked for is here.
-    pub fn found(&mut self, name: &str, step: u64, meta: Meta, tensor: T, actions: &mut impl Actions<T>) {
-        if !self.sought.remove(&(name.to_owned(), step)) {
+    pub fn found(&mut self, id: &TensorId, meta: Meta, tensor: T, actions: &mut impl Actions<T>) {
+        if !self.sought.remove(id) {
             return;
         }
-        let index = self.outgoing.index_of(name).unwrap_or_else(|| self.outgoing.insert(name, Outgoing::new(name)));
+        let name = &id.name;
+        let index = self.outgoing.index_of(name).unwrap_or_else(|| self.outgoing.insert(name, Outgoing::new(name.clone())));
         let Some(outgoing) = self.outgoing.get_mut(index) else { return };
-        outgoing.ready.push_back((step, meta, tensor));
+        outgoing.ready.push_back((id.step, meta, tensor));
         if let Some(idle) = outgoing.idle.take() {
             self.idle.remove(idle);
         }
@@ -200,23 +203,23 @@ impl<T> Channel<T> {
     }
 
     /// A tensor that was looked for will not come.
-    pub fn not_found(&mut self, name: &str, step: u64, why: &Error, actions: &mut impl Actions<T>) {
-        if self.sought.remove(&(name.to_owned(), step)) {
-            self.refuse(name, step, why, actions);
+    pub fn not_found(&mut self, id: &TensorId, why: &Error, actions: &mut impl Actions<T>) {
+        if self.sought.remove(id) {
+            self.refuse(id, why, actions);
         }
     }
 
     /// A tensor is not looked for any more, as the peer does not want it.
-    pub fn forgotten(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) {
-        if self.sought.remove(&(name.to_owned(), step)) {
+    pub fn forgotten(&mut self, id: &TensorId, actions: &mut impl Actions<T>) {
+        if self.sought.remove(id) {
             self.owed -= 1;
-            self.mailbox.say(Packet::new(Kind::TensorWithdrawn, name, step), actions);
+            self.mailbox.say(Packet::new(Kind::TensorWithdrawn, id.clone()), actions);
         }
     }
 
-    fn refuse(&mut self, name: &str, step: u64, why: &Error, actions: &mut impl Actions<T>) {
+    fn refuse(&mut self, id: &TensorId, why: &Error, actions: &mut impl Actions<T>) {
         self.owed -= 1;
-        self.mailbox.refuse(name, step, why, actions);
+        self.mailbox.refuse(id, why, actions);
     }
 
     /// A write of this side's is done: its buffer may be filled again.
@@ -243,9 +246,10 @@ impl<T> Channel<T> {
     /// A message is here, and was copied out of the buffer.
     pub fn message(&mut self, packet: &Packet, text: &str, actions: &mut impl Actions<T>) -> Result<()> {
         self.mailbox.received(actions)?;
-        let Packet { name, step, .. } = packet;
+        let id = &packet.id;
+        let TensorId { name, .. } = id;
         match packet.kind {
-            Kind::TensorRequest => self.wish(name, *step, actions)?,
+            Kind::TensorRequest => self.wish(id, actions)?,
             Kind::BufferIdle => {
                 let (index, outgoing) = self.outgoing_named(packet)?;
                 if outgoing.remote != Status::Busy {
@@ -266,22 +270,22 @@ impl<T> Channel<T> {
             }
             Kind::BufferRequest => self.enlarge(packet, actions)?,
             Kind::ErrorStatus => {
-                if self.wanted.remove(&(name.clone(), *step)).is_none() {
-                    return Err(wrong(&format!("an error for {name} of step {step}, which was not asked for")));
+                if self.wanted.remove(id).is_none() {
+                    return Err(wrong(&format!("an error for {id}, which was not asked for")));
                 }
-                actions.fail(name, *step, message::error(packet.meta.data_type, text));
+                actions.fail(id, message::error(packet.meta.data_type, text));
             }
             Kind::TensorWithdraw => {
                 // If it is not looked for, the answer is on its way.
-                if self.sought.contains(&(name.clone(), *step)) {
-                    actions.forget(name, *step);
+                if self.sought.contains(id) {
+                    actions.forget(id);
                 }
             }
             Kind::TensorWithdrawn => {
-                if self.wanted.remove(&(name.clone(), *step)) != Some(true) {
-                    return Err(wrong(&format!("that {name} of step {step} is taken back, which it is not")));
+                if self.wanted.remove(id) != Some(true) {
+                    return Err(wrong(&format!("that {id} is taken back, which it is not")));
                 }
-                actions.withdrawn(name, *step);
+                actions.withdrawn(id);
             }
             kind => return Err(wrong(&format!("a message of kind {}", kind as u8))),
         }
@@ -289,31 +293,32 @@ impl<T> Channel<T> {
     }
 
     /// The peer wants a tensor.
-    fn wish(&mut self, name: &str, step: u64, actions: &mut impl Actions<T>) -> Result<()> {
+    fn wish(&mut self, id: &TensorId, actions: &mut impl Actions<T>) -> Result<()> {
         if self.owed >= MAX_REQUESTS {
             return Err(wrong(&format!("more than {MAX_REQUESTS} requests at a time")));
         }
-        if !self.sought.insert((name.to_owned(), step)) {
-            return Err(wrong(&format!("a second request for {name} of step {step}")));
+        if !self.sought.insert(id.clone()) {
+            return Err(wrong(&format!("a second request for {id}")));
         }
         // As many as a peer has that copies tensors out.
         if self.outgoing.len() >= MAX_BUFFERS {
             return Err(wrong(&format!("requests for more than {MAX_BUFFERS} names, of which it takes no tensors")));
         }
         self.owed += 1;
-        actions.find(name, step);
+        actions.find(id);
         Ok(())
     }
 
     fn outgoing_named(&mut self, packet: &Packet) -> Result<(usize, &mut Outgoing<T>)> {
-        let index = self.outgoing.index_of(&packet.name);
+        let index = self.outgoing.index_of(&packet.id.name);
         let found = index.and_then(|index| Some((index, self.outgoing.get_mut(index)?)));
-        found.ok_or_else(|| wrong(&format!("a message of kind {} for {}, which it has not asked for", packet.kind as u8, packet.name)))
+        found.ok_or_else(|| wrong(&format!("a message of kind {} for {}, which it has not asked for", packet.kind as u8, packet.id.name)))
     }
 
     /// The peer wants this side's buffer of a name to have more bytes, or to be given up.
     fn enlarge(&mut self, packet: &Packet, actions: &mut impl Actions<T>) -> Result<()> {
-        let Packet { name, step, buffer_size, .. } = packet;
+        let Packet { id, buffer_size, .. } = packet;
+        let TensorId { name, .. } = id;
         let index = self.incoming.index_of(name).unwrap_or(self.incoming.next_index());
         let known = self.incoming.get_mut(index).map(|incoming| (incoming.size, incoming.full));
         if *buffer_size == 0 && matches!(known, Some((_, None))) {
@@ -322,8 +327,8 @@ impl<T> Channel<T> {
             return Ok(());
         }
         // Whoever has not asked for the tensor has no use for a buffer.
-        if !self.wanted.contains_key(&(name.clone(), *step)) {
-            return Err(wrong(&format!("a wish for a buffer for {name} of step {step}, which was not asked for")));
+        if !self.wanted.contains_key(id) {
+            return Err(wrong(&format!("a wish for a buffer for {id}, which was not asked for")));
         }
         let (size, full) = known.unwrap_or_default();
         if index >= MAX_BUFFERS || full.is_some() {
@@ -339,7 +344,7 @@ impl<T> Channel<T> {
             Some(incoming) => incoming.size = *buffer_size,
             None => _ = self.incoming.insert(name, Incoming { name: name.clone(), size: *buffer_size, full: None }),
         }
-        let answer = Packet::new(Kind::BufferResponse, name, *step);
+        let answer = Packet::new(Kind::BufferResponse, id.clone());
         self.mailbox.say(Packet { buffer_size: *buffer_size, memory, index: index as u64, ..answer }, actions);
         Ok(())
     }
@@ -348,7 +353,8 @@ impl<T> Channel<T> {
     pub fn tensor(&mut self, index: usize, packet: &Packet, actions: &mut impl Actions<T>) -> Result<()> {
         let buffers = self.incoming.len();
         let Some(incoming) = self.incoming.get_mut(index) else { return Err(wrong(&format!("a tensor into buffer {index} of {buffers}"))) };
-        let Packet { kind, name, step, meta, .. } = packet;
+        let Packet { kind, id, meta, .. } = packet;
+        let TensorId { name, step } = id;
         if *kind != Kind::TensorWrite || *name != incoming.name {
             return Err(wrong(&format!("a packet of kind {} for {name} into the buffer for {}", *kind as u8, incoming.name)));
         }
@@ -358,8 +364,8 @@ impl<T> Channel<T> {
         if meta.bytes > incoming.size.saturating_sub(HEADER as u64) {
             return Err(wrong(&format!("{} bytes of {name} into a buffer of {}", meta.bytes, incoming.size)));
         }
-        if self.wanted.remove(&(name.clone(), *step)).is_none() {
-            return Err(wrong(&format!("{name} of step {step}, which was not asked for")));
+        if self.wanted.remove(id).is_none() {
+            return Err(wrong(&format!("{id}, which was not asked for")));
         }
         self.full += 1;
         actions.deliver(index, packet);
@@ -371,7 +377,7 @@ impl<T> Channel<T> {
         let Some(incoming) = self.incoming.get_mut(index) else { return };
         let Some(step) = incoming.full.take() else { return };
         self.full -= 1;
-        let packet = Packet::new(Kind::BufferIdle, &incoming.name, step);
+        let packet = Packet::new(Kind::BufferIdle, TensorId::new(incoming.name.clone(), step));
         self.mailbox.say(packet, actions);
     }
 
@@ -386,20 +392,20 @@ impl<T> Channel<T> {
                 let (Some(to), Some((step, meta, tensor))) = (outgoing.to, outgoing.ready.pop_front()) else { return };
                 (outgoing.local, outgoing.remote) = (Status::Busy, Status::Busy);
                 self.owed -= 1;
-                let packet = Packet { meta, ..Packet::new(Kind::TensorWrite, &outgoing.name, step) };
+                let packet = Packet { meta, ..Packet::new(Kind::TensorWrite, TensorId::new(outgoing.name.clone(), step)) };
                 actions.write(index, to, &packet, tensor);
                 return;
             }
-            let name = outgoing.name.clone();
+            let id = TensorId::new(outgoing.name.clone(), step);
             match grown(index, needs, actions) {
                 Ok((size, memory)) => {
                     (outgoing.size, outgoing.asked) = (size, Some(size));
-                    let packet = Packet::new(Kind::BufferRequest, &name, step);
+                    let packet = Packet::new(Kind::BufferRequest, id);
                     self.mailbox.say(Packet { buffer_size: size, memory, ..packet }, actions);
                 }
                 Err(why) => {
                     outgoing.ready.pop_front();
-                    self.refuse(&name, step, &why, actions);
+                    self.refuse(&id, &why, actions);
                 }
             }
         }
@@ -413,17 +419,17 @@ impl<T> Channel<T> {
             return;
         }
         if outgoing.size == 0 {
-            let name = std::mem::take(&mut outgoing.name);
+            let name = outgoing.name.clone();
             return self.outgoing.remove(&name);
         }
         outgoing.idle = Some(self.idle.insert(index, outgoing.size));
         while let Some(index) = self.idle.pop_excess() {
             let Some(outgoing) = self.outgoing.get_mut(index) else { return };
-            let name = std::mem::take(&mut outgoing.name);
+            let name = outgoing.name.clone();
             self.outgoing.remove(&name);
             actions.give_up(true, index);
             // No bytes: the peer gives up its own, which nobody writes to.
-            self.mailbox.say(Packet::new(Kind::BufferRequest, &name, 0), actions);
+            self.mailbox.say(Packet::new(Kind::BufferRequest, TensorId::new(name, 0)), actions);
         }
     }
 }

@@ -16,7 +16,7 @@ use super::adapter::Adapter;
 use super::calls::{Answer, Call, Callback, Calls};
 use super::event::Landed;
 use super::io::Fill;
-use super::key::Key;
+use super::key::{Key, TensorId};
 use super::memory::Memory;
 use super::steps::{self, CallId, StepRef, Steps, Waiter};
 use super::value::Tensor;
@@ -51,13 +51,10 @@ pub struct Worker {
     /// How far it is.
     pub peer: Peer,
     /// What was asked of it, by key and step.
-    wanted: HashMap<What, Wanted>,
+    wanted: HashMap<TensorId, Wanted>,
     /// The oldest receive that waits for it, when last looked at.
     pub oldest: Option<CallId>,
 }
-
-/// A key, in a step.
-type What = (String, u64);
 
 /// What was asked of another worker and is not over.
 #[derive(Default)]
@@ -75,7 +72,7 @@ enum Work {
     /// Into the buffer towards a worker.
     Fill(usize, Box<Fill>),
     /// Out of the buffer that is written by a worker, for whoever will ask for it.
-    Keep(usize, What, Arc<Landed>),
+    Keep(usize, TensorId, Arc<Landed>),
 }
 
 /// All of it.
@@ -89,7 +86,7 @@ pub struct Core {
     /// Receives.
     pub calls: Calls,
     /// Tensors that nobody waits for.
-    late: VecDeque<(usize, What, Arc<Landed>)>,
+    late: VecDeque<(usize, TensorId, Arc<Landed>)>,
     state: State,
 }
 
@@ -164,7 +161,7 @@ impl Core {
         for (key, waiter) in self.steps.get(step)?.initialize() {
             match waiter {
                 Waiter::Call(id) => self.begin(id),
-                Waiter::Worker(worker) => self.find(worker, &key, step.id),
+                Waiter::Worker(worker) => self.find(worker, &TensorId::new(key, step.id)),
             }
         }
         Ok(())
@@ -172,21 +169,20 @@ impl Core {
 
     /// A tensor is produced.
     ///
-    /// Errors: a key that is none, or of another worker's; a second tensor for it; the step was aborted or cleaned up; the manager is closed.
-    pub fn send(&mut self, step: StepRef, key: &str, tensor: Tensor) -> Result<()> {
+    /// Errors: a key of another worker's; a second tensor for it; the step was aborted or cleaned up; the manager is closed.
+    pub fn send(&mut self, step: StepRef, key: &Key, tensor: Tensor) -> Result<()> {
         self.check()?;
-        let key = Key::parse(key)?;
-        if key.src_worker() != self.name {
+        if !key.is_from(&self.name) {
             return Err(Error::usage(format!("Invalid rendezvous key (src): {} @ {}", key.text(), self.name)));
         }
         for (waiter, tensor) in self.steps.get(step)?.table.send(key.text(), tensor)? {
-            self.give(waiter, key.text(), step.id, tensor);
+            self.give(waiter, &key.in_step(step.id), tensor);
         }
         Ok(())
     }
 
     /// Several are wanted. No callback is called if it is closed.
-    pub fn recv_all(&mut self, step: StepRef, all: Vec<(&str, Callback)>) -> Result<()> {
+    pub fn recv_all(&mut self, step: StepRef, all: Vec<(Result<Key>, Callback)>) -> Result<()> {
         self.check()?;
         all.into_iter().try_for_each(|(key, callback)| self.recv(step, key, None, Some(callback)).map(drop))
     }
@@ -198,13 +194,13 @@ impl Core {
         Ok(())
     }
 
-    /// A tensor is wanted, in this memory if there is any. Whatever else is wrong is the receive's answer.
+    /// A tensor is wanted, in this memory if there is any. Whatever else is wrong, with its key for instance, is the receive's answer.
     ///
     /// Errors: it is closed; the callback is not called then.
-    pub fn recv(&mut self, step: StepRef, key: &str, into: Option<Arc<Memory>>, callback: Option<Callback>) -> Result<CallId> {
+    pub fn recv(&mut self, step: StepRef, key: Result<Key>, into: Option<Arc<Memory>>, callback: Option<Callback>) -> Result<CallId> {
         self.check()?;
-        let key = match Key::parse(key) {
-            Ok(key) if key.dst_worker() != self.name => {
+        let key = match key {
+            Ok(key) if !key.is_for(&self.name) => {
                 Err(Error::usage(format!("Invalid rendezvous key (dst): {} @ {}", key.text(), self.name)))
             }
             key => key,
@@ -213,9 +209,9 @@ impl Core {
             Ok(key) => key,
             Err(error) => return Ok(self.calls.over(callback, Answer::Failed(error))),
         };
-        let text = key.text().to_owned();
+        let what = key.in_step(step.id);
         let id = self.calls.begin(step, key, into, callback);
-        match self.steps.get(step).and_then(|found| found.defer(&text, Waiter::Call(id))) {
+        match self.steps.get(step).and_then(|found| found.defer(&what.name, Waiter::Call(id))) {
             Ok(true) => {}
             Ok(false) => self.begin(id),
             Err(error) => self.calls.end(id, Answer::Failed(error)),
@@ -231,41 +227,43 @@ impl Core {
     }
 
     fn try_begin(&mut self, id: CallId) -> Result<()> {
-        let Some(call) = self.calls.get(id) else { return Ok(()) };
-        let (step, key, from) = (call.step, call.key.text().to_owned(), call.key.src_worker().to_owned());
-        if from == self.name {
-            return match self.steps.get(step)?.table.recv(&key, Waiter::Call(id)) {
+        let Core { calls, steps, workers, .. } = self;
+        let Some(call) = calls.get(id) else { return Ok(()) };
+        let (step, what) = (call.step, call.key.in_step(call.step.id));
+        if call.key.is_from(&self.name) {
+            return match steps.get(step)?.table.recv(&what.name, Waiter::Call(id)) {
                 Ok(None) => Ok(()),
                 Ok(Some((_, tensor))) => {
-                    self.calls.end(id, Answer::Here(tensor));
+                    calls.end(id, Answer::Here(tensor));
                     Ok(())
                 }
                 Err((_, error)) => Err(error),
             };
         }
-        let Some(index) = self.index_of.get(&from).copied() else {
-            let names: Vec<&str> = self.workers.iter().map(|worker| worker.name.as_str()).collect();
-            return Err(Error::usage(format!("there is no worker {from:?}; there are {} and {}", self.name, names.join(", "))));
+        let index = self.index_of.get(call.key.src_worker()).copied();
+        let Some((index, worker)) = index.and_then(|index| Some((index, workers.get_mut(index)?))) else {
+            let names: Vec<&str> = workers.iter().map(|worker| worker.name.as_str()).collect();
+            let (name, others) = (&self.name, names.join(", "));
+            return Err(Error::usage(format!("there is no worker {:?}; there are {name} and {others}", call.key.src_worker())));
         };
         call.worker = Some(index);
         // It may have come after an earlier receive's time.
-        if let Some(tensor) = self.steps.get(step)?.table.take(&key) {
+        if let Some(tensor) = steps.get(step)?.table.take(&what.name) {
             self.end(index, id, Ok(tensor));
             return Ok(());
         }
-        let Some(worker) = self.workers.get_mut(index) else { return Ok(()) };
-        let what = (key, step.id);
         let wanted = worker.wanted.get_mut(&what);
         if wanted.as_ref().is_some_and(|wanted| !wanted.calls.is_empty() && !self.tolerate_dup_recv) {
-            return Err(Error::usage(format!("Duplicated recv: {}", what.0)));
+            return Err(Error::usage(format!("Duplicated recv: {}", what.name)));
         }
         call.is_exposed = match &mut worker.peer {
             _ if wanted.as_ref().is_some_and(|wanted| wanted.kept) => false,
             Peer::Here(adapter) => {
-                adapter.request(&what.0, step.id, call.into.clone()).map_err(|error| error.within(&format!("worker {from}")))?
+                let asked = adapter.request(&what, call.into.clone());
+                asked.map_err(|error| error.within(&format!("worker {}", worker.name)))?
             }
             Peer::Lost(failure) => return Err(failure.error()),
-            Peer::Absent => return Err(Error::usage(format!("worker {from} is not connected"))),
+            Peer::Absent => return Err(Error::usage(format!("worker {} is not connected", worker.name))),
         };
         let exposed = call.is_exposed.then_some(id);
         match wanted {
@@ -279,28 +277,28 @@ impl Core {
     }
 
     /// Another worker wants a tensor.
-    fn find(&mut self, worker: usize, name: &str, id: u64) {
-        if let Err(error) = self.try_find(worker, name, id) {
-            self.refuse(worker, name, id, &error);
+    fn find(&mut self, worker: usize, what: &TensorId) {
+        if let Err(error) = self.try_find(worker, what) {
+            self.refuse(worker, what, &error);
         }
     }
 
-    fn try_find(&mut self, worker: usize, name: &str, id: u64) -> Result<()> {
-        let key = Key::parse(name)?;
-        if key.src_worker() != self.name {
+    fn try_find(&mut self, worker: usize, what: &TensorId) -> Result<()> {
+        let (key, name) = (Key::parse(what.name.clone())?, &what.name);
+        if !key.is_from(&self.name) {
             return Err(Error::usage(format!("Invalid rendezvous key (src): {name} @ {}", self.name)));
         }
-        if self.workers.get(worker).is_some_and(|worker| key.dst_worker() != worker.name) {
+        if self.workers.get(worker).is_some_and(|worker| !key.is_for(&worker.name)) {
             return Err(Error::usage(format!("Invalid rendezvous key (dst): {name}, which another worker asks for")));
         }
-        let step = self.steps.find_for_other(id)?;
+        let step = self.steps.find_for_other(what.step)?;
         if step.defer(name, Waiter::Worker(worker))? {
             return Ok(());
         }
         match step.table.recv(name, Waiter::Worker(worker)) {
             Ok(found) => {
                 if let Some((waiter, tensor)) = found {
-                    self.give(waiter, name, id, tensor);
+                    self.give(waiter, what, tensor);
                 }
                 Ok(())
             }
@@ -308,20 +306,20 @@ impl Core {
         }
     }
 
-    fn give(&mut self, waiter: Waiter, key: &str, id: u64, tensor: Tensor) {
+    fn give(&mut self, waiter: Waiter, what: &TensorId, tensor: Tensor) {
         match waiter {
             Waiter::Call(call) => self.calls.end(call, Answer::Here(tensor)),
             Waiter::Worker(worker) => {
                 if let Some(adapter) = self.adapter(worker) {
-                    adapter.found(key, id, tensor);
+                    adapter.found(what, tensor);
                 }
             }
         }
     }
 
-    fn refuse(&mut self, worker: usize, name: &str, id: u64, why: &Error) {
+    fn refuse(&mut self, worker: usize, what: &TensorId, why: &Error) {
         if let Some(adapter) = self.adapter(worker) {
-            adapter.not_found(name, id, why);
+            adapter.not_found(what, why);
         }
     }
 
@@ -335,26 +333,26 @@ impl Core {
     /// The time of a receive is over: what it ends with. `None`: a worker may write to its memory; it ends once that is over.
     pub fn give_up(&mut self, id: CallId) -> Option<Answer> {
         let call = self.calls.get(id)?;
-        let (what, worker) = ((call.key.text().to_owned(), call.step.id), call.worker);
+        let (what, worker) = (call.key.in_step(call.step.id), call.worker);
         if call.is_exposed {
             if let Some(adapter) = worker.and_then(|worker| self.adapter(worker)) {
-                adapter.withdraw(&what.0, what.1);
+                adapter.withdraw(&what);
             }
             return None;
         }
         let call = self.calls.forget(id)?;
         if self.steps.get(call.step).is_ok() {
-            self.steps.withdraw(what.1, &what.0, Waiter::Call(id));
+            self.steps.withdraw(&what, Waiter::Call(id));
         }
         // The tensor may be on its way; whoever asks again waits for that.
         if let Some(worker) = worker.and_then(|worker| self.workers.get_mut(worker)) {
-            worker.forget(&what.0, what.1, id);
+            worker.forget(&what, id);
         }
         Some(Answer::Failed(self.timed_out(&what)))
     }
 
-    fn timed_out(&self, (key, step): &What) -> Error {
-        Error::timeout(format!("Timed out waiting for notification: {key} of step {step} @ {}", self.name))
+    fn timed_out(&self, what: &TensorId) -> Error {
+        Error::timeout(format!("Timed out waiting for notification: {what} @ {}", self.name))
     }
 
     /// Ends all receives of a step that are not over, and all that comes later.
@@ -382,12 +380,12 @@ impl Core {
     fn tell(&mut self, id: u64, waited: Vec<(String, Waiter)>, why: impl Fn() -> Error) {
         for (key, waiter) in waited {
             if let Waiter::Worker(worker) = waiter {
-                self.refuse(worker, &key, id, &why());
+                self.refuse(worker, &TensorId::new(key, id), &why());
             }
         }
-        for (call, worker, key) in self.calls.end_all(|call| call.step.id == id, why) {
+        for (call, worker, what) in self.calls.end_all(|call| call.step.id == id, why) {
             if let Some(worker) = worker.and_then(|worker| self.workers.get_mut(worker)) {
-                worker.forget(&key, id, call);
+                worker.forget(&what, call);
             }
         }
     }
@@ -415,7 +413,7 @@ impl Core {
         worker.wanted.values().filter_map(|wanted| wanted.exposed).for_each(|id| self.calls.returned(id));
         // What is being copied out is here.
         worker.wanted.retain(|_, wanted| wanted.kept);
-        let kept = |call: &Call| worker.wanted.contains_key(&(call.key.text().to_owned(), call.step.id));
+        let kept = |call: &Call| worker.wanted.contains_key(&call.key.in_step(call.step.id));
         self.calls.end_all(|call| call.worker == Some(index) && !kept(call), || failure.error());
         self.steps.forget(Waiter::Worker(index));
     }
@@ -567,14 +565,14 @@ impl Driven for Core {
 
 impl Worker {
     /// A receive is over that waited for this. What nobody waits for is not wanted any more.
-    fn forget(&mut self, key: &str, step: u64, id: CallId) {
-        let Some(wanted) = self.wanted.get_mut(&(key.to_owned(), step)) else { return };
+    fn forget(&mut self, what: &TensorId, id: CallId) {
+        let Some(wanted) = self.wanted.get_mut(what) else { return };
         wanted.calls.retain(|other| *other != id);
         if wanted.calls.is_empty()
             && !wanted.kept
             && let Peer::Here(adapter) = &mut self.peer
         {
-            adapter.withdraw(key, step);
+            adapter.withdraw(what);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 
@@ -14,14 +15,12 @@ use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
 
 use super::channel::Tx;
+use super::key::TensorId;
 use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
 use super::message::{self, Kind, Meta, Packet, RemoteMr};
 
 /// Names whose last shape is remembered: those of the last steps, as others are forgotten when there are more.
 const MAX_NAMES: usize = 1 << 16;
-
-/// A tensor, by its key and step.
-type What = (String, u64);
 
 /// Where a tensor may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,19 +45,19 @@ pub trait Actions<T, M>: Mail {
     /// Writes a tensor.
     fn write(&mut self, to: &Announced, tensor: T);
     /// Looks for a tensor, now or once it is produced; [`Direct::found`] or [`Direct::not_found`] tells of it.
-    fn find(&mut self, name: &str, step: u64);
+    fn find(&mut self, id: &TensorId);
     /// The peer does not want a tensor any more. If it is still looked for, [`Direct::forgotten`] tells that it is not.
-    fn forget(&mut self, name: &str, step: u64);
+    fn forget(&mut self, id: &TensorId);
     /// A tensor that was found is not sent, as the peer does not want it any more.
-    fn give_back(&mut self, name: &str, step: u64, tensor: T);
+    fn give_back(&mut self, id: &TensorId, tensor: T);
     /// A tensor that was asked for is here: in the memory of this slot, if it has bytes.
-    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>);
+    fn deliver(&mut self, id: &TensorId, meta: &Meta, sequence: Option<u64>);
     /// One will not come, and why.
-    fn fail(&mut self, name: &str, step: u64, why: Error);
+    fn fail(&mut self, id: &TensorId, why: Error);
     /// There is no memory for one, and why. Its request is taken back.
-    fn no_memory(&mut self, name: &str, step: u64, why: Error);
+    fn no_memory(&mut self, id: &TensorId, why: Error);
     /// A request was taken back.
-    fn withdrawn(&mut self, name: &str, step: u64);
+    fn withdrawn(&mut self, id: &TensorId);
 }
 
 /// A request that is not answered.
@@ -89,15 +88,15 @@ enum Sought<T> {
 pub struct Direct<T, M> {
     mailbox: Mailbox,
     /// Asked for and not answered.
-    wanted: HashMap<What, Wanted<M>>,
+    wanted: HashMap<TensorId, Wanted<M>>,
     /// By the slots that are open for them.
-    slots: HashMap<u64, What>,
+    slots: HashMap<u64, TensorId>,
     /// Those whose shape is told, and for which there is no slot or memory.
-    waiting: VecDeque<What>,
+    waiting: VecDeque<TensorId>,
     /// By name: the last shape that had bytes.
-    known: HashMap<String, Meta>,
+    known: HashMap<Arc<str>, Meta>,
     /// The peer's wishes.
-    sought: HashMap<What, Sought<T>>,
+    sought: HashMap<TensorId, Sought<T>>,
     /// Tensors that are written, or are to be.
     writing: usize,
 }
@@ -113,33 +112,32 @@ impl<T, M> Direct<T, M> {
     /// Asks for a tensor, to be written into this memory, or else the library's; unless it was asked for and has not come: then false.
     ///
     /// Errors: too many are asked for.
-    pub fn request(&mut self, name: &str, step: u64, into: Option<M>, actions: &mut impl Actions<T, M>) -> Result<bool> {
-        let what = (name.to_owned(), step);
-        if self.wanted.contains_key(&what) {
+    pub fn request(&mut self, id: &TensorId, into: Option<M>, actions: &mut impl Actions<T, M>) -> Result<bool> {
+        if self.wanted.contains_key(id) {
             return Ok(false);
         }
         if self.wanted.len() >= MAX_REQUESTS {
             return Err(Error::usage(format!("{MAX_REQUESTS} tensors are asked for already, which is the limit")));
         }
         // Without memory, the shape is told first, which is always right.
-        let known = self.known.get(name).copied().unwrap_or_default();
+        let known = self.known.get(&id.name).copied().unwrap_or_default();
         let to = if known.bytes > 0 { actions.open(into.as_ref(), known.bytes, true).unwrap_or(None) } else { None };
         let meta = if to.is_some() { known } else { Meta::default() };
         if let Some(to) = &to {
-            self.slots.insert(to.sequence, what.clone());
+            self.slots.insert(to.sequence, id.clone());
         }
         let opened = to.map(|to| to.sequence);
-        self.wanted.insert(what, Wanted { into, meta, opened, is_told: false, is_withdrawn: false });
-        self.mailbox.say(packet(Kind::TensorRequest, name, step, &meta, to), actions);
+        self.wanted.insert(id.clone(), Wanted { into, meta, opened, is_told: false, is_withdrawn: false });
+        self.mailbox.say(packet(Kind::TensorRequest, id.clone(), &meta, to), actions);
         Ok(true)
     }
 
     /// Takes a request back: `withdrawn` tells that nothing comes of it, unless something does.
-    pub fn withdraw(&mut self, name: &str, step: u64, actions: &mut impl Actions<T, M>) {
-        if let Some(wanted) = self.wanted.get_mut(&(name.to_owned(), step))
+    pub fn withdraw(&mut self, id: &TensorId, actions: &mut impl Actions<T, M>) {
+        if let Some(wanted) = self.wanted.get_mut(id)
             && !std::mem::replace(&mut wanted.is_withdrawn, true)
         {
-            self.mailbox.say(Packet::new(Kind::TensorWithdraw, name, step), actions);
+            self.mailbox.say(Packet::new(Kind::TensorWithdraw, id.clone()), actions);
         }
     }
 
@@ -154,41 +152,40 @@ impl<T, M> Direct<T, M> {
     }
 
     /// A tensor that was looked for is here.
-    pub fn found(&mut self, name: &str, step: u64, meta: Meta, tensor: T, actions: &mut impl Actions<T, M>) {
-        let what = (name.to_owned(), step);
-        let Some(Sought::Looked(announced)) = self.sought.get(&what) else { return };
+    pub fn found(&mut self, id: &TensorId, meta: Meta, tensor: T, actions: &mut impl Actions<T, M>) {
+        let Some(Sought::Looked(announced)) = self.sought.get(id) else { return };
         let announced = *announced;
         if meta.bytes > MAX_MESSAGE as u64 {
             let bytes = meta.bytes;
             let why = Error::usage(format!("a tensor of {bytes} bytes; one that goes to another worker has at most {MAX_MESSAGE}"));
-            return self.not_found(name, step, &why, actions);
+            return self.not_found(id, &why, actions);
         }
-        self.sought.remove(&what);
+        self.sought.remove(id);
         match announced {
             Some((expected, to)) if expected == meta => return self.write(&to, tensor, actions),
-            _ if meta.bytes > 0 => drop(self.sought.insert(what, Sought::Told(meta, tensor))),
+            _ if meta.bytes > 0 => drop(self.sought.insert(id.clone(), Sought::Told(meta, tensor))),
             _ => {}
         }
-        self.mailbox.say(packet(Kind::MetaDataUpdate, name, step, &meta, None), actions);
+        self.mailbox.say(packet(Kind::MetaDataUpdate, id.clone(), &meta, None), actions);
     }
 
     /// A tensor that was looked for will not come.
-    pub fn not_found(&mut self, name: &str, step: u64, why: &Error, actions: &mut impl Actions<T, M>) {
-        if let Entry::Occupied(entry) = self.sought.entry((name.to_owned(), step))
+    pub fn not_found(&mut self, id: &TensorId, why: &Error, actions: &mut impl Actions<T, M>) {
+        if let Entry::Occupied(entry) = self.sought.entry(id.clone())
             && matches!(entry.get(), Sought::Looked(_))
         {
             entry.remove();
-            self.mailbox.refuse(name, step, why, actions);
+            self.mailbox.refuse(id, why, actions);
         }
     }
 
     /// A tensor is not looked for any more, as the peer does not want it.
-    pub fn forgotten(&mut self, name: &str, step: u64, actions: &mut impl Actions<T, M>) {
-        if let Entry::Occupied(entry) = self.sought.entry((name.to_owned(), step))
+    pub fn forgotten(&mut self, id: &TensorId, actions: &mut impl Actions<T, M>) {
+        if let Entry::Occupied(entry) = self.sought.entry(id.clone())
             && matches!(entry.get(), Sought::Looked(_))
         {
             entry.remove();
-            self.mailbox.say(Packet::new(Kind::TensorWithdrawn, name, step), actions);
+            self.mailbox.say(Packet::new(Kind::TensorWithdrawn, id.clone()), actions);
         }
     }
 
@@ -216,44 +213,43 @@ impl<T, M> Direct<T, M> {
     /// A message is here, and was copied out of the buffer.
     pub fn message(&mut self, packet: &Packet, text: &str, actions: &mut impl Actions<T, M>) -> Result<()> {
         self.mailbox.received(actions)?;
-        let Packet { name, step, .. } = packet;
-        let what = (name.clone(), *step);
+        let Packet { id, .. } = packet;
         match packet.kind {
             Kind::TensorRequest => self.wish(packet, actions)?,
             Kind::TensorReRequest => {
-                let told = self.sought.remove(&what);
+                let told = self.sought.remove(id);
                 match (told, announced(packet)?) {
                     (Some(Sought::Told(meta, tensor)), Some(to)) if meta == packet.meta => self.write(&to, tensor, actions),
-                    _ => return Err(wrong(&format!("a second request for {name} of step {step}, of which it was not told that"))),
+                    _ => return Err(wrong(&format!("a second request for {id}, of which it was not told that"))),
                 }
             }
             Kind::TensorWithdraw => {
-                match self.sought.remove(&what) {
+                match self.sought.remove(id) {
                     Some(looked @ Sought::Looked(_)) => {
-                        self.sought.insert(what, looked);
-                        actions.forget(name, *step);
+                        self.sought.insert(id.clone(), looked);
+                        actions.forget(id);
                     }
                     Some(Sought::Told(_, tensor)) => {
-                        actions.give_back(name, *step, tensor);
-                        self.mailbox.say(Packet::new(Kind::TensorWithdrawn, name, *step), actions);
+                        actions.give_back(id, tensor);
+                        self.mailbox.say(Packet::new(Kind::TensorWithdrawn, id.clone()), actions);
                     }
                     // It was answered before.
                     None => {}
                 }
             }
-            Kind::MetaDataUpdate => self.told(what, packet.meta, actions)?,
+            Kind::MetaDataUpdate => self.told(id, packet.meta, actions)?,
             Kind::ErrorStatus => {
-                let Some(wanted) = self.wanted.remove(&what).filter(|wanted| !wanted.is_told) else {
-                    return Err(wrong(&format!("an error for {name} of step {step}, which was not asked for")));
+                let Some(wanted) = self.wanted.remove(id).filter(|wanted| !wanted.is_told) else {
+                    return Err(wrong(&format!("an error for {id}, which was not asked for")));
                 };
-                actions.fail(name, *step, message::error(packet.meta.data_type, text));
+                actions.fail(id, message::error(packet.meta.data_type, text));
                 self.close(wanted.opened, actions);
             }
             Kind::TensorWithdrawn => {
-                let Some(wanted) = self.wanted.remove(&what).filter(|wanted| wanted.is_withdrawn) else {
-                    return Err(wrong(&format!("that {name} of step {step} is taken back, which it is not")));
+                let Some(wanted) = self.wanted.remove(id).filter(|wanted| wanted.is_withdrawn) else {
+                    return Err(wrong(&format!("that {id} is taken back, which it is not")));
                 };
-                actions.withdrawn(name, *step);
+                actions.withdrawn(id);
                 self.close(wanted.opened, actions);
             }
             kind => return Err(wrong(&format!("a message of kind {}", kind as u8))),
@@ -263,39 +259,39 @@ impl<T, M> Direct<T, M> {
 
     /// The peer wants a tensor.
     fn wish(&mut self, packet: &Packet, actions: &mut impl Actions<T, M>) -> Result<()> {
-        let Packet { name, step, meta, .. } = packet;
+        let Packet { id, meta, .. } = packet;
         // A peer has slots for what is written to it, and seldom more than those are in use.
         if self.sought.len() >= MAX_REQUESTS || self.writing >= MAX_REQUESTS {
             return Err(wrong(&format!("more than {MAX_REQUESTS} requests at a time")));
         }
         let announced = announced(packet)?.map(|to| (*meta, to));
-        match self.sought.entry((name.clone(), *step)) {
-            Entry::Occupied(_) => return Err(wrong(&format!("a second request for {name} of step {step}"))),
+        match self.sought.entry(id.clone()) {
+            Entry::Occupied(_) => return Err(wrong(&format!("a second request for {id}"))),
             Entry::Vacant(entry) => entry.insert(Sought::Looked(announced)),
         };
-        actions.find(name, *step);
+        actions.find(id);
         Ok(())
     }
 
     /// The peer tells what a tensor is like, for which it does not know fitting memory.
-    fn told(&mut self, what: What, meta: Meta, actions: &mut impl Actions<T, M>) -> Result<()> {
-        let Some(wanted) = self.wanted.get_mut(&what).filter(|wanted| !wanted.is_told) else {
-            return Err(wrong(&format!("the shape of {} of step {}, which was not asked for", what.0, what.1)));
+    fn told(&mut self, id: &TensorId, meta: Meta, actions: &mut impl Actions<T, M>) -> Result<()> {
+        let Some(wanted) = self.wanted.get_mut(id).filter(|wanted| !wanted.is_told) else {
+            return Err(wrong(&format!("the shape of {id}, which was not asked for")));
         };
         if meta.bytes > MAX_MESSAGE as u64 {
-            return Err(wrong(&format!("that {} has {} bytes; at most {MAX_MESSAGE} may be", what.0, meta.bytes)));
+            return Err(wrong(&format!("that {} has {} bytes; at most {MAX_MESSAGE} may be", id.name, meta.bytes)));
         }
         (wanted.is_told, wanted.meta) = (true, meta);
         let opened = wanted.opened.take();
         if meta.bytes == 0 {
-            self.wanted.remove(&what);
-            actions.deliver(&what.0, what.1, &meta, None);
+            self.wanted.remove(id);
+            actions.deliver(id, &meta, None);
         } else {
-            if self.known.len() >= MAX_NAMES && !self.known.contains_key(&what.0) {
+            if self.known.len() >= MAX_NAMES && !self.known.contains_key(&id.name) {
                 self.known.clear();
             }
-            self.known.insert(what.0.clone(), meta);
-            self.waiting.push_back(what);
+            self.known.insert(id.name.clone(), meta);
+            self.waiting.push_back(id.clone());
         }
         self.close(opened, actions);
         Ok(())
@@ -303,23 +299,21 @@ impl<T, M> Direct<T, M> {
 
     /// Asks again for what was told, as far as there are slots and memory.
     fn ask_waiting(&mut self, actions: &mut impl Actions<T, M>) {
-        while let Some(what) = self.waiting.front() {
-            if let Some(wanted) =
-                self.wanted.get_mut(what).filter(|wanted| wanted.is_told && wanted.opened.is_none() && !wanted.is_withdrawn)
+        while let Some(id) = self.waiting.front() {
+            if let Some(wanted) = self.wanted.get_mut(id).filter(|wanted| wanted.is_told && wanted.opened.is_none() && !wanted.is_withdrawn)
             {
-                let (name, step) = (&what.0, what.1);
                 match actions.open(wanted.into.as_ref(), wanted.meta.bytes, false) {
                     Ok(None) => return,
                     Ok(Some(to)) => {
                         wanted.opened = Some(to.sequence);
-                        self.slots.insert(to.sequence, what.clone());
-                        self.mailbox.say(packet(Kind::TensorReRequest, name, step, &wanted.meta, Some(to)), actions);
+                        self.slots.insert(to.sequence, id.clone());
+                        self.mailbox.say(packet(Kind::TensorReRequest, id.clone(), &wanted.meta, Some(to)), actions);
                     }
                     Err(why) => {
                         // So that the peer does not keep it.
                         (wanted.is_withdrawn, wanted.into) = (true, None);
-                        self.mailbox.say(Packet::new(Kind::TensorWithdraw, name, step), actions);
-                        actions.no_memory(name, step, why);
+                        self.mailbox.say(Packet::new(Kind::TensorWithdraw, id.clone()), actions);
+                        actions.no_memory(id, why);
                     }
                 }
             }
@@ -338,20 +332,20 @@ impl<T, M> Direct<T, M> {
 
     /// The peer has written so many bytes into the memory of a slot.
     pub fn landed(&mut self, sequence: u64, bytes: u64, actions: &mut impl Actions<T, M>) -> Result<()> {
-        let Some((what, wanted)) = self.slots.remove(&sequence).and_then(|what| self.wanted.remove_entry(&what)) else {
+        let Some((id, wanted)) = self.slots.remove(&sequence).and_then(|id| self.wanted.remove_entry(&id)) else {
             return Err(wrong("a tensor that was not asked for"));
         };
         if bytes != wanted.meta.bytes {
-            return Err(wrong(&format!("{bytes} bytes of {} of step {}, which has {}", what.0, what.1, wanted.meta.bytes)));
+            return Err(wrong(&format!("{bytes} bytes of {id}, which has {}", wanted.meta.bytes)));
         }
-        actions.deliver(&what.0, what.1, &wanted.meta, Some(sequence));
+        actions.deliver(&id, &wanted.meta, Some(sequence));
         self.ask_waiting(actions);
         Ok(())
     }
 }
 
-fn packet(kind: Kind, name: &str, step: u64, meta: &Meta, to: Option<Announced>) -> Packet {
-    let packet = Packet { meta: *meta, ..Packet::new(kind, name, step) };
+fn packet(kind: Kind, id: TensorId, meta: &Meta, to: Option<Announced>) -> Packet {
+    let packet = Packet { meta: *meta, ..Packet::new(kind, id) };
     match to {
         Some(Announced { sequence, memory, bytes }) => Packet { index: sequence, memory, buffer_size: bytes, ..packet },
         None => packet,
@@ -362,12 +356,12 @@ fn packet(kind: Kind, name: &str, step: u64, meta: &Meta, to: Option<Announced>)
 ///
 /// Errors: none that could be.
 fn announced(packet: &Packet) -> Result<Option<Announced>> {
-    let Packet { name, buffer_size: bytes, memory, meta, index, .. } = packet;
+    let Packet { id, buffer_size: bytes, memory, meta, index, .. } = packet;
     if *bytes == 0 {
         return Ok(None);
     }
     if *bytes != meta.bytes || *bytes > MAX_MESSAGE as u64 || memory.addr.checked_add(*bytes).is_none() {
-        return Err(wrong(&format!("{bytes} bytes of memory at {:#x} for {name}, which has {}", memory.addr, meta.bytes)));
+        return Err(wrong(&format!("{bytes} bytes of memory at {:#x} for {}, which has {}", memory.addr, id.name, meta.bytes)));
     }
     Ok(Some(Announced { sequence: *index, memory: *memory, bytes: *bytes }))
 }

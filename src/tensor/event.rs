@@ -7,6 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::link::Failure;
 use crate::link::device::Registered;
 
+use super::key::TensorId;
 use super::memory::{COPIED, Memory, Pool};
 use super::message::{HEADER, Meta};
 use super::value::{self, Tensor, fits};
@@ -15,69 +16,53 @@ use super::value::{self, Tensor, fits};
 pub enum ChannelEvent {
     /// It wants a tensor: `found` or `not_found` of the adapter answers.
     Find {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
     },
     /// It does not want it any more: `forgotten` of the adapter, if it was still looked for.
     Forget {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
     },
     /// It was found, and is not wanted any more.
     Back {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
         /// As it was found.
         tensor: Tensor,
     },
     /// A tensor is here.
     Here {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
         /// With its memory, which nobody writes to any more.
         tensor: Tensor,
     },
     /// A tensor is here: the adapter's `consumed` once it was copied out.
     Landed {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
         /// Where it is.
         tensor: Arc<Landed>,
     },
     /// A tensor will not come, and why.
     Failed {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
         /// In the peer's words.
         why: Error,
     },
     /// There is none for it here: the request is being taken back.
     NoMemory {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
         /// Or too little, where a receive has brought it.
         why: Error,
     },
     /// A request was taken back, and nothing has come of it.
     Withdrawn {
-        /// Its key.
-        name: String,
-        /// Its step.
-        step: u64,
+        /// Which.
+        id: TensorId,
     },
 }
 

@@ -21,6 +21,7 @@ use crate::link::wr_id::RequestId;
 use super::channel::Tx;
 use super::direct::Announced;
 use super::event::ChannelEvent;
+use super::key::TensorId;
 use super::mailbox::Mail;
 use super::memory::{Memory, Pool};
 use super::message::{ACK, HEADER, Kind, MESSAGE, Packet};
@@ -320,23 +321,23 @@ impl Mail for ChannelIo {
 
 /// What a channel's end does with a tensor that was asked for, whichever its mode.
 impl ChannelIo {
-    fn tell_find(&mut self, name: &str, step: u64) {
-        self.events.push_back(ChannelEvent::Find { name: name.to_owned(), step });
+    fn tell_find(&mut self, id: &TensorId) {
+        self.events.push_back(ChannelEvent::Find { id: id.clone() });
     }
 
-    fn tell_forget(&mut self, name: &str, step: u64) {
-        self.events.push_back(ChannelEvent::Forget { name: name.to_owned(), step });
+    fn tell_forget(&mut self, id: &TensorId) {
+        self.events.push_back(ChannelEvent::Forget { id: id.clone() });
     }
 
-    fn tell_failed(&mut self, name: &str, step: u64, why: Error) {
+    fn tell_failed(&mut self, id: &TensorId, why: Error) {
         self.count(CommCounter::Completions);
         self.count(CommCounter::Errors);
-        self.events.push_back(ChannelEvent::Failed { name: name.to_owned(), step, why });
+        self.events.push_back(ChannelEvent::Failed { id: id.clone(), why });
     }
 
-    fn tell_withdrawn(&mut self, name: &str, step: u64) {
+    fn tell_withdrawn(&mut self, id: &TensorId) {
         self.count(CommCounter::Completions);
-        self.events.push_back(ChannelEvent::Withdrawn { name: name.to_owned(), step });
+        self.events.push_back(ChannelEvent::Withdrawn { id: id.clone() });
     }
 }
 

@@ -3,14 +3,22 @@
 //! As TensorFlow writes them (tensorflow/core/framework/rendezvous.cc, CreateKey and ParseKey): the producer's device, its incarnation in
 //! hexadecimal, the consumer's device, the name of the edge, and frame and iteration, with semicolons between them.
 
+use std::fmt;
+use std::sync::Arc;
+
+use memchr::memchr_iter;
+
 use crate::base::error::{Error, Result};
 
 use super::message::NAME_MAX;
 
-/// A key, in its parts.
+/// What is behind the name of a worker in that of a device.
+const DEVICE: &str = "/device:";
+
+/// A key, in its parts. Clones share the text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
-    text: String,
+    text: Arc<str>,
     /// Where the parts end in the text, without the last.
     ends: [usize; 4],
     /// Of the producer's process: another one with the same name is not it.
@@ -29,41 +37,37 @@ impl Key {
                 return Err(Error::usage(format!("{what} {part:?}; expected some text without a semicolon")));
             }
         }
-        Key::parse(&format!("{src_device};{src_incarnation:016x};{dst_device};{edge};{frame}:{iter}"))
+        Key::parse(format!("{src_device};{src_incarnation:016x};{dst_device};{edge};{frame}:{iter}"))
     }
 
     /// Errors: a text that [`Key::new`] does not make.
-    pub fn parse(text: &str) -> Result<Key> {
-        let wrong = |why: &str| {
-            let expected = "expected SOURCE_DEVICE;INCARNATION (16 hexadecimal digits);DESTINATION_DEVICE;EDGE;FRAME:ITERATION";
-            Err(Error::usage(format!("key {text:?} {why}; {expected}")))
-        };
+    pub fn parse(text: impl Into<Arc<str>>) -> Result<Key> {
+        let text = text.into();
         if text.len() > NAME_MAX {
             return Err(Error::usage(format!("a key of {} bytes; at most {NAME_MAX}", text.len())));
         }
-        let mut parts = text.split(';');
-        let five = std::array::from_fn(|_| parts.next());
-        let ([Some(src), Some(incarnation), Some(dst), Some(edge), Some(frame_iter)], None) = (five, parts.next()) else {
-            return wrong("has not five parts");
+        Key::read(&text).map_err(|why| {
+            let expected = "expected SOURCE_DEVICE;INCARNATION (16 hexadecimal digits);DESTINATION_DEVICE;EDGE;FRAME:ITERATION";
+            Error::usage(format!("key {text:?} {why}; {expected}"))
+        })
+    }
+
+    /// Errors: what is wrong with it.
+    fn read(text: &Arc<str>) -> std::result::Result<Key, &'static str> {
+        let mut semicolons = memchr_iter(b';', text.as_bytes());
+        let ends = std::array::from_fn(|_| semicolons.next());
+        let ([Some(src), Some(incarnation), Some(dst), Some(edge)], None) = (ends, semicolons.next()) else {
+            return Err("has not five parts");
         };
-        if src.is_empty() || dst.is_empty() || edge.is_empty() {
-            return wrong("has an empty part");
+        if src == 0 || dst == incarnation + 1 || edge == dst + 1 {
+            return Err("has an empty part");
         }
-        let hexadecimal = incarnation.len() == 16 && incarnation.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-        let Some(src_incarnation) = u64::from_str_radix(incarnation, 16).ok().filter(|_| hexadecimal) else {
-            return wrong("has another incarnation");
-        };
-        let numbers = frame_iter.split_once(':').filter(|(frame, iter)| is_shortest(frame) && is_shortest(iter));
-        let Some((frame, iter)) = numbers.and_then(|(frame, iter)| Some((frame.parse().ok()?, iter.parse().ok()?))) else {
-            return wrong("has another frame and iteration");
-        };
-        let mut end = 0;
-        let ends = [src, incarnation, dst, edge].map(|part| {
-            let at = end + part.len();
-            end = at + 1;
-            at
-        });
-        Ok(Key { text: text.to_owned(), ends, src_incarnation, frame, iter })
+        let src_incarnation = text.get(src + 1..incarnation).and_then(hexadecimal).ok_or("has another incarnation")?;
+        let numbers = text.get(edge + 1..).and_then(|numbers| numbers.split_once(':'));
+        let numbers = numbers.filter(|(frame, iter)| is_shortest(frame) && is_shortest(iter));
+        let numbers = numbers.and_then(|(frame, iter)| Some((frame.parse().ok()?, iter.parse().ok()?)));
+        let (frame, iter) = numbers.ok_or("has another frame and iteration")?;
+        Ok(Key { text: text.clone(), ends: [src, incarnation, dst, edge], src_incarnation, frame, iter })
     }
 
     /// All of it.
@@ -71,24 +75,28 @@ impl Key {
         &self.text
     }
 
-    fn part(&self, index: usize) -> &str {
-        let begin = index.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |end| end + 1);
-        self.ends.get(index).and_then(|end| self.text.get(begin..*end)).unwrap_or_default()
+    /// Its tensor in a step.
+    pub(super) fn in_step(&self, step: u64) -> TensorId {
+        TensorId { name: self.text.clone(), step }
+    }
+
+    fn part(&self, begin: usize, end: usize) -> &str {
+        self.text.get(begin..end).unwrap_or_default()
     }
 
     /// The producer's device.
     pub fn src_device(&self) -> &str {
-        self.part(0)
+        self.part(0, self.ends[0])
     }
 
     /// The consumer's.
     pub fn dst_device(&self) -> &str {
-        self.part(2)
+        self.part(self.ends[1] + 1, self.ends[2])
     }
 
     /// Which of the tensors between them.
     pub fn edge(&self) -> &str {
-        self.part(3)
+        self.part(self.ends[2] + 1, self.ends[3])
     }
 
     /// The producer's worker.
@@ -100,6 +108,49 @@ impl Key {
     pub fn dst_worker(&self) -> &str {
         worker(self.dst_device())
     }
+
+    /// Whether the worker of this name produces it, a name without `/device:`.
+    pub(super) fn is_from(&self, name: &str) -> bool {
+        is_of(self.src_device(), name)
+    }
+
+    /// The same of the one that gets it.
+    pub(super) fn is_for(&self, name: &str) -> bool {
+        is_of(self.dst_device(), name)
+    }
+}
+
+/// A tensor: the text of its key, whatever that is, and its step. Clones share the text.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId {
+    /// The text.
+    pub name: Arc<str>,
+    /// The step.
+    pub step: u64,
+}
+
+impl TensorId {
+    /// Of this name.
+    pub fn new(name: impl Into<Arc<str>>, step: u64) -> TensorId {
+        TensorId { name: name.into(), step }
+    }
+}
+
+impl fmt::Display for TensorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of step {}", self.name, self.step)
+    }
+}
+
+/// A number of 16 digits.
+fn hexadecimal(digits: &str) -> Option<u64> {
+    let value = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let digits: &[u8; 16] = digits.as_bytes().try_into().ok()?;
+    digits.iter().try_fold(0, |number, digit| Some(number << 4 | u64::from(value(*digit)?)))
 }
 
 /// Whether a number is written as [`Key::new`] writes it: without plus, zeros in front, or minus before a zero.
@@ -110,7 +161,13 @@ fn is_shortest(number: &str) -> bool {
 
 /// The worker that a device is one of: `/job:ps/replica:0/task:1` of `/job:ps/replica:0/task:1/device:CPU:0`. Without `/device:`, all of it.
 fn worker(device: &str) -> &str {
-    device.split_once("/device:").map_or(device, |(worker, _)| worker)
+    let is_end = |at: &usize| device.get(*at..).is_some_and(|rest| rest.starts_with(DEVICE));
+    memchr_iter(b'/', device.as_bytes()).find(is_end).and_then(|end| device.get(..end)).unwrap_or(device)
+}
+
+/// Whether that is this one; shorter than to look for its end.
+fn is_of(device: &str, name: &str) -> bool {
+    device.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(DEVICE))
 }
 
 #[cfg(test)]
@@ -127,7 +184,14 @@ mod tests {
         assert_eq!(key.text(), format!("{SRC};0000000000008935;{DST};edge_12_x;0:-3"));
         assert_eq!((key.src_device(), key.dst_device(), key.edge()), (SRC, DST, "edge_12_x"));
         assert_eq!((key.src_worker(), key.dst_worker()), ("/job:worker/replica:0/task:1", "/job:ps/replica:0/task:0"));
-        assert_eq!(Key::new("a", 1, "b", "c", 2, 3).unwrap().src_worker(), "a");
+        let of = |name: &str| (key.is_from(name), key.is_for(name));
+        assert_eq!((of("/job:worker/replica:0/task:1"), of("/job:ps/replica:0/task:0")), ((true, false), (false, true)));
+        assert_eq!(
+            (of("/job:worker/replica:0/task:"), of("/job:worker/replica:0/task:1/dev"), of(SRC)),
+            ((false, false), (false, false), (true, false))
+        );
+        let key = Key::new("a", 1, "b", "c", 2, 3).unwrap();
+        assert!(key.src_worker() == "a" && key.is_from("a") && key.is_for("b"));
     }
 
     #[test]
@@ -167,11 +231,14 @@ mod tests {
             prop_assert_eq!(Key::parse(key.text()).unwrap(), key.clone());
             prop_assert_eq!((key.src_device(), key.src_incarnation, key.dst_device(), key.edge(), key.frame, key.iter),
                 (src.as_str(), incarnation, dst.as_str(), edge.as_str(), frame, iter));
+            for name in [key.src_worker(), key.dst_worker()] {
+                prop_assert_eq!((key.is_from(name), key.is_for(name)), (key.src_worker() == name, key.dst_worker() == name));
+            }
         }
 
         #[test]
         fn no_text_panics(text in ".{0,600}") {
-            if let Ok(key) = Key::parse(&text) {
+            if let Ok(key) = Key::parse(text.as_str()) {
                 prop_assert_eq!(key.text(), text);
             }
         }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use crate::base::error::{Error, Result};
 
+use super::key::TensorId;
 use super::message::{self, Kind, Packet, TEXT_MAX};
 
 /// Requests of a worker that are not answered.
@@ -39,8 +40,8 @@ impl Mailbox {
     }
 
     /// Sends why a tensor will not come.
-    pub fn refuse(&mut self, name: &str, step: u64, why: &Error, mail: &mut impl Mail) {
-        let mut packet = Packet::new(Kind::ErrorStatus, name, step);
+    pub fn refuse(&mut self, id: &TensorId, why: &Error, mail: &mut impl Mail) {
+        let mut packet = Packet::new(Kind::ErrorStatus, id.clone());
         let text = why.to_string();
         let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         let text = text.get(..end).unwrap_or_default();

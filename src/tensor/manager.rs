@@ -24,7 +24,7 @@ use super::core::{Core, State};
 use super::memory::Pool;
 use super::message::NAME_MAX;
 use super::rendezvous::Rendezvous;
-use super::shared::{Shared, nanos};
+use super::shared::{Shared, deadline};
 
 /// Between two looks whether a callback is still called.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -117,11 +117,10 @@ impl Manager {
     /// Runs the callbacks of receives that are over, and of tensors that are not needed any more, on this thread; if there are none, it waits for the
     /// first, for so long at most. How many it has run. A callback may call whatever it likes.
     pub fn run(&self, timeout: Duration) -> usize {
-        let until = clock::now().saturating_add(nanos(timeout));
+        let until = deadline(timeout);
         let due = |core: &Core| core.calls.due() + self.shared.pool.released();
         loop {
-            let left = Duration::from_nanos(until.saturating_sub(clock::now()));
-            let due = self.shared.wait(left, |core| Some(due(core)).filter(|due| *due > 0 || core.check().is_err()));
+            let due = self.shared.wait(until, |core| Some(due(core)).filter(|due| *due > 0 || core.check().is_err()));
             let due = due.unwrap_or(0);
             let ran = self.shared.run_due(due);
             // Else they were parts of several.

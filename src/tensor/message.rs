@@ -7,6 +7,8 @@
 use crate::base::error::Error;
 use crate::link::limits::MAX_RAILS;
 
+use super::key::TensorId;
+
 /// Bytes that a name may have.
 pub const NAME_MAX: usize = 512;
 /// Dimensions that a tensor may have.
@@ -21,10 +23,12 @@ pub const ACK: [u8; 3] = [Kind::Ack as u8, 0, 0];
 /// Bytes of a message buffer, and of an ack buffer.
 pub const MESSAGE: usize = HEADER + TEXT_MAX;
 
+/// Bytes before the step.
+const FRONT: usize = 3 + NAME_MAX;
 /// What is behind a name, and behind the last field.
 const ZEROS: [u8; NAME_MAX] = [0; NAME_MAX];
 
-const _: () = assert!(721 + 47 == HEADER && 47 <= NAME_MAX && MAX_RAILS == 8);
+const _: () = assert!(FRONT == 515 && 721 + 47 == HEADER && 47 <= NAME_MAX && MAX_RAILS == 8);
 
 /// What a packet says. The first six have TensorFlow's numbers, and the next three its later names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,10 +147,8 @@ pub fn error(code: u32, text: &str) -> Error {
 pub struct Packet {
     /// What it says.
     pub kind: Kind,
-    /// Of which tensor: its key.
-    pub name: String,
-    /// In which step.
-    pub step: u64,
+    /// Of which tensor.
+    pub id: TensorId,
     /// Bytes of the tensor's buffer, with this header.
     pub buffer_size: u64,
     /// The memory of the sender of this packet that it tells of.
@@ -155,6 +157,15 @@ pub struct Packet {
     pub meta: Meta,
     /// The number of a buffer of the sender of this packet, or of a request.
     pub index: u64,
+}
+
+/// Copied to that place, which is behind it then.
+#[inline(always)]
+fn put(bytes: &mut [u8], at: &mut usize, part: &[u8]) {
+    if let Some(place) = bytes.get_mut(*at..*at + part.len()) {
+        place.copy_from_slice(part);
+    }
+    *at += part.len();
 }
 
 /// Cut out of the front of what is left.
@@ -166,26 +177,22 @@ fn cut<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
 
 impl Packet {
     /// One of nothing but these.
-    pub fn new(kind: Kind, name: &str, step: u64) -> Packet {
-        Packet { kind, name: name.to_owned(), step, buffer_size: 0, memory: RemoteMr::default(), meta: Meta::default(), index: 0 }
+    pub fn new(kind: Kind, id: TensorId) -> Packet {
+        Packet { kind, id, buffer_size: 0, memory: RemoteMr::default(), meta: Meta::default(), index: 0 }
     }
 
     /// A name of more than [`NAME_MAX`] bytes is cut off.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
-        let mut at = 0;
-        let mut put = |part: &[u8]| {
-            if let Some(place) = bytes.get_mut(at..at + part.len()) {
-                place.copy_from_slice(part);
-            }
-            at += part.len();
-        };
-        let name = self.name.as_bytes().get(..self.name.len().min(NAME_MAX)).unwrap_or_default();
-        put(&[self.kind as u8]);
-        put(&(name.len() as u16).to_le_bytes());
-        put(name);
-        put(ZEROS.get(name.len()..).unwrap_or_default());
-        put(&self.step.to_le_bytes());
+        let (front, rest) = bytes.split_at_mut(FRONT);
+        let name = self.id.name.as_bytes();
+        let name = name.get(..NAME_MAX).unwrap_or(name);
+        put(front, &mut 0, &[self.kind as u8]);
+        put(front, &mut 1, &(name.len() as u16).to_le_bytes());
+        put(front, &mut 3, name);
+        let at = &mut 0;
+        let mut put = |part: &[u8]| put(rest, at, part);
+        put(&self.id.step.to_le_bytes());
         put(&self.buffer_size.to_le_bytes());
         put(&self.memory.addr.to_le_bytes());
         let mut rkeys = self.memory.rkeys.into_iter();
@@ -202,28 +209,29 @@ impl Packet {
 
     /// Errors: what is wrong, in words that follow "the peer sent".
     pub fn decode(bytes: &[u8; HEADER]) -> std::result::Result<Packet, String> {
-        let Parts { kind, name_size, name, is_dead, mut packet, rest } = Parts::of(bytes).ok_or("a packet that is cut off")?;
-        packet.kind = *Kind::ALL.get(usize::from(kind)).ok_or_else(|| format!("a packet of kind {kind}"))?;
+        let Parts { kind, name_size, name, step, is_dead, memory, meta, buffer_size, index, rest } =
+            Parts::of(bytes).ok_or("a packet that is cut off")?;
+        let known = *Kind::ALL.get(usize::from(kind)).ok_or_else(|| format!("a packet of kind {kind}"))?;
         let name = name.split_at_checked(usize::from(name_size));
         let (name, behind) = name.ok_or_else(|| format!("a name of {name_size} bytes; at most {NAME_MAX}"))?;
-        packet.name = std::str::from_utf8(name).map_err(|_| "a name that is no text")?.to_owned();
+        let name = std::str::from_utf8(name).map_err(|_| "a name that is no text")?;
         if is_dead > 1 {
             return Err(format!("is_dead {is_dead}; expected 0 or 1"));
         }
-        if usize::from(packet.meta.rank) > RANK_MAX {
-            return Err(format!("{} dimensions; at most {RANK_MAX}", packet.meta.rank));
+        if usize::from(meta.rank) > RANK_MAX {
+            return Err(format!("{} dimensions; at most {RANK_MAX}", meta.rank));
         }
-        let (shape, others) = packet.meta.dims.split_at(usize::from(packet.meta.rank));
+        let (shape, others) = meta.dims.split_at(usize::from(meta.rank));
         if shape.iter().any(|dim| *dim < 0) || others.iter().any(|dim| *dim != 0) {
             return Err("a dimension below zero, or behind the last".into());
         }
-        if packet.meta.is_dead && packet.meta.bytes > 0 {
-            return Err(format!("a dead tensor of {} bytes", packet.meta.bytes));
+        if meta.is_dead && meta.bytes > 0 {
+            return Err(format!("a dead tensor of {} bytes", meta.bytes));
         }
         if [behind, rest].iter().any(|zeros| ZEROS.get(..zeros.len()) != Some(zeros)) {
             return Err(format!("a packet of kind {kind}, with something in it that does not belong there"));
         }
-        Ok(packet)
+        Ok(Packet { kind: known, id: TensorId::new(name, step), buffer_size, memory, meta, index })
     }
 }
 
@@ -232,9 +240,12 @@ struct Parts<'a> {
     kind: u8,
     name_size: u16,
     name: &'a [u8; NAME_MAX],
+    step: u64,
     is_dead: u8,
-    /// All the rest.
-    packet: Packet,
+    memory: RemoteMr,
+    meta: Meta,
+    buffer_size: u64,
+    index: u64,
     /// Behind it.
     rest: &'a [u8],
 }
@@ -265,8 +276,7 @@ impl Parts<'_> {
         let index = u64::from_le_bytes(*cut(&mut rest)?);
         let meta = Meta { data_type, rank, dims, bytes, is_dead: is_dead == 1 };
         let memory = RemoteMr { addr, rkeys };
-        let packet = Packet { kind: Kind::Ack, name: String::new(), step, buffer_size, memory, meta, index };
-        Some(Parts { kind, name_size, name, is_dead, packet, rest })
+        Some(Parts { kind, name_size, name, step, is_dead, memory, meta, buffer_size, index, rest })
     }
 }
 
@@ -291,8 +301,7 @@ mod tests {
     fn packet() -> Packet {
         Packet {
             kind: Kind::BufferRequest,
-            name: "a;b".into(),
-            step: 0x1122_3344_5566_7788,
+            id: TensorId::new("a;b", 0x1122_3344_5566_7788),
             buffer_size: 4096,
             memory: RemoteMr { addr: 0x7fff_0000_1000, rkeys: [1, 2, 3, 4, 5, 6, 7, 8] },
             meta: Meta::new(1, &[2, 3], 24, false).unwrap(),

@@ -11,7 +11,7 @@ use super::adapter::Mode;
 use super::calls::{Answer, Callback};
 use super::key::Key;
 use super::memory::{Memory, Release};
-use super::shared::Shared;
+use super::shared::{Shared, deadline};
 use super::steps::StepRef;
 use super::value::{Tensor, meta};
 
@@ -39,6 +39,10 @@ impl Rendezvous {
     ///
     /// Errors: a key that is none, or whose producer is another worker; "Duplicated send"; the step was aborted or cleaned up; the manager is closed.
     pub fn send(&self, key: &str, tensor: Tensor) -> Result<()> {
+        self.send_key(&Key::parse(key)?, tensor)
+    }
+
+    fn send_key(&self, key: &Key, tensor: Tensor) -> Result<()> {
         self.shared.with(|core| core.send(self.step, key, tensor))
     }
 
@@ -46,14 +50,15 @@ impl Rendezvous {
     ///
     /// Errors: more than 16 dimensions, or one below zero; no memory; as above.
     pub fn send_copy(&self, key: &str, data_type: u32, shape: &[i64], bytes: &[u8]) -> Result<()> {
-        if !self.is_exposed(key) || bytes.is_empty() {
+        let key = Key::parse(key)?;
+        if !self.is_exposed(&key) || bytes.is_empty() {
             let mut copy = Vec::new();
             copy.try_reserve_exact(bytes.len()).map_err(|_| Error::usage(format!("bytes: no memory for {}", bytes.len())))?;
             copy.extend_from_slice(bytes);
-            return self.send(key, Tensor::new(data_type, shape, copy)?);
+            return self.send_key(&key, Tensor::new(data_type, shape, copy)?);
         }
         let meta = meta(data_type, shape, bytes.len())?;
-        self.send(key, Tensor::placed(meta, Arc::new(self.shared.pool.copy(bytes)?)))
+        self.send_key(&key, Tensor::placed(meta, Arc::new(self.shared.pool.copy(bytes)?)))
     }
 
     /// The same without a copy: the memory must stay as it is until `release` is called, once, in [`Manager::run`](super::Manager::run) or when the
@@ -61,9 +66,9 @@ impl Rendezvous {
     ///
     /// Errors: as above; a range that cannot be registered. The memory is the caller's then, and `release` is not called.
     pub fn send_from(&self, key: &str, data_type: u32, shape: &[i64], memory: UserMemory, release: Release) -> Result<()> {
-        let meta = meta(data_type, shape, memory.len())?;
-        let memory = Arc::new(self.shared.pool.lend(memory, self.is_exposed(key))?);
-        self.send(key, Tensor::placed(meta, memory.clone()))?;
+        let (key, meta) = (Key::parse(key)?, meta(data_type, shape, memory.len())?);
+        let memory = Arc::new(self.shared.pool.lend(memory, self.is_exposed(&key))?);
+        self.send_key(&key, Tensor::placed(meta, memory.clone()))?;
         if memory.is_copy() {
             self.release(release);
         } else {
@@ -78,10 +83,9 @@ impl Rendezvous {
     }
 
     /// Whether a peer gets at the memory of this tensor.
-    fn is_exposed(&self, key: &str) -> bool {
+    fn is_exposed(&self, key: &Key) -> bool {
         let Shared { name, mode, .. } = &*self.shared;
-        let is_local = |key: Key| key.src_worker() == name && key.dst_worker() == name;
-        *mode == Mode::Direct && !Key::parse(key).is_ok_and(is_local)
+        *mode == Mode::Direct && !(key.is_from(name) && key.is_for(name))
     }
 
     /// Receives a tensor, which may not be produced yet. The callback gets it, or why it does not come, in [`Manager::run`](super::Manager::run) or
@@ -89,17 +93,19 @@ impl Rendezvous {
     ///
     /// Errors: the manager is closed. The callback is not called then.
     pub fn recv_async(&self, key: &str, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
-        self.ask(key, None, callback)
+        self.ask(Key::parse(key), None, callback)
     }
 
     /// The same into this memory, which is the library's until then, and as long as the tensor is.
     ///
     /// Errors: as above; a range that cannot be registered. A tensor that has more bytes is an error of the callback's.
     pub fn recv_into_async(&self, key: &str, into: UserMemory, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
-        self.ask(key, Some(self.destination(key, into)?), callback)
+        let key = Key::parse(key);
+        let into = self.destination(&key, into)?;
+        self.ask(key, Some(into), callback)
     }
 
-    fn ask(&self, key: &str, into: Option<Arc<Memory>>, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
+    fn ask(&self, key: Result<Key>, into: Option<Arc<Memory>>, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
         let callback: Callback = Box::new(|result| {
             callback(result);
             true
@@ -111,7 +117,7 @@ impl Rendezvous {
     ///
     /// Errors: what a callback would get; "Timed out waiting for notification".
     pub fn recv(&self, key: &str, timeout: Duration) -> Result<Tensor> {
-        self.wait(key, None, timeout)
+        self.wait(Key::parse(key), None, timeout)
     }
 
     /// The same into this memory, which nobody writes to any more when this returns; it is the library's as long as the tensor is. If its time is over
@@ -119,21 +125,23 @@ impl Rendezvous {
     ///
     /// Errors: as above; a tensor that has more bytes; a range that cannot be registered.
     pub fn recv_into(&self, key: &str, into: UserMemory, timeout: Duration) -> Result<Tensor> {
-        let into = self.destination(key, into)?;
+        let key = Key::parse(key);
+        let into = self.destination(&key, into)?;
         self.wait(key, Some(into), timeout)
     }
 
-    fn destination(&self, key: &str, into: UserMemory) -> Result<Arc<Memory>> {
-        self.shared.pool.destination(into, self.is_exposed(key)).map(Arc::new)
+    fn destination(&self, key: &Result<Key>, into: UserMemory) -> Result<Arc<Memory>> {
+        let is_exposed = key.as_ref().is_ok_and(|key| self.is_exposed(key));
+        self.shared.pool.destination(into, is_exposed).map(Arc::new)
     }
 
-    fn wait(&self, key: &str, into: Option<Arc<Memory>>, timeout: Duration) -> Result<Tensor> {
+    fn wait(&self, key: Result<Key>, into: Option<Arc<Memory>>, timeout: Duration) -> Result<Tensor> {
         let Shared { driver, .. } = &*self.shared;
         let id = driver.with(|core| core.recv(self.step, key, into.clone(), None))?;
-        let answer = self.shared.wait(timeout, |core| core.calls.take(id));
+        let answer = self.shared.wait(deadline(timeout), |core| core.calls.take(id));
         // It may have come since; or it comes once nobody writes to its memory any more.
         let answer = answer.or_else(|| driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id))));
-        let answer = answer.or_else(|| self.shared.wait(Duration::MAX, |core| core.calls.take(id)));
+        let answer = answer.or_else(|| self.shared.wait(u64::MAX, |core| core.calls.take(id)));
         self.shared.settle(answer.unwrap_or_else(|| Answer::Failed(Error::internal("a receive without an answer"))), into.as_ref())
     }
 
@@ -158,7 +166,7 @@ impl Rendezvous {
                 finished.map(|(callback, result)| callback(result)).is_some()
             })
         };
-        let parts = keys.iter().copied().zip(keys.iter().enumerate().map(part)).collect();
+        let parts = keys.iter().map(|key| Key::parse(*key)).zip(keys.iter().enumerate().map(part)).collect();
         self.shared.driver.with(|core| core.recv_all(self.step, parts))
     }
 

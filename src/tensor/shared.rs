@@ -26,15 +26,19 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Waits until `look` finds something, for so long at most. It reports receives that take too long.
-    pub(super) fn wait<T>(&self, timeout: Duration, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
-        let deadline = clock::now().saturating_add(nanos(timeout));
+    /// Waits until `look` finds something, until then at most. It reports receives that take too long.
+    pub(super) fn wait<T>(&self, deadline: u64, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
         let limit = self.device.config.stall_warn_s.nanos();
-        self.driver.wait(|now| {
+        self.driver.wait(|| {
             let mut core = self.driver.lock();
+            // Under the lock, so that nothing comes between the look and the clock, which takes longer.
             let found = look(&mut core);
-            if found.is_some() || now >= deadline {
+            if found.is_some() {
                 return Ok(found);
+            }
+            let now = clock::now();
+            if now >= deadline {
+                return Ok(None);
             }
             let (stalled, next) = if limit > 0 { core.stalled(now, limit) } else { (None, u64::MAX) };
             drop(core);
@@ -81,30 +85,34 @@ impl Shared {
     pub(super) fn run_due(&self, most: usize) -> usize {
         let mut ran = 0;
         for _ in 0..most {
-            let release = {
-                let mut core = self.driver.lock();
-                self.pool.next_release().inspect(|_| core.calls.calls())
-            };
-            if let Some(release) = release {
-                let _called = Called(self);
-                release();
-                ran += 1;
-                continue;
+            let mut core = self.driver.lock();
+            let release = self.pool.next_release();
+            let due = if release.is_none() { core.calls.next_due() } else { None };
+            if release.is_none() && due.is_none() {
+                break;
             }
-            let Some((callback, answer, into)) = self.driver.lock().calls.next_due() else { break };
+            core.calls.calls();
+            drop(core);
             // However it ends.
             let _called = Called(self);
-            let tensor = self.settle(answer, into.as_ref());
-            // It is the user's again, but for the tensor.
-            drop(into);
-            ran += usize::from(callback(tensor));
+            if let Some(release) = release {
+                release();
+                ran += 1;
+            }
+            if let Some((callback, answer, into)) = due {
+                let tensor = self.settle(answer, into.as_ref());
+                // It is the user's again, but for the tensor.
+                drop(into);
+                ran += usize::from(callback(tensor));
+            }
         }
         ran
     }
 }
 
-pub(super) fn nanos(time: Duration) -> u64 {
-    time.as_nanos().try_into().unwrap_or(u64::MAX)
+/// When so much time is over.
+pub(super) fn deadline(timeout: Duration) -> u64 {
+    clock::now().saturating_add(timeout.as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
 /// A callback that is being called.

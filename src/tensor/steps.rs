@@ -10,6 +10,7 @@ use foldhash::HashMap;
 use crate::base::error::{Error, Result};
 
 use super::cleaned::Cleaned;
+use super::key::TensorId;
 use super::table::Table;
 use super::value::Tensor;
 
@@ -153,9 +154,9 @@ impl Steps {
     }
 
     /// One waits no more for a key: whether it has. A step that is only asked for is forgotten once nobody asks for it.
-    pub fn withdraw(&mut self, id: u64, key: &str, waiter: Waiter) -> bool {
-        let Entry::Occupied(mut entry) = self.steps.entry(id) else { return false };
-        let waited = entry.get_mut().withdraw(key, waiter);
+    pub fn withdraw(&mut self, what: &TensorId, waiter: Waiter) -> bool {
+        let Entry::Occupied(mut entry) = self.steps.entry(what.step) else { return false };
+        let waited = entry.get_mut().withdraw(&what.name, waiter);
         if entry.get().is_unused() {
             entry.remove();
         }
@@ -234,12 +235,12 @@ mod tests {
         let mut steps = Steps::new(true);
         let asks = |steps: &mut Steps, id, worker| assert!(steps.find_for_other(id).unwrap().defer("k", Waiter::Worker(worker)).unwrap());
         [(7, 1), (7, 2), (8, 1), (9, 2)].into_iter().for_each(|(id, worker)| asks(&mut steps, id, worker));
-        assert!(steps.withdraw(7, "k", Waiter::Worker(1)) && !steps.withdraw(7, "k", Waiter::Worker(1)));
-        assert!(steps.withdraw(8, "k", Waiter::Worker(1)) && !steps.withdraw(8, "k", Waiter::Worker(1)));
+        assert!(steps.withdraw(&TensorId::new("k", 7), Waiter::Worker(1)) && !steps.withdraw(&TensorId::new("k", 7), Waiter::Worker(1)));
+        assert!(steps.withdraw(&TensorId::new("k", 8), Waiter::Worker(1)) && !steps.withdraw(&TensorId::new("k", 8), Waiter::Worker(1)));
         assert_eq!(steps.steps.len(), 2, "7 is asked for by another worker, and 9");
         let own = steps.find(9);
         assert!(steps.get(own).unwrap().table.recv("t", Waiter::Worker(2)).unwrap().is_none());
-        assert!(steps.withdraw(9, "t", Waiter::Worker(2)));
+        assert!(steps.withdraw(&TensorId::new("t", 9), Waiter::Worker(2)));
         steps.forget(Waiter::Worker(2));
         assert_eq!(steps.ids(), [9], "found by this worker, too");
     }

@@ -43,8 +43,6 @@ type Row = (String, &'static str);
 
 type Seen = Rc<RefCell<BTreeSet<Row>>>;
 
-type Wanted = (String, u64);
-
 /// A write on its way.
 #[derive(Debug, Clone)]
 enum Wire {
@@ -85,12 +83,12 @@ struct Hands {
     message_is_out: bool,
     room: Vec<u64>,
     goes_to: HashMap<usize, usize>,
-    finds: Vec<Wanted>,
-    withdraws: Vec<Wanted>,
-    wanted: HashSet<Wanted>,
+    finds: Vec<TensorId>,
+    withdraws: Vec<TensorId>,
+    wanted: HashSet<TensorId>,
     /// Taken back, so they may be asked for again.
-    gone: Vec<Wanted>,
-    refused: HashSet<Wanted>,
+    gone: Vec<TensorId>,
+    refused: HashSet<TensorId>,
     landed: HashMap<usize, Vec<u8>>,
     delivered: Vec<usize>,
     /// Fails the next time that there has to be memory.
@@ -186,56 +184,56 @@ impl Actions<Vec<u8>> for Hands {
         self.post(Tx::Tensor(index), Wire::Tensor(there, packet.clone(), tensor));
     }
 
-    fn find(&mut self, name: &str, step: u64) {
+    fn find(&mut self, id: &TensorId) {
         if !self.does("find") {
             return;
         }
-        self.finds.push((name.into(), step));
+        self.finds.push(id.clone());
     }
 
     fn deliver(&mut self, index: usize, packet: &Packet) {
         if !self.does("deliver") {
             return;
         }
-        assert!(self.wanted.remove(&(packet.name.clone(), packet.step)), "delivered twice, or never asked for");
-        assert_eq!(self.landed[&index], contents(&packet.name, packet.step, packet.meta.bytes));
+        assert!(self.wanted.remove(&packet.id), "delivered twice, or never asked for");
+        assert_eq!(self.landed[&index], contents(&packet.id, packet.meta.bytes));
         self.delivered.push(index);
     }
 
-    fn fail(&mut self, name: &str, step: u64, why: Error) {
+    fn fail(&mut self, id: &TensorId, why: Error) {
         if !self.does("fail") {
             return;
         }
-        assert!(self.wanted.remove(&(name.into(), step)), "failed twice, or never asked for");
+        assert!(self.wanted.remove(id), "failed twice, or never asked for");
         let text = why.to_string();
         assert!(text == "gone" || text == "no memory" || text.starts_with("a tensor of 1073741824 bytes; "), "{text}");
-        self.refused.insert((name.into(), step));
+        self.refused.insert(id.clone());
     }
 
-    fn forget(&mut self, name: &str, step: u64) {
+    fn forget(&mut self, id: &TensorId) {
         if !self.does("forget") {
             return;
         }
-        self.withdraws.push((name.into(), step));
+        self.withdraws.push(id.clone());
     }
 
-    fn withdrawn(&mut self, name: &str, step: u64) {
+    fn withdrawn(&mut self, id: &TensorId) {
         if !self.does("withdrawn") {
             return;
         }
-        assert!(self.wanted.remove(&(name.into(), step)), "taken back, and answered before");
-        self.gone.push((name.into(), step));
+        assert!(self.wanted.remove(id), "taken back, and answered before");
+        self.gone.push(id.clone());
     }
 }
 
-fn contents(name: &str, step: u64, bytes: u64) -> Vec<u8> {
-    (0..bytes).map(|i| (i * 31 + step * 7) as u8 ^ name.as_bytes()[0]).collect()
+fn contents(id: &TensorId, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 31 + id.step * 7) as u8 ^ id.name.as_bytes()[0]).collect()
 }
 
 struct World {
     channels: [Channel<Vec<u8>>; 2],
     hands: [Hands; 2],
-    asked: HashSet<(usize, Wanted)>,
+    asked: HashSet<(usize, TensorId)>,
     truth: Rc<RefCell<Truth>>,
     seen: Seen,
     /// What an end leaves out, or, of "nothing", what it does more.
@@ -289,21 +287,20 @@ impl World {
         }
     }
 
-    fn request(&mut self, end: usize, name: &str, step: u64) {
-        let wanted = (name.to_owned(), step);
-        if self.asked.insert((end, wanted.clone())) {
-            self.hands[end].wanted.insert(wanted);
-            self.happens(end, "request", |channel, hands| assert!(channel.request(name, step, hands).unwrap()));
+    fn request(&mut self, end: usize, id: &TensorId) {
+        if self.asked.insert((end, id.clone())) {
+            self.hands[end].wanted.insert(id.clone());
+            self.happens(end, "request", |channel, hands| assert!(channel.request(id, hands).unwrap()));
             // Nothing comes of it while it is not answered.
-            self.happens(end, "request", |channel, hands| assert!(!channel.request(name, step, hands).unwrap()));
+            self.happens(end, "request", |channel, hands| assert!(!channel.request(id, hands).unwrap()));
         }
     }
 
     /// One of those that were asked for is not wanted any more.
     fn withdraw(&mut self, end: usize, which: usize) {
-        let order = |(name, step): &&Wanted| ((*step as usize + which) % 8, name.clone());
-        let Some((name, step)) = self.hands[end].wanted.iter().min_by_key(order).cloned() else { return };
-        self.happens(end, "withdraw", |channel, hands| channel.withdraw(&name, step, hands));
+        let order = |id: &&TensorId| ((id.step as usize + which) % 8, id.name.clone());
+        let Some(id) = self.hands[end].wanted.iter().min_by_key(order).cloned() else { return };
+        self.happens(end, "withdraw", |channel, hands| channel.withdraw(&id, hands));
     }
 
     /// The producer has one of the tensors that are looked for, or will not have it.
@@ -312,9 +309,9 @@ impl World {
         if finds.is_empty() {
             return;
         }
-        let (name, step) = finds.swap_remove(which % finds.len());
+        let id = finds.swap_remove(which % finds.len());
         let bytes = match kind % 8 {
-            0 => return self.happens(end, "not found", |channel, hands| channel.not_found(&name, step, &Error::remote("gone"), hands)),
+            0 => return self.happens(end, "not found", |channel, hands| channel.not_found(&id, &Error::remote("gone"), hands)),
             // So much is never copied.
             1 => 1 << 30,
             2 | 3 => 0,
@@ -323,9 +320,9 @@ impl World {
             _ => 1000 * u64::from(kind),
         };
         self.hands[end].no_memory = kind == 255;
-        let tensor = contents(&name, step, bytes % (1 << 30));
+        let tensor = contents(&id, bytes % (1 << 30));
         let meta = Meta::new(1, &[bytes as i64], bytes, kind % 8 == 3).unwrap();
-        self.happens(end, "found", |channel, hands| channel.found(&name, step, meta, tensor, hands));
+        self.happens(end, "found", |channel, hands| channel.found(&id, meta, tensor, hands));
     }
 
     /// The next write of this end's arrives.
@@ -345,14 +342,14 @@ impl World {
                 self.happens(peer, &what, |channel, hands| channel.message(&packet, &text, hands).unwrap());
                 assert!(owes != (self.hands[peer].did.first() == Some(&"ack")), "{what}: {:?}", self.hands[peer].did);
                 let Hands { finds, withdraws, .. } = &self.hands[peer];
-                let wanted = (packet.name.clone(), packet.step);
+                let wanted = packet.id.clone();
                 let is_unheard = packet.kind == Kind::TensorWithdraw && finds.contains(&wanted) && !withdraws.contains(&wanted);
                 assert!(!is_unheard, "{wanted:?} is taken back and still looked for");
                 for wanted in std::mem::take(&mut self.hands[peer].withdraws) {
                     // Else it was answered.
                     if let Some(index) = self.hands[peer].finds.iter().position(|find| *find == wanted) {
                         self.hands[peer].finds.remove(index);
-                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&wanted.0, wanted.1, hands));
+                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&wanted, hands));
                     }
                 }
                 for wanted in std::mem::take(&mut self.hands[peer].gone) {
@@ -390,7 +387,7 @@ impl World {
         }
         match choice / 2 % 17 % 8 {
             0 if one_way && end == late => {}
-            0 => self.request(end, ["a", "b"][usize::from(which % 2)], u64::from(which / 2 % 8)),
+            0 => self.request(end, &TensorId::new(["a", "b"][usize::from(which % 2)], u64::from(which / 2 % 8))),
             1 => self.answer(end, usize::from(which / 16), which),
             2..=4 => self.arrives(end),
             5 | 6 if end == late && !which.is_multiple_of(8) => self.arrives(1 - end),
@@ -447,9 +444,9 @@ fn a_tensor_goes_in_six_messages_of_these_bytes() {
     let mut world = World::new(&Rc::default());
     world.channels = Default::default();
     // So that what follows has a buffer with another number than 0.
-    world.request(0, "a", 6);
+    world.request(0, &TensorId::new("a", 6));
     sent(&mut world, 6);
-    world.request(0, "b", 7);
+    world.request(0, &TensorId::new("b", 7));
     let (six_thousand, size, remote) = (6000u64.to_le_bytes(), 8192u64.to_le_bytes(), [1u32; 8].map(u32::to_le_bytes).concat());
     let ack = vec![0, 0, 0];
     let expected = [
@@ -465,7 +462,7 @@ fn a_tensor_goes_in_six_messages_of_these_bytes() {
     ];
     assert_eq!(sent(&mut world, 6), expected);
     // One that will not come, with why.
-    world.request(0, "b", 8);
+    world.request(0, &TensorId::new("b", 8));
     let error = [golden(8, b"b", 8, &[(544, &[3]), (677, &[4])]), b"gone".to_vec()].concat();
     assert_eq!(sent(&mut world, 0), [(0, golden(4, b"b", 8, &[])), (1, ack.clone()), (1, error), (0, ack)]);
 }
@@ -476,7 +473,7 @@ fn buffers_are_given_up_however_many_names_there_are() {
     let mut world = World::new(&Rc::default());
     world.channels = Default::default();
     for key in 0..KEYS {
-        world.request(0, &format!("{key}"), 1);
+        world.request(0, &TensorId::new(format!("{key}"), 1));
         while !world.hands[0].wanted.is_empty() || !world.hands[0].delivered.is_empty() {
             // Empty ones.
             world.goes_on(2);
@@ -533,7 +530,7 @@ struct Dull {
 impl Mail for Dull {
     fn ack(&mut self) {}
     fn message(&mut self, packet: &Packet, _: &str) {
-        assert!(packet.name.len() <= message::NAME_MAX);
+        assert!(packet.id.name.len() <= message::NAME_MAX);
     }
 }
 
@@ -545,13 +542,13 @@ impl Actions<()> for Dull {
     fn write(&mut self, _: usize, to: RemoteBuffer, packet: &Packet, _: ()) {
         assert!(HEADER as u64 + packet.meta.bytes <= to.len);
     }
-    fn find(&mut self, _: &str, _: u64) {}
+    fn find(&mut self, _: &TensorId) {}
     fn deliver(&mut self, index: usize, _: &Packet) {
         self.landed.push(index);
     }
-    fn fail(&mut self, _: &str, _: u64, _: Error) {}
-    fn forget(&mut self, _: &str, _: u64) {}
-    fn withdrawn(&mut self, _: &str, _: u64) {}
+    fn fail(&mut self, _: &TensorId, _: Error) {}
+    fn forget(&mut self, _: &TensorId) {}
+    fn withdrawn(&mut self, _: &TensorId) {}
 }
 
 proptest! {
@@ -560,7 +557,7 @@ proptest! {
     fn no_peer_can_make_an_end_panic(events in proptest::collection::vec((any::<u8>(), any::<u8>(), 0u64..3, 0u64..12_000), 0..200)) {
         let (mut channel, mut hands) = (Channel { idle: Idle::new(1, 8192), ..Channel::default() }, Dull::default());
         for (what, which, step, bytes) in events {
-            let name = ["a", "b", ""][usize::from(which % 3)];
+            let id = &TensorId::new(["a", "b", ""][usize::from(which % 3)], step);
             let kind = match which / 3 % 8 {
                 0 => Kind::BufferIdle,
                 1 => Kind::BufferRequest,
@@ -573,17 +570,17 @@ proptest! {
             };
             let size = if bytes % 5 == 0 { 0 } else { bytes.next_multiple_of(4096) };
             let meta = Meta { bytes, data_type: u32::from(which % 8), ..Meta::default() };
-            let packet = Packet { buffer_size: size, index: bytes % 4, meta, ..Packet::new(kind, name, step) };
+            let packet = Packet { buffer_size: size, index: bytes % 4, meta, ..Packet::new(kind, id.clone()) };
             let index = usize::from(which % 4);
             let mut taken = Ok(());
             match what % 12 {
                 0..=3 => taken = channel.message(&packet, "why", &mut hands),
                 4 => taken = channel.acked(&mut hands),
                 5 => taken = channel.tensor(index, &Packet { kind: Kind::TensorWrite, ..packet }, &mut hands),
-                6 => taken = channel.request(name, step, &mut hands).map(drop),
-                7 => channel.withdraw(name, step, &mut hands),
-                8 => channel.found(name, step, meta, (), &mut hands),
-                9 => channel.forgotten(name, step, &mut hands),
+                6 => taken = channel.request(id, &mut hands).map(drop),
+                7 => channel.withdraw(id, &mut hands),
+                8 => channel.found(id, meta, (), &mut hands),
+                9 => channel.forgotten(id, &mut hands),
                 10 => hands.landed.pop().into_iter().for_each(|index| channel.consumed(index, &mut hands)),
                 _ => channel.written([Tx::Ack, Tx::Message, Tx::Tensor(index), Tx::Tensor(0)][index], &mut hands),
             }
@@ -597,7 +594,7 @@ proptest! {
 /// An end that has asked for the tensor `a` of step 1, and has said so.
 fn asking() -> (Channel<Vec<u8>>, Hands) {
     let mut world = World::new(&Rc::default());
-    world.request(0, "a", 1);
+    world.request(0, &TensorId::new("a", 1));
     let World { channels: [channel, _], hands: [hands, _], .. } = world;
     (channel, hands)
 }
@@ -608,14 +605,14 @@ fn what_breaks_the_protocol_is_refused_in_words() {
         let (mut channel, mut hands) = asking();
         channel.message(&packet, "", &mut hands).unwrap_err().to_string()
     };
-    let packet = |kind, name: &str| Packet { buffer_size: 4096, ..Packet::new(kind, name, 1) };
+    let packet = |kind, name: &str| Packet { buffer_size: 4096, ..Packet::new(kind, TensorId::new(name, 1)) };
     assert_eq!(sent(packet(Kind::TensorWrite, "a")), "it sent a message of kind 5");
     assert_eq!(sent(packet(Kind::BufferIdle, "a")), "it sent a message of kind 1 for a, which it has not asked for");
     assert_eq!(sent(packet(Kind::BufferResponse, "a")), "it sent a message of kind 3 for a, which it has not asked for");
     assert_eq!(sent(packet(Kind::BufferRequest, "b")), "it sent a wish for a buffer for b of step 1, which was not asked for");
     assert_eq!(sent(packet(Kind::ErrorStatus, "b")), "it sent an error for b of step 1, which was not asked for");
     assert_eq!(sent(packet(Kind::TensorWithdrawn, "a")), "it sent that a of step 1 is taken back, which it is not");
-    let give_up = Packet::new(Kind::BufferRequest, "b", 1);
+    let give_up = Packet::new(Kind::BufferRequest, TensorId::new("b", 1));
     assert_eq!(sent(give_up), "it sent a wish for a buffer for b of step 1, which was not asked for");
     for bytes in [0, 767, (1 << 30) + 1, u64::MAX] {
         let error = sent(Packet { buffer_size: bytes, ..packet(Kind::BufferRequest, "a") });
@@ -640,12 +637,12 @@ fn a_buffer_that_was_not_asked_for_is_refused() {
     let meta = Meta::new(1, &[4], 4, false).unwrap();
     for (bytes, index, addr) in [(8192, 0, 0), (4096, MAX_BUFFERS as u64, 0), (4096, 0, u64::MAX - 4095)] {
         let (mut channel, mut hands) = asking();
-        channel.message(&Packet::new(Kind::TensorRequest, "x", 1), "", &mut hands).unwrap();
-        channel.found("x", 1, meta, vec![0; 4], &mut hands);
+        channel.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", 1)), "", &mut hands).unwrap();
+        channel.found(&TensorId::new("x", 1), meta, vec![0; 4], &mut hands);
         channel.written(Tx::Ack, &mut hands);
         hands.unwritten.clear();
         let memory = RemoteMr { addr, rkeys: [1; 8] };
-        let response = Packet { buffer_size: bytes, index, memory, ..Packet::new(Kind::BufferResponse, "x", 1) };
+        let response = Packet { buffer_size: bytes, index, memory, ..Packet::new(Kind::BufferResponse, TensorId::new("x", 1)) };
         let error = channel.message(&response, "", &mut hands).unwrap_err().to_string();
         assert_eq!(error, format!("it sent buffer {index} of {bytes} bytes at {addr:#x} for x, which it was not asked for"));
     }
@@ -655,11 +652,11 @@ fn a_buffer_that_was_not_asked_for_is_refused() {
 fn a_peer_asks_for_so_much_and_no_more() {
     let (mut channel, mut hands) = asking();
     let mut asks = |step: u64| {
-        let asked = channel.message(&Packet::new(Kind::TensorRequest, "x", step), "", &mut hands);
+        let asked = channel.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", step)), "", &mut hands);
         channel.written(Tx::Ack, &mut hands);
         hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
         // Found, and kept until there is a buffer.
-        channel.found("x", step, Meta::default(), Vec::new(), &mut hands);
+        channel.found(&TensorId::new("x", step), Meta::default(), Vec::new(), &mut hands);
         asked
     };
     (0..MAX_REQUESTS as u64).for_each(|step| asks(step).unwrap());
@@ -669,21 +666,21 @@ fn a_peer_asks_for_so_much_and_no_more() {
 #[test]
 fn no_more_is_asked_for_than_that_and_what_came_counts() {
     let (mut channel, mut hands) = asking();
-    channel.message(&Packet { buffer_size: 4096, ..Packet::new(Kind::BufferRequest, "a", 1) }, "", &mut hands).unwrap();
+    channel.message(&Packet { buffer_size: 4096, ..Packet::new(Kind::BufferRequest, TensorId::new("a", 1)) }, "", &mut hands).unwrap();
     hands.landed.insert(0, Vec::new());
-    channel.tensor(0, &Packet::new(Kind::TensorWrite, "a", 1), &mut hands).unwrap();
-    (2..=MAX_REQUESTS as u64).for_each(|step| assert!(channel.request("a", step, &mut hands).unwrap()));
-    let error = channel.request("a", 1 << 40, &mut hands).unwrap_err().to_string();
+    channel.tensor(0, &Packet::new(Kind::TensorWrite, TensorId::new("a", 1)), &mut hands).unwrap();
+    (2..=MAX_REQUESTS as u64).for_each(|step| assert!(channel.request(&TensorId::new("a", step), &mut hands).unwrap()));
+    let error = channel.request(&TensorId::new("a", 1 << 40), &mut hands).unwrap_err().to_string();
     assert_eq!(error, "65536 tensors are asked for already, or have come and were not taken, which is the limit");
     channel.consumed(0, &mut hands);
-    assert!(channel.request("a", 1 << 40, &mut hands).unwrap());
+    assert!(channel.request(&TensorId::new("a", 1 << 40), &mut hands).unwrap());
 }
 
 #[test]
 fn a_tensor_that_does_not_belong_into_its_buffer_is_refused() {
     let ready = || {
         let (mut channel, mut hands) = asking();
-        channel.message(&Packet { buffer_size: 4096, ..Packet::new(Kind::BufferRequest, "a", 1) }, "", &mut hands).unwrap();
+        channel.message(&Packet { buffer_size: 4096, ..Packet::new(Kind::BufferRequest, TensorId::new("a", 1)) }, "", &mut hands).unwrap();
         hands.landed.insert(0, Vec::new());
         (channel, hands)
     };
@@ -691,9 +688,9 @@ fn a_tensor_that_does_not_belong_into_its_buffer_is_refused() {
         let (mut channel, mut hands) = ready();
         channel.tensor(0, packet, &mut hands).unwrap_err().to_string()
     };
-    let write = Packet::new(Kind::TensorWrite, "a", 1);
-    assert_eq!(refused(&Packet { name: "b".into(), ..write.clone() }), "it sent a packet of kind 5 for b into the buffer for a");
-    assert_eq!(refused(&Packet { step: 2, ..write.clone() }), "it sent a of step 2, which was not asked for");
+    let write = Packet::new(Kind::TensorWrite, TensorId::new("a", 1));
+    assert_eq!(refused(&Packet { id: TensorId::new("b", 1), ..write.clone() }), "it sent a packet of kind 5 for b into the buffer for a");
+    assert_eq!(refused(&Packet { id: TensorId::new("a", 2), ..write.clone() }), "it sent a of step 2, which was not asked for");
     let meta = Meta::new(0, &[], 4096 - HEADER as u64 + 1, false).unwrap();
     assert_eq!(refused(&Packet { meta, ..write.clone() }), "it sent 3329 bytes of a into a buffer of 4096");
     let (mut channel, mut hands) = ready();

@@ -7,10 +7,11 @@ use crate::link::Failure;
 
 use super::super::calls::Answer;
 use super::super::event::{ChannelEvent, Landed};
+use super::super::key::TensorId;
 use super::super::steps::CallId;
 use super::super::steps::Waiter;
 use super::super::value::Tensor;
-use super::{Core, Wanted, What};
+use super::{Core, Wanted};
 
 /// A tensor of at most so many bytes is copied out as soon as it is here, so that its buffer is free without waiting for the thread that wants it.
 const COPIED_AT_ONCE: u64 = 16 << 10;
@@ -19,38 +20,38 @@ impl Core {
     /// What a worker wants of this one, or has for it.
     pub(super) fn handle(&mut self, from: usize, event: ChannelEvent) {
         match event {
-            ChannelEvent::Find { name, step } => self.find(from, &name, step),
-            ChannelEvent::Landed { name, step, tensor } => self.landed(from, (name, step), tensor),
-            ChannelEvent::Here { name, step, tensor } => self.here(from, &(name, step), tensor),
-            ChannelEvent::Failed { name, step, why } => {
+            ChannelEvent::Find { id } => self.find(from, &id),
+            ChannelEvent::Landed { id, tensor } => self.landed(from, id, tensor),
+            ChannelEvent::Here { id, tensor } => self.here(from, &id, tensor),
+            ChannelEvent::Failed { id, why } => {
                 let why = why.within(&format!("worker {}", self.workers.get(from).map_or("", |worker| &worker.name)));
                 let why = Failure::from_error(&why);
-                let wanted = self.take_wanted(from, &(name, step));
+                let wanted = self.take_wanted(from, &id);
                 self.returned(wanted.exposed);
                 for id in wanted.calls {
                     self.calls.end(id, Answer::Failed(why.error()));
                 }
             }
-            ChannelEvent::Forget { name, step } => {
+            ChannelEvent::Forget { id } => {
                 // Else it was found, or refused.
-                if self.steps.withdraw(step, &name, Waiter::Worker(from))
+                if self.steps.withdraw(&id, Waiter::Worker(from))
                     && let Some(adapter) = self.adapter(from)
                 {
-                    adapter.forgotten(&name, step);
+                    adapter.forgotten(&id);
                 }
             }
-            ChannelEvent::Back { name, step, tensor } => {
-                if let Some(table) = self.steps.table(step) {
-                    table.put_back(&name, tensor);
+            ChannelEvent::Back { id, tensor } => {
+                if let Some(table) = self.steps.table(id.step) {
+                    table.put_back(&id.name, tensor);
                 }
             }
-            ChannelEvent::NoMemory { name, step, why } => self.no_memory(from, &(name, step), &why),
-            ChannelEvent::Withdrawn { name, step } => self.withdrawn(from, &(name, step)),
+            ChannelEvent::NoMemory { id, why } => self.no_memory(from, &id, &why),
+            ChannelEvent::Withdrawn { id } => self.withdrawn(from, &id),
         }
     }
 
     /// Receives that wait for this, which is over, and are not.
-    fn take_wanted(&mut self, from: usize, what: &What) -> Wanted {
+    fn take_wanted(&mut self, from: usize, what: &TensorId) -> Wanted {
         self.workers.get_mut(from).and_then(|worker| worker.wanted.remove(what)).unwrap_or_default()
     }
 
@@ -61,12 +62,12 @@ impl Core {
         }
     }
 
-    fn landed(&mut self, from: usize, what: What, tensor: Arc<Landed>) {
+    fn landed(&mut self, from: usize, what: TensorId, tensor: Arc<Landed>) {
         let wanted = self.workers.get_mut(from).and_then(|worker| worker.wanted.get_mut(&what));
         // One that can be had once is kept for who asks again, as long as the step is there.
         if !self.tolerate_dup_recv
             && let Some(wanted) = wanted.filter(|wanted| wanted.calls.is_empty())
-            && self.steps.table(what.1).is_some_and(|table| table.check().is_ok())
+            && self.steps.table(what.step).is_some_and(|table| table.check().is_ok())
         {
             wanted.kept = true;
             return self.late.push_back((from, what, tensor));
@@ -90,7 +91,7 @@ impl Core {
     }
 
     /// A tensor that nobody waited for was copied out.
-    pub(super) fn keep(&mut self, from: usize, what: &What, landed: &Landed, copy: Result<Tensor>) {
+    pub(super) fn keep(&mut self, from: usize, what: &TensorId, landed: &Landed, copy: Result<Tensor>) {
         self.copied(from, landed.len());
         self.consumed(from, landed);
         let ids = self.take_wanted(from, what).calls;
@@ -102,15 +103,15 @@ impl Core {
     }
 
     /// A tensor that may be had once is there for the next who asks.
-    fn keep_here(&mut self, (key, step): &What, tensor: Tensor) {
-        if let Some(table) = self.steps.table(*step) {
+    fn keep_here(&mut self, what: &TensorId, tensor: Tensor) {
+        if let Some(table) = self.steps.table(what.step) {
             // Nobody waits there for what another worker produces; one that was aborted meanwhile takes none.
-            let _ = table.send(key, tensor);
+            let _ = table.send(&what.name, tensor);
         }
     }
 
     /// A tensor is in the memory of the receive that has exposed it, or in the library's.
-    fn here(&mut self, from: usize, what: &What, tensor: Tensor) {
+    fn here(&mut self, from: usize, what: &TensorId, tensor: Tensor) {
         let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
         if ids.is_empty() && exposed.is_none() && !self.tolerate_dup_recv {
             return self.keep_here(what, tensor);
@@ -157,7 +158,7 @@ impl Core {
     }
 
     /// There is no memory for a tensor, or too little in that of the receive which has exposed it. Others ask again when the request is taken back.
-    fn no_memory(&mut self, from: usize, what: &What, why: &Error) {
+    fn no_memory(&mut self, from: usize, what: &TensorId, why: &Error) {
         let Some(wanted) = self.workers.get_mut(from).and_then(|worker| worker.wanted.get_mut(what)) else { return };
         let over = match wanted.exposed.take() {
             Some(id) => {
@@ -172,7 +173,7 @@ impl Core {
     }
 
     /// A request was taken back: as the time of the receive with the memory is over, or nobody waits any more. Others ask again.
-    fn withdrawn(&mut self, from: usize, what: &What) {
+    fn withdrawn(&mut self, from: usize, what: &TensorId) {
         let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
         self.returned(exposed);
         for id in ids {

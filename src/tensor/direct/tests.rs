@@ -75,13 +75,13 @@ struct Hands {
     /// As many slots as there may be.
     room: usize,
     uses: u64,
-    finds: Vec<What>,
-    forgets: Vec<What>,
+    finds: Vec<TensorId>,
+    forgets: Vec<TensorId>,
     /// Tensors with bytes that were found, and are neither written nor given back.
     kept: usize,
-    wanted: HashSet<What>,
+    wanted: HashSet<TensorId>,
     /// Those whose receive waits until nobody writes to its memory.
-    withdrawing: HashSet<What>,
+    withdrawing: HashSet<TensorId>,
     /// Fails the next time that there has to be memory.
     no_memory: bool,
 }
@@ -93,7 +93,7 @@ impl Hands {
         self.broken != Some(what)
     }
 
-    fn ends(&mut self, what: &What) {
+    fn ends(&mut self, what: &TensorId) {
         assert!(self.wanted.remove(what), "{what:?} is answered twice, or was never asked for");
         self.withdrawing.remove(what);
     }
@@ -156,68 +156,68 @@ impl Actions<Vec<u8>, ()> for Hands {
         self.writes.push((*to, tensor));
     }
 
-    fn find(&mut self, name: &str, step: u64) {
+    fn find(&mut self, id: &TensorId) {
         if !self.does("find") {
             return;
         }
-        let what = (name.to_owned(), step);
+        let what = id.clone();
         assert!(!self.finds.contains(&what), "{what:?} is looked for twice");
         self.finds.push(what);
     }
 
-    fn forget(&mut self, name: &str, step: u64) {
+    fn forget(&mut self, id: &TensorId) {
         if !self.does("forget") {
             return;
         }
-        self.forgets.push((name.to_owned(), step));
+        self.forgets.push(id.clone());
     }
 
-    fn give_back(&mut self, name: &str, step: u64, tensor: Vec<u8>) {
+    fn give_back(&mut self, id: &TensorId, tensor: Vec<u8>) {
         if !self.does("give back") {
             return;
         }
         self.kept -= 1;
-        assert_eq!(tensor, contents(name, step, tensor.len() as u64));
+        assert_eq!(tensor, contents(id, tensor.len() as u64));
     }
 
-    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>) {
+    fn deliver(&mut self, id: &TensorId, meta: &Meta, sequence: Option<u64>) {
         if !self.does("deliver") {
             return;
         }
-        self.ends(&(name.into(), step));
+        self.ends(id);
         let bytes = sequence.map_or(Some(Vec::new()), |sequence| self.slots.remove(&sequence).expect("an open slot").2);
-        assert_eq!(bytes.expect("what has landed"), contents(name, step, meta.bytes), "{name} of step {step}");
+        assert_eq!(bytes.expect("what has landed"), contents(id, meta.bytes), "{id}");
     }
 
-    fn fail(&mut self, name: &str, step: u64, why: Error) {
+    fn fail(&mut self, id: &TensorId, why: Error) {
         if !self.does("fail") {
             return;
         }
         let text = why.to_string();
         assert!(text == "gone" || text.starts_with("a tensor of 1073741825 bytes; "), "{text}");
-        self.ends(&(name.into(), step));
+        self.ends(id);
     }
 
-    fn no_memory(&mut self, name: &str, step: u64, _: Error) {
+    fn no_memory(&mut self, id: &TensorId, _: Error) {
         if !self.does("no memory") {
             return;
         }
-        assert!(self.wanted.contains(&(name.to_owned(), step)), "a request that is not answered");
-        self.withdrawing.insert((name.into(), step));
+        assert!(self.wanted.contains(&id.clone()), "a request that is not answered");
+        self.withdrawing.insert(id.clone());
     }
 
-    fn withdrawn(&mut self, name: &str, step: u64) {
+    fn withdrawn(&mut self, id: &TensorId) {
         if !self.does("withdrawn") {
             return;
         }
-        let what = (name.into(), step);
+        let what = id.clone();
         assert!(self.withdrawing.contains(&what), "nobody takes {what:?} back");
         self.ends(&what);
     }
 }
 
-fn contents(name: &str, step: u64, bytes: u64) -> Vec<u8> {
-    (0..bytes).map(|i| (i * 31 + step * 7) as u8 ^ name.as_bytes()[0]).collect()
+fn contents(id: &TensorId, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 31 + id.step * 7) as u8 ^ id.name.as_bytes()[0]).collect()
 }
 
 struct World {
@@ -271,19 +271,19 @@ impl World {
     }
 
     /// Whoever has asked before asks again.
-    fn request(&mut self, end: usize, name: &str, step: u64, own: bool) {
-        let (what, into) = ((name.to_owned(), step), own.then_some(()));
-        let is_new = self.hands[end].wanted.insert(what);
-        self.happens(end, "request", |channel, hands| assert_eq!(channel.request(name, step, into, hands).unwrap(), is_new));
+    fn request(&mut self, end: usize, id: &TensorId, own: bool) {
+        let into = own.then_some(());
+        let is_new = self.hands[end].wanted.insert(id.clone());
+        self.happens(end, "request", |channel, hands| assert_eq!(channel.request(id, into, hands).unwrap(), is_new));
     }
 
     fn withdraw(&mut self, end: usize, which: usize) {
         let hands = &mut self.hands[end];
-        let mut wanted: Vec<What> = hands.wanted.iter().cloned().collect();
+        let mut wanted: Vec<TensorId> = hands.wanted.iter().cloned().collect();
         wanted.sort_unstable();
         if let Some(what) = wanted.get(which % wanted.len().max(1)).cloned() {
             hands.withdrawing.insert(what.clone());
-            self.happens(end, "withdraw", |channel, hands| channel.withdraw(&what.0, what.1, hands));
+            self.happens(end, "withdraw", |channel, hands| channel.withdraw(&what, hands));
         }
     }
 
@@ -293,22 +293,22 @@ impl World {
         if finds.is_empty() {
             return;
         }
-        let (name, step) = finds.swap_remove(which % finds.len());
+        let id = finds.swap_remove(which % finds.len());
         let bytes = match kind % 8 {
-            0 | 4 => return self.happens(end, "not found", |channel, hands| channel.not_found(&name, step, &Error::remote("gone"), hands)),
+            0 | 4 => return self.happens(end, "not found", |channel, hands| channel.not_found(&id, &Error::remote("gone"), hands)),
             // So much is never written.
             1 => (1 << 30) + 1,
             2 | 3 => 0,
             5 => 9000,
             _ => 1000,
         };
-        let tensor = contents(&name, step, if bytes > 1 << 30 { 0 } else { bytes });
+        let tensor = contents(&id, if bytes > 1 << 30 { 0 } else { bytes });
         let meta = Meta::new(1, &[bytes as i64], bytes, kind % 8 == 3).unwrap();
         self.hands[end].kept += usize::from(!tensor.is_empty());
-        self.happens(end, "found", |channel, hands| channel.found(&name, step, meta, tensor, hands));
+        self.happens(end, "found", |channel, hands| channel.found(&id, meta, tensor, hands));
         // Once is enough.
-        self.happens(end, "not found", |channel, hands| channel.not_found(&name, step, &Error::remote("gone"), hands));
-        self.happens(end, "found", |channel, hands| channel.found(&name, step, meta, Vec::new(), hands));
+        self.happens(end, "not found", |channel, hands| channel.not_found(&id, &Error::remote("gone"), hands));
+        self.happens(end, "found", |channel, hands| channel.found(&id, meta, Vec::new(), hands));
     }
 
     /// The next message of this end's arrives.
@@ -330,7 +330,7 @@ impl World {
                     self.hands[peer].finds.swap_remove(at);
                     // Once is enough.
                     for _ in 0..2 {
-                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&what.0, what.1, hands));
+                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&what, hands));
                     }
                 }
             }
@@ -362,7 +362,7 @@ impl World {
         let (end, number) = (usize::from(choice % 2), usize::from(which));
         match choice / 2 % 16 {
             0 if one_way && end == 1 => {}
-            0 => self.request(end, ["a", "b"][number % 2], u64::from(which / 4 % 16), which >= 128),
+            0 => self.request(end, &TensorId::new(["a", "b"][number % 2], u64::from(which / 4 % 16)), which >= 128),
             1 => self.withdraw(end, number),
             2 => self.hands[end].no_memory = which < 64,
             3 if which.is_multiple_of(2) => self.answer(end, number / 16, which / 2),
@@ -427,7 +427,7 @@ fn a_tensor_goes_in_messages_of_these_bytes() {
         golden(kind, b"a", step, &all)
     };
     let ack = vec![0, 0, 0];
-    world.request(0, "a", 7, false);
+    world.request(0, &TensorId::new("a", 7), false);
     let expected = [
         (0, golden(4, b"a", 7, &[])),
         (1, ack.clone()),
@@ -438,10 +438,10 @@ fn a_tensor_goes_in_messages_of_these_bytes() {
     ];
     assert_eq!(sent(&mut world, Some(6)), expected);
     // The next one is like it.
-    world.request(0, "a", 8, false);
+    world.request(0, &TensorId::new("a", 8), false);
     assert_eq!(sent(&mut world, Some(6)), [(0, with(2, 4, 8)), (1, ack.clone())]);
     // One that is taken back: nobody has it yet.
-    world.request(0, "b", 9, false);
+    world.request(0, &TensorId::new("b", 9), false);
     world.withdraw(0, 0);
     let expected = [
         (0, golden(4, b"b", 9, &[])),
@@ -494,7 +494,7 @@ struct Dull(u64);
 impl Mail for Dull {
     fn ack(&mut self) {}
     fn message(&mut self, packet: &Packet, _: &str) {
-        assert!(packet.name.len() <= message::NAME_MAX);
+        assert!(packet.id.name.len() <= message::NAME_MAX);
     }
 }
 
@@ -505,13 +505,13 @@ impl Actions<(), ()> for Dull {
     }
     fn close(&mut self, _: u64) {}
     fn write(&mut self, _: &Announced, _: ()) {}
-    fn find(&mut self, _: &str, _: u64) {}
-    fn forget(&mut self, _: &str, _: u64) {}
-    fn give_back(&mut self, _: &str, _: u64, _: ()) {}
-    fn deliver(&mut self, _: &str, _: u64, _: &Meta, _: Option<u64>) {}
-    fn fail(&mut self, _: &str, _: u64, _: Error) {}
-    fn no_memory(&mut self, _: &str, _: u64, _: Error) {}
-    fn withdrawn(&mut self, _: &str, _: u64) {}
+    fn find(&mut self, _: &TensorId) {}
+    fn forget(&mut self, _: &TensorId) {}
+    fn give_back(&mut self, _: &TensorId, _: ()) {}
+    fn deliver(&mut self, _: &TensorId, _: &Meta, _: Option<u64>) {}
+    fn fail(&mut self, _: &TensorId, _: Error) {}
+    fn no_memory(&mut self, _: &TensorId, _: Error) {}
+    fn withdrawn(&mut self, _: &TensorId) {}
 }
 
 proptest! {
@@ -520,7 +520,7 @@ proptest! {
     fn no_peer_can_make_an_end_panic(events in proptest::collection::vec((any::<u8>(), any::<u8>(), 0u64..3, 0u64..3), 0..200)) {
         let (mut channel, mut hands) = (Direct::default(), Dull::default());
         for (what, which, step, bytes) in events {
-            let name = ["a", "b", ""][usize::from(which % 3)];
+            let id = &TensorId::new(["a", "b", ""][usize::from(which % 3)], step);
             let kind = [
                 Kind::TensorRequest,
                 Kind::TensorReRequest,
@@ -531,17 +531,17 @@ proptest! {
                 Kind::BufferIdle,
             ][usize::from(which / 3 % 7)];
             let meta = Meta { bytes, ..Meta::default() };
-            let packet = Packet { buffer_size: bytes, index: u64::from(which % 8), meta, ..Packet::new(kind, name, step) };
+            let packet = Packet { buffer_size: bytes, index: u64::from(which % 8), meta, ..Packet::new(kind, id.clone()) };
             let mut taken = Ok(());
             match what % 12 {
                 0..=3 => taken = channel.message(&packet, "why", &mut hands),
                 4 => taken = channel.acked(&mut hands),
                 5 => taken = channel.landed(u64::from(which % 8), bytes, &mut hands),
-                6 => taken = channel.request(name, step, None, &mut hands).map(drop),
-                7 => channel.withdraw(name, step, &mut hands),
-                8 => channel.found(name, step, meta, (), &mut hands),
-                9 => channel.forgotten(name, step, &mut hands),
-                10 => channel.not_found(name, step, &Error::remote("gone"), &mut hands),
+                6 => taken = channel.request(id, None, &mut hands).map(drop),
+                7 => channel.withdraw(id, &mut hands),
+                8 => channel.found(id, meta, (), &mut hands),
+                9 => channel.forgotten(id, &mut hands),
+                10 => channel.not_found(id, &Error::remote("gone"), &mut hands),
                 _ => channel.written([Tx::Ack, Tx::Message, Tx::Tensor(0)][usize::from(which % 3)], &mut hands),
             }
             if let Err(error) = taken {
@@ -554,7 +554,7 @@ proptest! {
 /// An end that has asked for the tensor `a` of step 1, and has said so.
 fn asking() -> (Direct<Vec<u8>, ()>, Hands) {
     let mut world = World::new(&Seen::default(), 2);
-    world.request(0, "a", 1, false);
+    world.request(0, &TensorId::new("a", 1), false);
     let World { channels: [channel, _], hands: [hands, _], .. } = world;
     (channel, hands)
 }
@@ -566,7 +566,7 @@ fn what_breaks_the_protocol_is_refused_in_words() {
         channel.message(&packet, "", &mut hands).unwrap_err().to_string()
     };
     let meta = |bytes: u64| Meta::new(1, &[bytes as i64], bytes, false).unwrap();
-    let packet = |kind, name: &str, bytes| Packet { meta: meta(bytes), ..Packet::new(kind, name, 1) };
+    let packet = |kind, name: &str, bytes| Packet { meta: meta(bytes), ..Packet::new(kind, TensorId::new(name, 1)) };
     assert_eq!(sent(packet(Kind::BufferIdle, "a", 0)), "it sent a message of kind 1");
     assert_eq!(sent(packet(Kind::MetaDataUpdate, "b", 5)), "it sent the shape of b of step 1, which was not asked for");
     let error = sent(packet(Kind::MetaDataUpdate, "a", (1 << 30) + 1));
@@ -593,7 +593,7 @@ fn what_breaks_the_protocol_is_refused_in_words() {
 fn told(bytes: u64) -> (Direct<Vec<u8>, ()>, Hands, u64) {
     let (mut channel, mut hands) = asking();
     let meta = Meta::new(1, &[bytes as i64], bytes, false).unwrap();
-    channel.message(&Packet { meta, ..Packet::new(Kind::MetaDataUpdate, "a", 1) }, "", &mut hands).unwrap();
+    channel.message(&Packet { meta, ..Packet::new(Kind::MetaDataUpdate, TensorId::new("a", 1)) }, "", &mut hands).unwrap();
     let sequence = *hands.slots.keys().next().expect("it has opened a slot");
     channel.written(Tx::Ack, &mut hands);
     hands.unwritten.clear();
@@ -607,20 +607,20 @@ fn what_lands_must_be_what_was_told() {
     assert_eq!(error, "it sent 999 bytes of a of step 1, which has 1000");
     let again = |kind| {
         let (mut channel, mut hands, _) = told(1000);
-        channel.message(&Packet::new(kind, "a", 1), "", &mut hands).unwrap_err().to_string()
+        channel.message(&Packet::new(kind, TensorId::new("a", 1)), "", &mut hands).unwrap_err().to_string()
     };
     assert_eq!(again(Kind::MetaDataUpdate), "it sent the shape of a of step 1, which was not asked for");
     assert_eq!(again(Kind::ErrorStatus), "it sent an error for a of step 1, which was not asked for");
     // Of another shape than it was told, or twice.
     let mut asks = |packet: Packet| channel.message(&packet, "", &mut hands);
-    asks(Packet::new(Kind::TensorRequest, "x", 1)).unwrap();
+    asks(Packet::new(Kind::TensorRequest, TensorId::new("x", 1))).unwrap();
     let (mut producer, mut hands) = asking();
-    producer.message(&Packet::new(Kind::TensorRequest, "x", 1), "", &mut hands).unwrap();
+    producer.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", 1)), "", &mut hands).unwrap();
     let meta = Meta::new(1, &[4], 4, false).unwrap();
-    producer.found("x", 1, meta, vec![0; 4], &mut hands);
+    producer.found(&TensorId::new("x", 1), meta, vec![0; 4], &mut hands);
     hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
     producer.written(Tx::Ack, &mut hands);
-    let other = Packet { meta: Meta { data_type: 2, ..meta }, buffer_size: 4, ..Packet::new(Kind::TensorReRequest, "x", 1) };
+    let other = Packet { meta: Meta { data_type: 2, ..meta }, buffer_size: 4, ..Packet::new(Kind::TensorReRequest, TensorId::new("x", 1)) };
     let error = producer.message(&other, "", &mut hands).unwrap_err().to_string();
     assert_eq!(error, "it sent a second request for x of step 1, of which it was not told that");
 }
@@ -629,7 +629,7 @@ fn what_lands_must_be_what_was_told() {
 fn a_peer_asks_for_so_much_and_no_more() {
     let (mut channel, mut hands) = asking();
     let mut asks = |step: u64| {
-        let asked = channel.message(&Packet::new(Kind::TensorRequest, "x", step), "", &mut hands);
+        let asked = channel.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", step)), "", &mut hands);
         channel.written(Tx::Ack, &mut hands);
         hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
         hands.finds.clear();
@@ -645,9 +645,10 @@ fn a_peer_takes_what_it_asks_for() {
     let (mut channel, mut hands) = (Direct::<(), ()>::default(), Dull::default());
     let meta = Meta::new(1, &[4], 4, false).unwrap();
     let mut asks = |channel: &mut Direct<(), ()>, step| {
-        let asked = channel.message(&Packet { meta, buffer_size: 4, ..Packet::new(Kind::TensorRequest, "x", step) }, "", &mut hands);
+        let asked =
+            channel.message(&Packet { meta, buffer_size: 4, ..Packet::new(Kind::TensorRequest, TensorId::new("x", step)) }, "", &mut hands);
         channel.written(Tx::Ack, &mut hands);
-        channel.found("x", step, meta, (), &mut hands);
+        channel.found(&TensorId::new("x", step), meta, (), &mut hands);
         asked
     };
     (0..MAX_REQUESTS as u64).for_each(|step| asks(&mut channel, step).unwrap());
@@ -662,13 +663,13 @@ fn names_are_learned_however_many_there_were() {
     let (mut channel, mut hands) = (Direct::<(), ()>::default(), Dull::default());
     let meta = Meta::new(1, &[4], 4, false).unwrap();
     for number in 0..=MAX_NAMES {
-        let name = number.to_string();
-        channel.request(&name, 1, None, &mut hands).unwrap();
-        channel.message(&Packet { meta, ..Packet::new(Kind::MetaDataUpdate, &name, 1) }, "", &mut hands).unwrap();
+        let id = TensorId::new(number.to_string(), 1);
+        channel.request(&id, None, &mut hands).unwrap();
+        channel.message(&Packet { meta, ..Packet::new(Kind::MetaDataUpdate, id) }, "", &mut hands).unwrap();
         channel.written(Tx::Ack, &mut hands);
         channel.landed(hands.0 % 8, 4, &mut hands).unwrap();
     }
-    let last = (MAX_NAMES.to_string(), 2);
-    channel.request(&last.0, last.1, None, &mut hands).unwrap();
+    let last = TensorId::new(MAX_NAMES.to_string(), 2);
+    channel.request(&last, None, &mut hands).unwrap();
     assert!(channel.wanted[&last].opened.is_some(), "it is announced");
 }

@@ -8,6 +8,7 @@ use crate::link::duplex::Target;
 
 use super::super::channel::{Actions, RemoteBuffer};
 use super::super::event::{ChannelEvent, Landed};
+use super::super::key::TensorId;
 use super::super::message::{Packet, RemoteMr};
 use super::super::value::Tensor;
 use super::{ChannelIo, Place, TENSORS};
@@ -56,12 +57,12 @@ impl Actions<Tensor> for ChannelIo {
         }
     }
 
-    fn find(&mut self, name: &str, step: u64) {
-        self.tell_find(name, step);
+    fn find(&mut self, id: &TensorId) {
+        self.tell_find(id);
     }
 
-    fn forget(&mut self, name: &str, step: u64) {
-        self.tell_forget(name, step);
+    fn forget(&mut self, id: &TensorId) {
+        self.tell_forget(id);
     }
 
     fn deliver(&mut self, index: usize, packet: &Packet) {
@@ -69,17 +70,17 @@ impl Actions<Tensor> for ChannelIo {
         match self.incoming(index).cloned() {
             Some(memory) => {
                 let tensor = Arc::new(Landed::new(index, packet.meta, memory, self.pool.clone()));
-                self.events.push_back(ChannelEvent::Landed { name: packet.name.clone(), step: packet.step, tensor });
+                self.events.push_back(ChannelEvent::Landed { id: packet.id.clone(), tensor });
             }
             None => self.broken = Some(no_memory(index)),
         }
     }
 
-    fn fail(&mut self, name: &str, step: u64, why: Error) {
-        self.tell_failed(name, step, why);
+    fn fail(&mut self, id: &TensorId, why: Error) {
+        self.tell_failed(id, why);
     }
 
-    fn withdrawn(&mut self, name: &str, step: u64) {
-        self.tell_withdrawn(name, step);
+    fn withdrawn(&mut self, id: &TensorId) {
+        self.tell_withdrawn(id);
     }
 }

@@ -7,6 +7,7 @@ use crate::base::stats::CommCounter;
 
 use super::super::direct::{Actions, Announced};
 use super::super::event::ChannelEvent;
+use super::super::key::TensorId;
 use super::super::memory::Memory;
 use super::super::message::{Meta, RemoteMr};
 use super::super::value::Tensor;
@@ -55,19 +56,19 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
         }
     }
 
-    fn find(&mut self, name: &str, step: u64) {
-        self.tell_find(name, step);
+    fn find(&mut self, id: &TensorId) {
+        self.tell_find(id);
     }
 
-    fn forget(&mut self, name: &str, step: u64) {
-        self.tell_forget(name, step);
+    fn forget(&mut self, id: &TensorId) {
+        self.tell_forget(id);
     }
 
-    fn give_back(&mut self, name: &str, step: u64, tensor: Tensor) {
-        self.events.push_back(ChannelEvent::Back { name: name.to_owned(), step, tensor });
+    fn give_back(&mut self, id: &TensorId, tensor: Tensor) {
+        self.events.push_back(ChannelEvent::Back { id: id.clone(), tensor });
     }
 
-    fn deliver(&mut self, name: &str, step: u64, meta: &Meta, sequence: Option<u64>) {
+    fn deliver(&mut self, id: &TensorId, meta: &Meta, sequence: Option<u64>) {
         self.count(CommCounter::Completions);
         let tensor = match sequence.map(|sequence| self.take_opened(sequence)) {
             Some(Some(memory)) => Tensor::placed(*meta, memory),
@@ -77,19 +78,19 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
             }
             None => Tensor::received(*meta, Vec::new()),
         };
-        self.events.push_back(ChannelEvent::Here { name: name.to_owned(), step, tensor });
+        self.events.push_back(ChannelEvent::Here { id: id.clone(), tensor });
     }
 
-    fn fail(&mut self, name: &str, step: u64, why: Error) {
-        self.tell_failed(name, step, why);
+    fn fail(&mut self, id: &TensorId, why: Error) {
+        self.tell_failed(id, why);
     }
 
-    fn no_memory(&mut self, name: &str, step: u64, why: Error) {
+    fn no_memory(&mut self, id: &TensorId, why: Error) {
         self.count(CommCounter::Errors);
-        self.events.push_back(ChannelEvent::NoMemory { name: name.to_owned(), step, why });
+        self.events.push_back(ChannelEvent::NoMemory { id: id.clone(), why });
     }
 
-    fn withdrawn(&mut self, name: &str, step: u64) {
-        self.tell_withdrawn(name, step);
+    fn withdrawn(&mut self, id: &TensorId) {
+        self.tell_withdrawn(id);
     }
 }

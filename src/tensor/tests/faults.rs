@@ -2,6 +2,7 @@
 
 use super::super::adapter::Adapter;
 use super::super::io::{ACKS, MESSAGES, TENSORS, Tamper};
+use super::super::key::TensorId;
 use super::super::message::{HEADER, Kind, Packet};
 use super::*;
 use crate::store::Store;
@@ -245,7 +246,7 @@ fn names_and_stores_that_cannot_be_are_refused() {
 
 /// A packet with something in it that must not be there.
 fn packet(kind: Kind, change: impl Fn(&mut [u8; HEADER])) -> [u8; HEADER] {
-    let mut bytes = Packet::new(kind, "a", 1).encode();
+    let mut bytes = Packet::new(kind, TensorId::new("a", 1)).encode();
     change(&mut bytes);
     bytes
 }
