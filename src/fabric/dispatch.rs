@@ -285,6 +285,23 @@ impl QueuePair<'_> {
         }
     }
 
+    /// [`QueuePair::post_some`] of requests that can wait until something else is sent on the queue pair, this side's acks among it: a provider may
+    /// send them together. It sends them in any case before the caller sleeps, and after a bounded number of polls.
+    #[inline(always)]
+    pub fn post_held<const N: usize>(&mut self, requests: [SendWr<'_>; N]) -> std::result::Result<(), PostError> {
+        match self {
+            QueuePair::Soft(qp) => qp.post_held(&requests),
+            QueuePair::Verbs(_) => self.post_some(requests),
+        }
+    }
+
+    /// Sends them, if they are not sent.
+    pub fn send_held(&mut self) {
+        if let QueuePair::Soft(qp) = self {
+            qp.send_held();
+        }
+    }
+
     /// Posts one receive request. Legal from INIT on.
     #[inline(always)]
     pub fn post_recv(&mut self, request: &RecvWr) -> std::result::Result<(), PostError> {

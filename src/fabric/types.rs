@@ -73,6 +73,8 @@ pub struct SendWr<'a> {
     pub imm: u32,
     /// Whether success is reported. A failure always is.
     pub signaled: bool,
+    /// Success may be reported before the peer has the bytes, once the caller's memory is not needed any more. A provider may ignore it.
+    pub when_sent: bool,
 }
 
 /// One receive request; `sge.len` 0 for a queue that only takes immediates.

@@ -91,7 +91,7 @@ impl<'a> Wr<'a> {
     #[inline(always)]
     fn with(self, id: WrId) -> SendWr<'a> {
         let Wr { opcode, payload, remote: (remote_addr, rkey), imm } = self;
-        SendWr { wr_id: id.encode(), opcode, payload, remote_addr, rkey, imm, signaled: false }
+        SendWr { wr_id: id.encode(), opcode, payload, remote_addr, rkey, imm, signaled: false, when_sent: false }
     }
 }
 
@@ -127,6 +127,8 @@ pub struct QueuePairs {
     pub counts_plain_writes: bool,
     /// Whether requests may be posted long before the peer has connected.
     pub keeps_early_requests: bool,
+    /// Whether what carries a message is done once it is sent: see [`QueuePairs::complete_when_sent`].
+    when_sent: bool,
 }
 
 /// Which end of a comm, which is one way.
@@ -180,6 +182,7 @@ impl QueuePairs {
             splits_data: devices.iter().all(|device| device.capabilities.splits_data),
             counts_plain_writes: devices.iter().all(|device| device.capabilities.counts_plain_writes),
             keeps_early_requests: devices.iter().all(|device| device.capabilities.keeps_early_requests),
+            when_sent: false,
         };
         for device in devices {
             all.queues.push(device.domain.create_cq(notify)?);
@@ -205,6 +208,12 @@ impl QueuePairs {
             }
         }
         Ok(all)
+    }
+
+    /// From now on a message is done once its memory is not needed any more, be it that the peer does not have it yet: if it goes on one queue pair,
+    /// and on a fabric that can tell the two apart.
+    pub fn complete_when_sent(&mut self) {
+        self.when_sent = self.qps.len() == 1;
     }
 
     /// Rails in use.
@@ -353,13 +362,39 @@ impl QueuePairs {
         id: RequestId,
         signal: bool,
     ) -> std::result::Result<(), PostError> {
+        self.post_with(qp, wrs, (kind, id, signal), false)
+    }
+
+    /// The same of one that is not signaled, and can wait until something else is sent.
+    #[inline(always)]
+    pub fn post_held(&mut self, qp: usize, wr: Wr<'_>, kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
+        self.post_with(qp, [wr], (kind, id, false), true)
+    }
+
+    /// Sends what is held on a queue pair.
+    pub fn send_held(&mut self, qp: usize) {
+        let Some(qp) = self.qps.get(qp) else { return };
+        if let Some(cq) = self.queues.get_mut(usize::from(qp.rail)) {
+            cq.qp(qp.id).send_held();
+        }
+    }
+
+    #[inline(always)]
+    fn post_with<const N: usize>(
+        &mut self,
+        qp: usize,
+        wrs: [Wr<'_>; N],
+        (kind, id, signal): (WrKind, RequestId, bool),
+        held: bool,
+    ) -> std::result::Result<(), PostError> {
         let QueuePairs { queues, qps, .. } = self;
         let wr_id = WrId { kind, qp: qp as u8, retires: 0, id };
         let Some(qp) = qps.get_mut(qp) else { return Err(PostError::Invalid("no such queue pair")) };
         let Some(cq) = queues.get_mut(usize::from(qp.rail)) else { return Err(PostError::Invalid("no such rail")) };
-        let mut requests = wrs.map(|wr| wr.with(wr_id));
+        let when_sent = self.when_sent && kind == WrKind::Data;
+        let mut requests = wrs.map(|wr| SendWr { when_sent, ..wr.with(wr_id) });
         let unsignaled = qp.prepare(&mut requests, wr_id, signal)?;
-        cq.qp(qp.id).post_some(requests)?;
+        if held { cq.qp(qp.id).post_held(requests) } else { cq.qp(qp.id).post_some(requests) }?;
         qp.posted(N, unsignaled);
         Ok(())
     }

@@ -58,6 +58,7 @@ impl Member for Receiver {
         if self.link.has_failed() {
             return Progress::Done;
         }
+        self.send_held_cts();
         let Receiver { link, state, .. } = self;
         let (moved, due) = link.progress_in_background(WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
         self.after_poll(due);
@@ -97,7 +98,8 @@ impl Receiver {
         }
         let early = (!link.confirmed() && !link.qps.keeps_early_requests).then(|| Box::new(Early(VecDeque::with_capacity(SLOTS))));
         let mrs = resources.mrs.clone();
-        let state = RecvState { records, slots: Box::new([FREE; SLOTS]), shared_deregs: mrs.shared_deregs(), mrs };
+        let state =
+            RecvState { records, slots: Box::new([FREE; SLOTS]), shared_deregs: mrs.shared_deregs(), mrs, unused: 0, held: 0, come: 0 };
         let encoded = [[0; SLOT_SIZE]; MAX_RECVS];
         Ok(Receiver { link, early, state, tail: 0, flusher: None, dev: resources.device.index(), encoded })
     }
@@ -136,6 +138,7 @@ impl Receiver {
                 early.0.extend((self.tail..).zip(all.iter().take(n)).map(|(sequence, slot)| (sequence, *slot, id)));
                 Ok(())
             }
+            (None, [one, ..]) if n == 1 && self.state.can_hold_cts(&self.link) => post_held_cts(&mut self.link, self.tail, one, id),
             (None, [one, ..]) if n == 1 => post_cts(&mut self.link, self.tail, one, id),
             (None, all) => post_cts_group(&mut self.link, self.tail, all.get(..n).unwrap_or_default(), id),
         };
@@ -143,6 +146,7 @@ impl Receiver {
             return self.link.not_posted(id, WrKind::Cts, ORDERED_QP, error);
         }
         self.tail += n as u64;
+        self.state.unused += n as u32;
         self.link.count_op();
         stage::reach(Stage::RecvPosted);
         Ok(Some(id))
@@ -209,9 +213,18 @@ impl Receiver {
 
     #[inline(never)]
     pub fn progress(&mut self) {
+        self.send_held_cts();
         let Receiver { link, state, .. } = self;
         let due = link.progress(WaitCause::PeerNoSend, |link, wr, done| state.completed(link, wr, done));
         self.after_poll(due);
+    }
+
+    /// Sends the clear-to-sends that are held, if the sender may need them soon.
+    #[inline(always)]
+    fn send_held_cts(&mut self) {
+        if self.state.needs_held_cts() {
+            self.link.qps.send_held(ORDERED_QP);
+        }
     }
 
     /// What is to be done after each poll; `due`: look for what stalls.
@@ -254,6 +267,13 @@ fn cts_of(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Sl
 fn post_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: RequestId) -> std::result::Result<(), PostError> {
     let write = cts_write(&link.qps, sequence, slot);
     link.qps.post_send(ORDERED_QP, [write], WrKind::Cts, id, false)
+}
+
+/// The same for one that the sender does not need yet.
+#[inline(always)]
+fn post_held_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: RequestId) -> std::result::Result<(), PostError> {
+    let write = cts_write(&link.qps, sequence, slot);
+    link.qps.post_held(ORDERED_QP, write, WrKind::Cts, id)
 }
 
 /// The same for a group, in one posting. Each is a WRITE of its own: only a slot is published as a whole.

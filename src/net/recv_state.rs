@@ -19,6 +19,12 @@ pub(super) struct RecvState {
     pub mrs: Arc<MrTable>,
     /// [`MrTable::shared_deregs`] when the receives outstanding were last checked.
     pub shared_deregs: u64,
+    /// Receives whose messages have not come.
+    pub unused: u32,
+    /// The last of the clear-to-sends, which are held.
+    pub held: u32,
+    /// Messages that have come since the last clear-to-send was sent.
+    pub come: u32,
 }
 
 /// A receive of which the sender was told.
@@ -52,6 +58,35 @@ impl RecvState {
     pub fn is_free(&self, sequence: u64) -> bool {
         let slot = self.slots.get((sequence % SLOTS as u64) as usize);
         slot.is_some_and(|slot| !slot.busy)
+    }
+
+    /// Clear-to-sends that the sender has and has not used, as far as is known here.
+    #[inline(always)]
+    fn known(&self) -> u32 {
+        self.unused.saturating_sub(self.held)
+    }
+
+    /// Whether the next clear-to-send can be held, to go with later ones in one system call: the sender has more than are held, and they take the place of
+    /// those whose messages have come, so that a caller who posts many and then makes no call has told the sender of all but those.
+    #[inline(always)]
+    pub fn can_hold_cts(&mut self, link: &Link) -> bool {
+        let holds = self.held < self.come && self.known() > self.held && link.qps.len() == 1;
+        if holds {
+            self.held += 1;
+        } else {
+            (self.held, self.come) = (0, 0);
+        }
+        holds
+    }
+
+    /// Whether those that are held are to be sent, as no later ones have come.
+    #[inline(always)]
+    pub fn needs_held_cts(&mut self) -> bool {
+        let needs = self.held > 0 && self.known() < self.held.div_ceil(2);
+        if needs {
+            (self.held, self.come) = (0, 0);
+        }
+        needs
     }
 
     /// Fails the comm if the memory of a receive outstanding was deregistered and its region is kept by others, so that no key stops the
@@ -134,6 +169,7 @@ impl RecvState {
             *size = slot.incoming.size as u32;
         }
         request.left = request.left.saturating_sub(1);
+        (self.unused, self.come) = (self.unused.saturating_sub(1), self.come.saturating_add(1));
         if request.left == 0 {
             let first = slot.sequence - u64::from(slot.index);
             for sequence in first..first + u64::from(request.n) {

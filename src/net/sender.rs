@@ -43,7 +43,9 @@ impl Drop for Sender {
 impl Sender {
     pub fn new(resources: &Resources, connection: Connection<CtsFifo>) -> Sender {
         let name = format!("send comm {} on {} to", connection.stats.id(), resources.device.name());
-        let (link, fifo) = Link::new(connection, Side::Send, &name, &resources.config);
+        let (mut link, fifo) = Link::new(connection, Side::Send, &name, &resources.config);
+        // As NCCL's own Socket does it: what is lost with a peer is told with the next request.
+        link.qps.complete_when_sent();
         Sender {
             link,
             fifo,

@@ -283,7 +283,16 @@ pub struct Request;
 
 impl Request {
     pub fn send<'a>(wr_id: u64, sge: Sge) -> SendWr<'a> {
-        SendWr { wr_id, opcode: Opcode::Send, payload: Payload::Sge(sge), remote_addr: 0, rkey: 0, imm: 0, signaled: true }
+        SendWr {
+            wr_id,
+            opcode: Opcode::Send,
+            payload: Payload::Sge(sge),
+            remote_addr: 0,
+            rkey: 0,
+            imm: 0,
+            signaled: true,
+            when_sent: false,
+        }
     }
 
     pub fn send_imm<'a>(wr_id: u64, sge: Sge, imm: u32) -> SendWr<'a> {

@@ -172,6 +172,48 @@ pub fn unsignaled_failure_is_reported(bed: &Bed) {
     assert_eq!(p.a.state(), QpState::Error);
 }
 
+/// A request that can wait is sent by polls alone, and in order with what is posted behind it.
+pub fn what_can_wait_is_sent(bed: &Bed) {
+    let mut p = bed.pair();
+    let from = p.a.open_memory(64);
+    let to = p.b.open_memory(64);
+    for round in 0..20u64 {
+        from.pattern(round);
+        let quiet = SendWr { signaled: false, ..Request::write(1, from.sge(0, 64), &to, 0) };
+        p.a.cq.qp(p.a.qp).post_held([quiet]).expect("post_held");
+        if round % 2 == 0 {
+            p.until("the bytes", |_| to.all() == from.all());
+        } else {
+            p.b.recv(round, NOTHING);
+            p.a.send(Request::write_imm(round, NOTHING, &to, 0, 5));
+            p.wait(1, 1);
+            p.a.take_ok(round);
+            p.b.take_ok(round);
+            assert_eq!(to.all(), from.all());
+        }
+    }
+}
+
+/// The memory of a request that is done once it is sent is the caller's again: what it becomes then is not what arrives.
+pub fn memory_of_what_is_sent_is_free(bed: &Bed) {
+    const LEN: usize = 1 << 20;
+    let mut p = bed.pair();
+    let from = p.a.open_memory(LEN);
+    let to = p.b.open_memory(LEN);
+    for (round, len) in [8, 300, 70_000, LEN].into_iter().enumerate() {
+        from.pattern(round as u64);
+        let expected = from.read(0, len);
+        p.b.recv(1, NOTHING);
+        p.a.send(SendWr { when_sent: true, ..Request::write_imm(1, from.sge(0, len), &to, 0, 5) });
+        p.wait(1, 0);
+        p.a.take_ok(1);
+        from.set(0xee);
+        p.wait(0, 1);
+        p.b.take_ok(1);
+        assert!(to.read(0, len) == expected, "{len} bytes");
+    }
+}
+
 /// `poll` never returns more than asked for, and what it keeps is not lost.
 pub fn poll_takes_no_more_than_asked(bed: &Bed) {
     let mut p = bed.pair();

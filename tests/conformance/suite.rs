@@ -49,7 +49,7 @@ macro_rules! conforms {
             notify { arm_then_drain, wakes_a_sleeper, no_lost_wakeup, needs_a_notifying_queue, error_notifies, nothing_wakes_an_idle_sleeper }
             queue {
                 full_send_queue, full_receive_queue, batch_is_all_or_nothing, counters_wrap, unsignaled, unsignaled_failure_is_reported,
-                poll_takes_no_more_than_asked,
+                what_can_wait_is_sent, memory_of_what_is_sent_is_free, poll_takes_no_more_than_asked,
             }
             read { every_size, many_outstanding, ordered_after_write, into_memory_that_may_not_be_written }
             publish { no_torn_slot, unaligned_or_long_writes_are_whole_at_completion }

@@ -149,8 +149,16 @@ fn bare_fabric(ctx: &Ctx) {
     let remote_addr = u64::from_le_bytes(theirs[128..136].try_into().expect("eight"));
     let rkey = u32::from_le_bytes(theirs[136..140].try_into().expect("four"));
     let sge = Sge { addr: mem.ptr(0) as u64, len: 4096, lkey: region.lkey() };
-    let request =
-        |wr_id, opcode, len| SendWr { wr_id, opcode, payload: Payload::Sge(Sge { len, ..sge }), remote_addr, rkey, imm: 5, signaled: true };
+    let request = |wr_id, opcode, len| SendWr {
+        wr_id,
+        opcode,
+        payload: Payload::Sge(Sge { len, ..sge }),
+        remote_addr,
+        rkey,
+        imm: 5,
+        signaled: true,
+        when_sent: false,
+    };
     if ctx.rank == 1 {
         cq.qp(qp).post_recv(&RecvWr { wr_id: 1, sge }).expect("post_recv");
         until("the first message", || poll(&mut cq).first().map(|c| assert_eq!(c.status, WcStatus::Success)));

@@ -6,7 +6,8 @@ use support::comms::{self, Mem};
 use support::plugin::Plugin;
 use support::{Ctx, Role, World, pattern, until};
 
-pub const ROLES: &[(&str, Role)] = &[("quiet_sender", quiet_sender), ("quiet_receiver", quiet_receiver), ("both_quiet", both_quiet)];
+pub const ROLES: &[(&str, Role)] =
+    &[("quiet_sender", quiet_sender), ("quiet_receiver", quiet_receiver), ("both_quiet", both_quiet), ("exits", exits)];
 
 /// Messages outstanding at once, and the longest of them.
 const N: usize = 24;
@@ -83,6 +84,44 @@ fn both_quiet(ctx: &Ctx) {
     ctx.barrier();
     plugin.close_send(send).expect("close");
     plugin.close_recv(recv).expect("close");
+}
+
+/// Rank 1 exits when its message is sent, without another call. Its socket has bytes that it has not read, and some that the other's has no room for.
+fn exits(ctx: &Ctx) {
+    const LEN: usize = 300_000;
+    let plugin = Plugin::start(12);
+    let comm = comms::one_way(ctx, &plugin, 0).expect("a comm");
+    let mem = Mem::new(LEN);
+    let mr = plugin.reg_mr(comm, mem.ptr(0), LEN).expect("regMr");
+    if ctx.rank == 1 {
+        mem.write(0, &pattern(7, LEN));
+        let request = comms::isend(&plugin, comm, &mem, 0, LEN, 1, mr).expect("isend");
+        ctx.to(0).send(b"posted").expect("rank 0");
+        assert_eq!(ctx.to(0).text(), "more receives");
+        comms::wait(&plugin, request).expect("test");
+        ctx.say("sent");
+        // SAFETY: the process has no other thread that its handlers of exit could disturb.
+        unsafe { libc::exit(0) };
+    }
+    let request = comms::irecv(&plugin, comm, &mem, 0, LEN, 1, mr).expect("irecv");
+    assert_eq!(ctx.to(1).text(), "posted");
+    // Several, so that not all are held until the sender needs them.
+    let _more: Vec<_> = (0..8).map(|_| comms::irecv(&plugin, comm, &mem, 0, 0, 1, mr).expect("irecv")).collect();
+    ctx.to(1).send(b"more receives").expect("rank 1");
+    assert_eq!(ctx.parent.text(), "receive");
+    comms::wait(&plugin, request).expect("all of what was sent");
+    assert!(mem.read(0, LEN) == pattern(7, LEN));
+}
+
+#[test]
+fn a_process_that_exits_has_sent_what_is_done() {
+    let world = World::new("exits", 2).env("RAILHEAD_SOFT_WIRE", "tcp").env("RAILHEAD_TCP_BUFFER_KIB", "256");
+    let mut ranks = world.env("RAILHEAD_PROGRESS", "poll").spawn();
+    ranks.expect(1, "sent");
+    // It exits, or waits until it can.
+    until("the exit", || (0..20).all(|_| "SZ".contains(ranks.ranks[1].state())).then_some(()));
+    ranks.tell(0, "receive");
+    ranks.finish();
 }
 
 fn everywhere(role: &'static str) {

@@ -49,6 +49,14 @@ struct Rank<'a> {
 
 const ROOM: usize = 1 << 20;
 
+/// Bytes of a message that stays outstanding if the peer does not poll: over TCP more than the sockets hold.
+fn outstanding() -> usize {
+    if std::env::var("RAILHEAD_SOFT_WIRE").is_ok_and(|wire| wire == "tcp") { ROOM } else { 8 }
+}
+
+/// Sockets that hold less than that.
+const SMALL_SOCKETS: (&str, &str) = ("RAILHEAD_TCP_BUFFER_KIB", "16");
+
 impl Rank<'_> {
     fn new(ctx: &Ctx) -> Rank<'_> {
         let plugin = Plugin::start(12);
@@ -141,7 +149,7 @@ fn no_more_reports() {
 fn both_wires(role: &'static str) {
     for wire in WIRES {
         let world = World::new(role, 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", SOON);
-        world.env("RAILHEAD_PROGRESS", "poll").spawn().finish();
+        world.env("RAILHEAD_PROGRESS", "poll").env(SMALL_SOCKETS.0, SMALL_SOCKETS.1).spawn().finish();
     }
 }
 
@@ -221,7 +229,7 @@ fn the_peer_has_not_sent() {
 fn fabric(ctx: &Ctx) {
     let rank = Rank::new(ctx);
     for round in 0..rounds() {
-        let len = if round % 2 == 0 { 8 } else { ROOM };
+        let len = if round % 2 == 0 { outstanding() } else { ROOM };
         if ctx.rank == 0 {
             rank.hear("posted");
             let request = rank.post_send(len);
@@ -250,7 +258,7 @@ fn later(ctx: &Ctx) {
     let rank = Rank::new(ctx);
     if ctx.rank == 0 {
         rank.hear("posted");
-        let first = rank.post_send(8);
+        let first = rank.post_send(outstanding());
         // The first look is at this one.
         (0..1000).for_each(|_| rank.test_in_vain(first));
         let second = rank.post_send(8);
@@ -259,7 +267,7 @@ fn later(ctx: &Ctx) {
         [first, second].into_iter().for_each(|request| rank.wait(request));
         no_more_reports();
     } else {
-        let requests = [rank.post_recv(8), rank.post_recv(8)];
+        let requests = [rank.post_recv(outstanding()), rank.post_recv(8)];
         rank.tell("posted");
         rank.hear("poll");
         requests.into_iter().for_each(|request| rank.wait(request));
@@ -317,7 +325,7 @@ fn stopped(ctx: &Ctx) {
     for round in 0..rounds() {
         let posted = round % 3 == 1;
         if ctx.rank == 1 {
-            let request = posted.then(|| rank.post_recv(8));
+            let request = posted.then(|| rank.post_recv(outstanding()));
             rank.tell("ready");
             rank.hear("go on");
             if round % 3 == 2 {
@@ -347,7 +355,7 @@ fn stopped(ctx: &Ctx) {
             recvs += 1;
         } else if posted {
             stop();
-            let request = rank.post_send(8);
+            let request = rank.post_send(outstanding());
             rank.stall(&format!("send {sends}"), cause, || rank.test_in_vain(request));
             resume();
             rank.wait(request);
@@ -368,7 +376,8 @@ fn stopped(ctx: &Ctx) {
 #[test]
 fn the_peer_is_stopped() {
     for wire in WIRES {
-        let mut ranks = World::new("stopped", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", SOON).spawn();
+        let world = World::new("stopped", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_STALL_WARN_S", SOON);
+        let mut ranks = world.env(SMALL_SOCKETS.0, SMALL_SOCKETS.1).spawn();
         let mut stops = 0;
         loop {
             match ranks.hear(0).as_str() {
@@ -396,7 +405,7 @@ fn stop(ranks: &Ranks, rank: usize) {
 fn gone(ctx: &Ctx) {
     let rank = Rank::new(ctx);
     if ctx.rank == 1 {
-        let _request = rank.post_recv(8);
+        let _request = rank.post_recv(outstanding());
         rank.tell("posted");
         rank.hear("never");
         return;
@@ -405,7 +414,7 @@ fn gone(ctx: &Ctx) {
     rank.hear("posted");
     let request = match kind.as_str() {
         "receive" => Some(rank.post_recv(8)),
-        "send" => Some(rank.post_send(8)),
+        "send" => Some(rank.post_send(outstanding())),
         _ => None,
     };
     let poll = || match request {
@@ -431,7 +440,7 @@ fn the_peer_is_gone() {
         let kind = ["receive", "send", "next send"][round % 3];
         // The receiver takes nothing: it makes no calls.
         let world = World::new("gone", 2).env("RAILHEAD_SOFT_WIRE", wire).env("RAILHEAD_PROGRESS", "poll").env("RHT_KIND", kind);
-        let mut ranks = world.env("RAILHEAD_STALL_WARN_S", "30").spawn();
+        let mut ranks = world.env("RAILHEAD_STALL_WARN_S", "30").env(SMALL_SOCKETS.0, SMALL_SOCKETS.1).spawn();
         ranks.expect(0, "kill it");
         ranks.ranks[1].signal(libc::SIGKILL);
         assert!(ranks.ranks[0].wait().success(), "{wire} {kind}");

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use super::endpoint::{HELLO_SIZE, Hello, Offer, Token};
 use super::shm::recv_with_fd;
 use super::sockets::{peer_pid, set_buffers, unix_name};
+use super::tcp::socket::TcpSocket;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fd::{Owned, OwnedFd, TcpListener};
@@ -98,7 +99,7 @@ struct State {
     /// By the number of the queue pair.
     pending: HashMap<u32, Arc<PendingStreams>>,
     /// Closed TCP streams, and until when each is kept.
-    linger: VecDeque<(OwnedFd, u64)>,
+    linger: VecDeque<(TcpSocket, u64)>,
     next_qpn: u32,
 }
 
@@ -198,12 +199,12 @@ impl Hub {
     }
 
     /// Keeps streams until the peer has closed its ends.
-    pub fn linger(&self, streams: Vec<OwnedFd>) {
+    pub fn linger(&self, streams: Vec<TcpSocket>) {
         let mut state = lock(&self.state);
         let until = clock::now() + LINGER_NS;
         state.linger.extend(streams.into_iter().map(|stream| (stream, until)));
         while state.linger.len() > LINGER_MAX {
-            state.linger.pop_front();
+            state.linger.pop_front().into_iter().for_each(|(stream, _)| stream.leave());
         }
     }
 
@@ -386,6 +387,12 @@ impl HalfOpen {
     }
 }
 
+impl Drop for Hub {
+    fn drop(&mut self) {
+        std::mem::take(&mut lock(&self.state).linger).into_iter().for_each(|(stream, _)| stream.leave());
+    }
+}
+
 /// Reads away what lingering streams have received. Drops those that the peer has closed or that have lingered for long enough.
 fn reap(state: &mut State) {
     let now = clock::now();
@@ -396,7 +403,7 @@ fn reap(state: &mut State) {
                 Ok((0, _)) => return false,
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return e.kind() == io::ErrorKind::WouldBlock && now < *until,
+                Err(e) => return e.kind() == io::ErrorKind::WouldBlock && (now < *until || stream.has_unsent()),
             }
         }
     });

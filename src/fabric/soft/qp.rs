@@ -176,6 +176,29 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Posts requests that can wait for what is sent next. Over TCP they do, as each call costs more than all that it sends.
+    #[inline(always)]
+    pub fn post_held(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
+        match &mut self.wire {
+            Wire::Tcp(wire) => {
+                let from = self.wq.sq.posted;
+                self.wq.post_send(requests)?;
+                wire.hold(from);
+                Ok(())
+            }
+            _ => self.post_send(requests),
+        }
+    }
+
+    /// Sends them, if they are not sent.
+    pub fn send_held(&mut self) {
+        if let Wire::Tcp(wire) = &mut self.wire
+            && let Err(fault) = wire.kick(&mut self.wq)
+        {
+            self.fail(fault);
+        }
+    }
+
     /// Posts a receive request.
     #[inline(always)]
     pub fn post_recv(&mut self, request: &RecvWr) -> std::result::Result<(), PostError> {
@@ -255,7 +278,10 @@ impl QueuePair {
                     }
                     Wire::Shm(wire)
                 }
-                Connected::Tcp(wire) => Wire::Tcp(wire),
+                Connected::Tcp(wire) => {
+                    self.wq.sq.copies = wire.copies();
+                    Wire::Tcp(wire)
+                }
             };
         }
         if self.notify {

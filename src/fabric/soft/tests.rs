@@ -86,6 +86,7 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
             rkey: recv.rkey(),
             imm: n as u32,
             signaled: true,
+            when_sent: false,
         };
         pair.cqs[0].qp(pair.qps[0]).post_send(&[request]).unwrap();
         let got = pair.next(1);
@@ -106,6 +107,7 @@ fn moves_every_size(config: Config, via: &[RailCounter]) {
             rkey: recv.rkey(),
             imm: 0,
             signaled: true,
+            when_sent: false,
         };
         pair.cqs[0].qp(pair.qps[0]).post_send(&[request]).unwrap();
         let read = pair.next(0);
@@ -126,7 +128,8 @@ fn small_buffers_hold_up_nothing() {
     let (send, recv) = (register(&mut from), register(&mut to));
     let sge = Sge { addr: from.as_ptr() as u64, len: from.len() as u32, lkey: send.lkey() };
     let (remote_addr, rkey) = (to.as_ptr() as u64, recv.rkey());
-    let long = SendWr { wr_id: 1, opcode: Opcode::Write, payload: Payload::Sge(sge), remote_addr, rkey, imm: 0, signaled: true };
+    let long =
+        SendWr { wr_id: 1, opcode: Opcode::Write, payload: Payload::Sge(sge), remote_addr, rkey, imm: 0, signaled: true, when_sent: false };
     let (start, qp) = (std::time::Instant::now(), pair.qps[0]);
     pair.cqs[0].qp(qp).post_send(&[long]).unwrap();
     assert_eq!(pair.next(0).wr_id, 1);

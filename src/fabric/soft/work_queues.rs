@@ -23,6 +23,8 @@ pub struct Wqe {
     pub opcode: Opcode,
     /// Whether success is reported.
     pub signaled: bool,
+    /// Whether it is done once it is sent, where the wire copies what it sends.
+    pub when_sent: bool,
     /// Whether the bytes are in `SendQueue::inline_bytes`.
     pub inline: bool,
     /// Bytes.
@@ -39,7 +41,7 @@ pub struct Wqe {
     pub imm: u32,
 }
 
-/// Send requests, by free-running counters: `reported <= acked <= sent <= posted`, `posted - reported <= depth`. The rings get their address
+/// Send requests, by free-running counters: `acked <= sent <= posted`, `reported <= sent`, `posted - reported <= depth`. The rings get their address
 /// space at once and fill during the first lap, so that entries that are never used take no memory.
 pub struct SendQueue {
     ring: Vec<Wqe>,
@@ -54,6 +56,8 @@ pub struct SendQueue {
     pub acked: u64,
     /// Requests whose completion was polled, or that needed none.
     reported: u64,
+    /// The wire needs no memory of a request that it has sent.
+    pub copies: bool,
 }
 
 impl SendQueue {
@@ -68,7 +72,20 @@ impl SendQueue {
             sent: start,
             acked: start,
             reported: start,
+            copies: false,
         }
+    }
+
+    /// Whether the oldest request that was not reported is done.
+    #[inline(always)]
+    fn front_is_done(&self) -> bool {
+        self.reported < self.acked || self.copies && self.reported < self.sent && self.get(self.reported).when_sent
+    }
+
+    /// Whether the oldest request that was not reported is done as it is sent, though not acked.
+    #[inline]
+    pub fn has_sent(&self) -> bool {
+        self.reported >= self.acked && self.front_is_done()
     }
 
     /// Appends an entry during the first lap. It fits the capacity.
@@ -79,6 +96,7 @@ impl SendQueue {
             wr_id: 0,
             opcode: Opcode::Send,
             signaled: false,
+            when_sent: false,
             inline: false,
             len: 0,
             addr: 0,
@@ -292,7 +310,7 @@ impl WorkQueues {
         }
         self.state = QpState::Error;
         let at = match fault.at {
-            FaultAt::Oldest => self.sq.acked,
+            FaultAt::Oldest => self.sq.acked.max(self.sq.reported),
             FaultAt::Sending => self.sq.sent,
         };
         self.stats.add(RailCounter::Errors, 1);
@@ -336,6 +354,7 @@ impl WorkQueues {
             wqe.wr_id = request.wr_id;
             wqe.opcode = request.opcode;
             wqe.signaled = request.signaled;
+            wqe.when_sent = request.when_sent;
             wqe.rkey = request.rkey;
             wqe.remote_addr = request.remote_addr;
             wqe.imm = request.imm;
@@ -466,7 +485,7 @@ impl WorkQueues {
     /// Frees the entries of acked unsignaled requests at the front of the send queue.
     #[inline]
     fn skip_unsignaled(&mut self) {
-        while self.sq.reported != self.sq.acked && !self.sq.ring[(self.sq.reported & self.sq.mask) as usize].signaled {
+        while self.sq.front_is_done() && !self.sq.ring[(self.sq.reported & self.sq.mask) as usize].signaled {
             self.sq.reported += 1;
         }
     }
@@ -475,7 +494,7 @@ impl WorkQueues {
     #[inline(always)]
     pub fn poll_completions(&mut self, out: &mut [Completion]) -> usize {
         let mut n = 0;
-        while n < out.len() && self.sq.reported != self.sq.acked {
+        while n < out.len() && self.sq.front_is_done() {
             let wqe = &self.sq.ring[(self.sq.reported & self.sq.mask) as usize];
             if wqe.signaled {
                 let byte_len = if wqe.opcode == Opcode::Read { wqe.len } else { 0 };
@@ -523,7 +542,7 @@ impl WorkQueues {
             out[n] = Completion { wr_id: wqe.wr_id, status, opcode: wc_opcode(wqe.opcode), byte_len: 0, imm: None, qp_num: self.qp_num };
             n += 1;
             self.sq.reported += 1;
-            self.sq.acked = self.sq.reported;
+            self.sq.acked = self.sq.acked.max(self.sq.reported);
             self.sq.sent = self.sq.sent.max(self.sq.reported);
         }
         while n < out.len() && self.rq.reported != self.rq.posted {

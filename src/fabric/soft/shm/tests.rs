@@ -165,8 +165,16 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
             let roomy = Sge { len: if rng.below(32) == 0 { len } else { MEMORY as u32 }, ..sge };
             let _ = wq.post_recv(&RecvWr { wr_id: 1, sge: roomy });
             let opcode = [Opcode::Send, Opcode::SendWithImm, Opcode::Write, Opcode::WriteWithImm, Opcode::Read][rng.below(5) as usize];
-            let request =
-                SendWr { wr_id: 2, opcode, payload: Payload::Sge(sge), remote_addr: addr, rkey: 1, imm: 3, signaled: rng.below(2) == 0 };
+            let request = SendWr {
+                wr_id: 2,
+                opcode,
+                payload: Payload::Sge(sge),
+                remote_addr: addr,
+                rkey: 1,
+                imm: 3,
+                signaled: rng.below(2) == 0,
+                when_sent: false,
+            };
             let _ = wq.post_send(&[request]);
             if rng.below(8) == 0 {
                 wire.arm(|_| Ok(())).unwrap();

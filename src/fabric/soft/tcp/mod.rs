@@ -13,6 +13,7 @@ mod frame;
 pub mod receiver;
 mod ring;
 mod sender;
+pub mod socket;
 mod streams;
 mod sys;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use crate::fabric::types::*;
 use super::work_queues::{Fault, WorkQueues};
 use receiver::FrameReceiver;
 use sender::FrameSender;
+use socket::TcpSocket;
 use streams::Streams;
 use sys::{Backoff, Io};
 
@@ -46,12 +48,14 @@ const BETWEEN: usize = 512;
 /// How long data may still come on the data streams after the control stream has ended, in ns. The peer closes all at once, but the streams are
 /// independent of each other.
 const DATA_GRACE_NS: u64 = 2_000_000_000;
+/// Polls for which requests that can wait are held at most.
+const HELD_POLLS: u32 = 1024;
 /// Bytes read away at once when closing.
 const DRAIN: usize = 1 << 20;
 
 /// The wire.
 pub struct TcpWire {
-    control: OwnedFd,
+    control: TcpSocket,
     streams: Streams,
     receiver: FrameReceiver,
     sender: FrameSender,
@@ -67,6 +71,8 @@ pub struct TcpWire {
     blocked: bool,
     /// Whether there was more to send than one call may.
     more: bool,
+    /// The requests from this number on are held, and the polls since the first of them was posted.
+    held: Option<(u64, u32)>,
     receiving: Backoff,
     sending: Backoff,
 }
@@ -75,7 +81,7 @@ impl TcpWire {
     /// Over connected, nonblocking streams, at most [`MAX_STREAMS`] of `data`. Allocates all that it ever needs.
     pub fn new(control: OwnedFd, data: Vec<OwnedFd>) -> TcpWire {
         TcpWire {
-            control,
+            control: TcpSocket::new(control),
             streams: Streams::new(data),
             receiver: FrameReceiver::new(),
             sender: FrameSender::new(),
@@ -86,6 +92,7 @@ impl TcpWire {
             broken: None,
             blocked: false,
             more: false,
+            held: None,
             receiving: Backoff::default(),
             sending: Backoff::default(),
         }
@@ -98,7 +105,9 @@ impl TcpWire {
     #[inline]
     pub fn progress(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let mut moved = false;
-        if self.ended.is_some() || self.receiver.streamed().is_some() || self.receiving.due() {
+        // What is done already is worth more than a system call that may find nothing.
+        let is_due = (!wq.sq.has_sent() || wq.sq.half_full()) && self.receiving.due();
+        if self.ended.is_some() || self.receiver.streamed().is_some() || is_due {
             moved = self.receive(wq)?;
         }
         self.receiver.check_rnr(wq);
@@ -118,16 +127,40 @@ impl TcpWire {
     /// Errors: what ends the queue pair.
     #[inline]
     pub fn kick(&mut self, wq: &mut WorkQueues) -> Result<(), Fault> {
-        // An answer is expected now, so the next poll tries the socket.
-        self.receiving.reset();
+        // Where an answer is expected now, the next poll tries the socket.
+        self.held = None;
         if !self.blocked && self.broken.is_none() {
             self.transmit(wq)?;
+        }
+        if !wq.sq.has_sent() {
+            self.receiving.reset();
         }
         Ok(())
     }
 
-    /// Makes the next [`TcpWire::progress`] try the sockets, even if it found nothing for long: one of them may be ready.
+    /// Requests from this number on were just posted, and can wait: they go with the next ack or request, or after some polls, or before a sleep.
+    #[inline]
+    pub fn hold(&mut self, from: u64) {
+        if self.held.is_none() {
+            self.held = Some((from, 0));
+        }
+    }
+
+    /// Whether there is nothing to send but what is held, for one poll more.
+    #[inline]
+    fn holds(&mut self, wq: &WorkQueues) -> bool {
+        let Some((from, polls)) = &mut self.held else { return false };
+        *polls += 1;
+        let holds = *polls < HELD_POLLS && self.sender.window.begun() >= *from && !self.sender.has_more(wq, &self.receiver);
+        if !holds {
+            self.held = None;
+        }
+        holds
+    }
+
+    /// Makes the next [`TcpWire::progress`] try the sockets, even if it found nothing for long: one of them may be ready. Nothing is held any more.
     pub fn wake(&mut self) {
+        self.held = None;
         self.receiving.reset();
         self.sending.reset();
     }
@@ -136,6 +169,11 @@ impl TcpWire {
     #[inline]
     pub fn flushed(&self) -> bool {
         self.sender.flushed(&self.receiver) || self.broken.is_some()
+    }
+
+    /// Whether it needs no memory of a request that it has sent, and the socket takes care of the rest.
+    pub fn copies(&self) -> bool {
+        self.streams.len() == 0
     }
 
     /// Whether the peer has told of a receive.
@@ -150,16 +188,16 @@ impl TcpWire {
 
     /// Shuts the streams down for sending and reads away what has come. The caller keeps the descriptors, and reads away what comes, until the peer
     /// has closed its ends too: closing them earlier may reset the connection before the peer has read the last acks.
-    pub fn close(mut self) -> Vec<OwnedFd> {
+    pub fn close(mut self) -> Vec<TcpSocket> {
         if self.broken.is_none() {
             // The ack of requests that were executed, but for which no ack was requested: they should not fail.
             self.sender.send_last(self.control.as_raw_fd(), &self.receiver);
         }
-        let fds: Vec<OwnedFd> = std::iter::once(self.control).chain(self.streams.into_fds()).collect();
+        let fds: Vec<TcpSocket> = std::iter::once(self.control).chain(self.streams.into_fds().map(TcpSocket::new)).collect();
         for fd in &fds {
             drain(fd, &mut self.staging);
             // An error means that the connection is closed already.
-            let _ = socket2::SockRef::from(fd).shutdown(Shutdown::Write);
+            let _ = socket2::SockRef::from(&**fd).shutdown(Shutdown::Write);
         }
         fds
     }
@@ -238,6 +276,9 @@ impl TcpWire {
     fn transmit(&mut self, wq: &mut WorkQueues) -> Result<bool, Fault> {
         let mut moved = false;
         let mut budget = BUDGET;
+        if self.holds(wq) {
+            return Ok(false);
+        }
         while budget > 0 {
             self.sender.queue_frames(wq, &mut self.receiver, self.streams.len())?;
             let Some(io) = self.sender.send(self.control.as_raw_fd(), wq, &mut self.receiver)? else {

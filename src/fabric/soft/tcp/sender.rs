@@ -62,6 +62,11 @@ pub struct Window {
 }
 
 impl Window {
+    /// Requests begun.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
     fn begin(&mut self, pieces: u32) {
         self.pieces_left[self.begun as usize % WINDOW] = pieces;
         self.begun += 1;
@@ -132,6 +137,12 @@ impl FrameSender {
     /// Whether the kernel has taken every ack that the peer requested and every READ response.
     pub fn flushed(&self, receiver: &FrameReceiver) -> bool {
         self.ack.done == 0 && receiver.reads_to_answer().is_empty() && self.acked >= receiver.ack_requested()
+    }
+
+    /// Whether there is anything to send besides requests that are not begun.
+    pub fn has_more(&mut self, wq: &WorkQueues, receiver: &FrameReceiver) -> bool {
+        self.prepare_ack(wq, receiver);
+        self.ack.len > 0 || !self.frames.is_empty() || !self.window.streamed.is_empty() || !receiver.reads_to_answer().is_empty()
     }
 
     /// Whether the kernel has taken a NAK.
@@ -367,7 +378,7 @@ impl FrameSender {
         if consumes {
             self.recvs_used = self.recvs_used.wrapping_add(1);
         }
-        let ack_req = wqe.signaled || wqe.opcode == Opcode::Read || wq.sq.half_full();
+        let ack_req = wqe.signaled && !(wqe.when_sent && wq.sq.copies) || wqe.opcode == Opcode::Read || wq.sq.half_full();
         if ack_req {
             self.ack_requested = request + 1;
         }

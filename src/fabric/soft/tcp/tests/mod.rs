@@ -95,7 +95,9 @@ pub fn streams(buffer: Option<usize>) -> (OwnedFd, OwnedFd) {
 pub fn side(setup: &Setup, control: OwnedFd, data: Vec<OwnedFd>) -> Side {
     let mut wq = WorkQueues::new(&setup.caps, RailStats::detached(), 7, setup.start);
     wq.ready(setup.caps.rnr_retry);
-    Side { wq, wire: TcpWire::new(control, data), done: Vec::new() }
+    let wire = TcpWire::new(control, data);
+    wq.sq.copies = wire.copies();
+    Side { wq, wire, done: Vec::new() }
 }
 
 pub fn pair(setup: Setup) -> (Side, Side) {
@@ -108,6 +110,12 @@ impl Side {
     pub fn post(&mut self, request: SendWr<'_>) {
         self.wq.post_send(&[request]).unwrap();
         self.wire.kick(&mut self.wq).unwrap();
+    }
+
+    pub fn hold(&mut self, request: SendWr<'_>) {
+        let from = self.wq.sq.posted;
+        self.wq.post_send(&[request]).unwrap();
+        self.wire.hold(from);
     }
 
     pub fn recv(&mut self, wr_id: u64, sge: Sge) {
@@ -148,6 +156,7 @@ pub fn write(wr_id: u64, from: Sge, to: &Memory, offset: usize) -> SendWr<'stati
         rkey: to.key(),
         imm: 0,
         signaled: true,
+        when_sent: false,
     }
 }
 

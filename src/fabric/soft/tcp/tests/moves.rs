@@ -398,3 +398,121 @@ fn long_payloads_in_a_row_are_received_directly() {
         assert!(from.bytes() == to.bytes());
     }
 }
+
+#[test]
+fn a_request_may_be_done_once_it_is_sent() {
+    let sent = |request| SendWr { when_sent: true, ..request };
+    let (mut a, mut b) = pair(Setup::default());
+    let from = Memory::patterned(100, 1);
+    let to = Memory::new(100, ALL);
+    settle(&mut a, &mut b);
+    a.post(sent(write(1, from.sge(0, 100), &to, 0)));
+    a.step().unwrap();
+    assert_eq!((a.took(), a.wq.sq.acked), (vec![(1, WcStatus::Success)], 0), "without a poll of the peer's");
+    // One behind it that asks for an ack is done with that.
+    a.post(write(2, from.sge(0, 100), &to, 0));
+    a.step().unwrap();
+    assert_eq!(a.took(), []);
+    drive(&mut a, &mut b, |a, _| a.done.len() == 1);
+    assert_eq!((a.took(), a.wq.sq.acked), (vec![(2, WcStatus::Success)], 2));
+    // What the peer refuses fails the queue pair, and what comes later.
+    a.post(sent(SendWr { rkey: to.key() ^ 1, ..write(3, from.sge(0, 100), &to, 0) }));
+    a.post(write(4, from.sge(0, 100), &to, 0));
+    let (of_a, _) = faults(&mut a, &mut b);
+    a.wq.fail(of_a);
+    a.poll_completions();
+    assert_eq!(a.took(), [(3, WcStatus::Success), (4, WcStatus::RemAccessErr)]);
+}
+
+#[test]
+fn not_with_data_streams() {
+    let (mut a, mut b) = pair(Setup { streams: 2, ..Setup::default() });
+    let from = Memory::patterned(100, 1);
+    let to = Memory::new(100, ALL);
+    settle(&mut a, &mut b);
+    a.post(SendWr { when_sent: true, ..write(1, from.sge(0, 100), &to, 0) });
+    a.step().unwrap();
+    assert_eq!(a.took(), []);
+    drive(&mut a, &mut b, |a, _| a.done.len() == 1);
+    assert!(to.bytes() == from.bytes());
+}
+
+#[test]
+fn a_queue_of_requests_that_are_done_once_sent_gets_acks() {
+    let caps = QpCaps { send_depth: 4, ..QpCaps::default() };
+    let (mut a, mut b) = pair(Setup { caps, ..Setup::default() });
+    let from = Memory::patterned(100, 1);
+    let to = Memory::new(100, ALL);
+    for i in 0..10_000 {
+        a.post(SendWr { when_sent: true, ..write(i, from.sge(0, 100), &to, 0) });
+        a.step().unwrap();
+        assert_eq!(a.took(), [(i, WcStatus::Success)]);
+        b.step().unwrap();
+        assert!(a.wq.sq.posted - a.wq.sq.acked <= 4, "{i}");
+    }
+}
+
+/// A request that is held, and the memory that it writes.
+fn held(a: &mut Side, b: &mut Side) -> (Memory, Memory) {
+    let from = Memory::patterned(100, 1);
+    let to = Memory::new(200, ALL);
+    settle(a, b);
+    a.hold(SendWr { signaled: false, ..write(1, from.sge(0, 100), &to, 0) });
+    for _ in 0..10 {
+        a.step().unwrap();
+        b.step().unwrap();
+    }
+    assert!(to.bytes() == [0; 200], "it is held");
+    (from, to)
+}
+
+fn is_there((from, to): &(Memory, Memory)) -> bool {
+    to.bytes().starts_with(from.bytes())
+}
+
+#[test]
+fn what_is_held_goes_with_the_next_request_and_before_it() {
+    let (mut a, mut b) = pair(Setup::default());
+    let memory = held(&mut a, &mut b);
+    let before = a.wq.stats.get(RailCounter::Syscalls);
+    a.post(write(2, memory.0.sge(0, 50), &memory.1, 50));
+    assert_eq!(a.wq.stats.get(RailCounter::Syscalls) - before, 1);
+    settle(&mut a, &mut b);
+    assert_eq!((&memory.1.bytes()[..50], &memory.1.bytes()[50..100]), (&memory.0.bytes()[..50], &memory.0.bytes()[..50]));
+}
+
+#[test]
+fn what_is_held_goes_with_an_ack() {
+    let (mut a, mut b) = pair(Setup::default());
+    let memory = held(&mut a, &mut b);
+    let (other, there) = (Memory::patterned(100, 2), Memory::new(100, ALL));
+    b.post(write(3, other.sge(0, 100), &there, 0));
+    a.step().unwrap();
+    b.step().unwrap();
+    assert!(is_there(&memory) && there.bytes() == other.bytes());
+    assert_eq!(b.took(), [(3, WcStatus::Success)]);
+}
+
+#[test]
+fn what_is_held_goes_after_so_many_polls() {
+    let (mut a, mut b) = pair(Setup::default());
+    let memory = held(&mut a, &mut b);
+    for _ in 10..HELD_POLLS - 1 {
+        a.step().unwrap();
+    }
+    b.step().unwrap();
+    assert!(!is_there(&memory));
+    a.step().unwrap();
+    b.step().unwrap();
+    assert!(is_there(&memory));
+}
+
+#[test]
+fn nothing_is_held_before_a_sleep() {
+    let (mut a, mut b) = pair(Setup::default());
+    let memory = held(&mut a, &mut b);
+    a.wire.wake();
+    a.step().unwrap();
+    b.step().unwrap();
+    assert!(is_there(&memory));
+}

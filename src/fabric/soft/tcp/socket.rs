@@ -1,0 +1,99 @@
+//! TCP streams of queue pairs, on which the kernel may still have bytes to send when nobody needs the queue pair any more: requests may have been done once
+//! they were sent. Where a socket is closed while bytes wait in it to be read, the kernel drops what it has not sent. So such a stream is closed only
+//! once the peer's kernel has all, and a process that exits waits for that, for a while. Any thread.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Once;
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::base::fd::OwnedFd;
+use crate::base::fork::PerProcess;
+
+/// How long a process that exits waits for the kernels of its peers, in ns: longer than the kernel takes to send a lost segment again a few times.
+const EXIT_NS: u64 = 2_000_000_000;
+/// How often it looks.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// Those that are open.
+static OPEN: PerProcess<Vec<RawFd>> = PerProcess::new();
+/// Those of devices that are closed, which wait for nothing but the peer's kernel.
+static LEFT: PerProcess<VecDeque<TcpSocket>> = PerProcess::new();
+
+/// A stream.
+pub struct TcpSocket(OwnedFd);
+
+impl TcpSocket {
+    /// From now on the end of the process waits for what is sent on it.
+    pub fn new(fd: OwnedFd) -> TcpSocket {
+        static AT_EXIT: Once = Once::new();
+        AT_EXIT.call_once(|| {
+            // SAFETY: atexit requires a function that can be called until the process ends, or the library is unloaded, when the C library calls it
+            // too: it is a function of the library. Without memory for it nothing is registered, and a process that exits does not wait.
+            unsafe { libc::atexit(at_exit) };
+        });
+        OPEN.with(|open| open.push(fd.as_raw_fd()));
+        TcpSocket(fd)
+    }
+
+    /// Whether the peer's kernel does not have all that was sent.
+    pub fn has_unsent(&self) -> bool {
+        unsent(self.0.as_raw_fd())
+    }
+
+    /// Closes it, or leaves it open until the peer's kernel has all.
+    pub fn leave(self) {
+        close_left();
+        if self.has_unsent() {
+            LEFT.with(|left| left.push_back(self));
+        }
+    }
+}
+
+impl Deref for TcpSocket {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.0
+    }
+}
+
+impl Drop for TcpSocket {
+    fn drop(&mut self) {
+        let fd = self.0.as_raw_fd();
+        OPEN.with(|open| {
+            if let Some(index) = open.iter().position(|other| *other == fd) {
+                open.swap_remove(index);
+            }
+        });
+    }
+}
+
+/// Closes those that were left open and are not needed any more.
+pub fn close_left() {
+    let done: VecDeque<TcpSocket> = LEFT.with(|left| {
+        let (waiting, done) = std::mem::take(left).into_iter().partition(TcpSocket::has_unsent);
+        *left = waiting;
+        done
+    });
+    // Not inside: each takes the other lock.
+    drop(done);
+}
+
+/// Whether a stream's peer has not acknowledged all of it; false for one that is broken.
+fn unsent(fd: RawFd) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ requires an int to write to, which outlives the call. A descriptor that is none, or no socket, is an error.
+    unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut bytes) == 0 && bytes > 0 }
+}
+
+/// The process exits, or the library is unloaded.
+extern "C" fn at_exit() {
+    let until = clock::now() + EXIT_NS;
+    let open = OPEN.with(|open| open.clone());
+    while open.iter().any(|fd| unsent(*fd)) && clock::now() < until {
+        clock::sleep(PAUSE);
+    }
+}
