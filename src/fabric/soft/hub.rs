@@ -389,7 +389,7 @@ impl HalfOpen {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        std::mem::take(&mut lock(&self.state).linger).into_iter().for_each(|(stream, _)| stream.leave());
+        TcpSocket::leave_all(std::mem::take(&mut lock(&self.state).linger).into_iter().map(|(stream, _)| stream));
     }
 }
 

@@ -14,6 +14,10 @@ use crate::base::fork::PerProcess;
 
 /// How long a process that exits waits for the kernels of its peers, in ns: longer than the kernel takes to send a lost segment again a few times.
 const EXIT_NS: u64 = 2_000_000_000;
+/// How long a device that is closed waits for them, in ns: longer than the kernel delays an acknowledgement. What takes longer stays open.
+const CLOSE_NS: u64 = 100_000_000;
+/// The state of a connection that is over, after which the kernel counts what it has not sent still: TCP_CLOSE in Linux's include/net/tcp_states.h.
+const TCP_CLOSE: u8 = 7;
 /// How often it looks.
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -41,6 +45,18 @@ impl TcpSocket {
     /// Whether the peer's kernel does not have all that was sent.
     pub fn has_unsent(&self) -> bool {
         unsent(self.0.as_raw_fd())
+    }
+
+    /// Closes them, or leaves those open of which the peer's kernel does not have all soon.
+    pub fn leave_all(sockets: impl Iterator<Item = TcpSocket>) {
+        let (mut sockets, until): (Vec<TcpSocket>, u64) = (sockets.collect(), clock::now() + CLOSE_NS);
+        loop {
+            sockets.retain(TcpSocket::has_unsent);
+            if sockets.is_empty() || clock::now() >= until {
+                return sockets.into_iter().for_each(TcpSocket::leave);
+            }
+            clock::sleep(PAUSE);
+        }
     }
 
     /// Closes it, or leaves it open until the peer's kernel has all.
@@ -82,11 +98,17 @@ pub fn close_left() {
     drop(done);
 }
 
-/// Whether a stream's peer has not acknowledged all of it; false for one that is broken.
+/// Whether a stream's peer has not acknowledged all of it; false for a connection that is over, which sends nothing more.
 fn unsent(fd: RawFd) -> bool {
+    let mut state: u8 = TCP_CLOSE;
+    let mut len = size_of::<u8>() as libc::socklen_t;
+    // SAFETY: getsockopt writes `len` bytes at most, of which `state` has so many: the first of a tcp_info is the state. Both outlive the call, which
+    // fails for a descriptor that is none.
+    let known = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &raw mut len) } == 0;
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ requires an int to write to, which outlives the call. A descriptor that is none, or no socket, is an error.
-    unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut bytes) == 0 && bytes > 0 }
+    let counted = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) } == 0;
+    known && state != TCP_CLOSE && counted && bytes > 0
 }
 
 /// The process exits, or the library is unloaded.
