@@ -322,6 +322,8 @@ impl TcpWire {
     fn set_broken(&mut self, why: Option<String>) {
         if let (Some(why), None) = (why, &self.broken) {
             self.broken = Some((clock::now(), why));
+            // What came before is read first: the peer may have said why.
+            self.receiving.reset();
         }
     }
 
