@@ -12,7 +12,7 @@ use super::limits::{MAX_QPS_PER_RAIL, MAX_RAILS};
 use super::liveness::Peer;
 
 /// Version of the layout of an address, and of what two ends of a [`Duplex`](super::duplex::Duplex) write to each other. Both ends must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 const MAGIC: [u8; 4] = *b"RHAD";
 /// Longest name.
 const MAX_NAME: usize = 255;

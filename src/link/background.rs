@@ -25,8 +25,6 @@ pub trait BackgroundDriver: Send + Sync + 'static {
 /// What a driver has of its thread.
 #[derive(Default)]
 pub struct Background {
-    /// It was started: without it there is nothing to lock.
-    is_started: AtomicBool,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -34,6 +32,8 @@ pub struct Background {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
+    /// Whether that is `Asleep`. Changed under its lock.
+    is_asleep: AtomicBool,
     changed: Condvar,
 }
 
@@ -57,29 +57,28 @@ impl Background {
         match thread::spawn(name, &Cpus::default(), move || shared.run(&driver)) {
             Ok(thread) => {
                 *state = State::Awake;
-                // Who does not see it need not wake a thread that is awake.
-                self.is_started.store(true, Ordering::Relaxed);
                 *lock(&self.thread) = Some(thread);
             }
             Err(error) => log_warn!(log::NET, "{name}: no thread for what nobody waits for: {error}"),
         }
     }
 
-    /// Nobody waits now.
+    /// Nobody waits now, which was said under the lock that [`BackgroundDriver::left_alone`] takes.
     pub fn wake(&self) {
-        if !self.is_started.load(Ordering::Relaxed) {
+        // Either that lock was taken there before, after this was set, or it is taken after, and finds that nobody waits.
+        if !self.shared.is_asleep.load(Ordering::Relaxed) {
             return;
         }
         let mut state = lock(&self.shared.state);
         if *state == State::Asleep {
-            *state = State::Awake;
+            self.shared.set(&mut state, State::Awake);
             self.shared.changed.notify_all();
         }
     }
 
     /// Ends the thread, unless this is it. Whoever calls has woken it from its sleep.
     pub fn stop(&self) {
-        *lock(&self.shared.state) = State::Ended;
+        self.shared.set(&mut lock(&self.shared.state), State::Ended);
         self.shared.changed.notify_all();
         if let Some(thread) = lock(&self.thread).take_if(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
@@ -96,6 +95,11 @@ impl Background {
 }
 
 impl Shared {
+    fn set(&self, state: &mut State, to: State) {
+        *state = to;
+        self.is_asleep.store(to == State::Asleep, Ordering::Relaxed);
+    }
+
     fn run(&self, driver: &Weak<impl BackgroundDriver>) {
         loop {
             let mut state = lock(&self.state);
@@ -113,9 +117,9 @@ impl Shared {
             let mut state = lock(&self.state);
             if *state == State::Awake {
                 // Before the look: whoever stops waiting after it wakes this thread.
-                *state = State::Asleep;
+                self.set(&mut state, State::Asleep);
                 if driver.left_alone() {
-                    *state = State::Awake;
+                    self.set(&mut state, State::Awake);
                 }
             }
         }

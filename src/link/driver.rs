@@ -48,7 +48,11 @@ pub trait Driven: Send {
     fn settled(&mut self) -> bool {
         false
     }
-    /// Does what is left to do without the lock. Called by whoever waits, and by the thread in the background, whenever something has moved.
+    /// Whether there is something to do without the lock.
+    fn has_work(&mut self) -> bool {
+        false
+    }
+    /// Does it. Called by whoever waits, and by the thread in the background.
     fn work(_driver: &Driver<Self>)
     where
         Self: Sized,
@@ -175,17 +179,28 @@ impl<D: Driven> Driver<D> {
         self.background.wake();
     }
 
-    /// Waits until `done` gives something. It is asked, without the lock, at once, whenever something has moved, and at the time that it gives
-    /// instead.
-    pub fn wait<T>(&self, mut done: impl FnMut() -> std::result::Result<T, u64>) -> T {
-        let _waiting = Waiting::new(self);
+    /// Waits until `done` gives something. It is asked at once, whenever something has moved, and at the time that it gives instead; with the lock, which
+    /// it may take and give back.
+    pub fn wait<'a, T>(&'a self, mut done: impl FnMut(&mut Option<Locked<'a, D>>) -> std::result::Result<T, u64>) -> T {
+        let (waiting, mut state) = Waiting::new(self);
         loop {
             // Pairs with the Release in `drive`: what ends after the look below is not missed.
             let seen = self.moves.load(Ordering::Acquire);
-            D::work(self);
-            match done() {
-                Ok(result) => return result,
-                Err(until) => self.drive_until(seen, until, YIELDS),
+            if state.has_work() {
+                drop(state);
+                D::work(self);
+                state = self.lock();
+            }
+            let mut held = Some(state);
+            match done(&mut held) {
+                Ok(result) => {
+                    waiting.end(held.unwrap_or_else(|| self.lock()));
+                    return result;
+                }
+                Err(until) => {
+                    drop(held);
+                    state = self.drive_until(seen, until, YIELDS);
+                }
             }
         }
     }
@@ -220,20 +235,21 @@ impl<D: Driven> Driver<D> {
         }
     }
 
-    /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps, if the links are few.
-    fn drive_until(&self, seen: u64, until: u64, polls: u64) {
+    /// Waits until something has moved that had not when `moves` was `seen`, or until then. The driver polls so often before it sleeps, if the links are
+    /// few.
+    fn drive_until(&self, seen: u64, until: u64, polls: u64) -> Locked<'_, D> {
         let left = || Duration::from_nanos(until.saturating_sub(clock::now()));
         // Dropped after the lock, which it takes if there is a panic.
         let driving;
         let mut state = self.lock();
         if self.moves.load(Ordering::Relaxed) != seen || state.has_failed() {
-            return;
+            return state;
         }
         if state.is_driven {
             state.sleepers += 1;
             let (mut state, _) = self.moved.wait_timeout(state, left()).unwrap_or_else(PoisonError::into_inner);
             state.sleepers -= 1;
-            return;
+            return state;
         }
         state.is_driven = true;
         driving = Driving(self);
@@ -279,7 +295,7 @@ impl<D: Driven> Driver<D> {
         }
         drop(state);
         self.wakeup.wait(&fds, Some(look.map_or(Duration::MAX, Duration::from_nanos).min(left())));
-        driving.stop(self.lock());
+        driving.stop(self.lock())
     }
 
     /// Polls, unless it is over; whether there is something new.
@@ -300,7 +316,7 @@ impl<D: Driven + 'static> BackgroundDriver for Driver<D> {
         let alone = self.left_alone();
         if alone {
             D::work(self);
-            self.drive_until(seen, u64::MAX, 1);
+            drop(self.drive_until(seen, u64::MAX, 1));
         }
         alone
     }
@@ -329,31 +345,37 @@ impl<D: Driven + 'static> Driver<D> {
     }
 }
 
+/// What is driven, while nobody else gets at it.
+pub type Locked<'a, D> = MutexGuard<'a, State<D>>;
+
 /// A thread that waits.
 struct Waiting<'a, D: Driven>(&'a Driver<D>);
 
 impl<'a, D: Driven> Waiting<'a, D> {
     /// The thread in the background leaves it to this one then.
-    fn new(driver: &'a Driver<D>) -> Self {
+    fn new(driver: &'a Driver<D>) -> (Self, Locked<'a, D>) {
         let mut state = driver.lock();
         state.count_waiter(1);
         if driver.is_asleep() {
             driver.wakeup.notify();
         }
-        drop(state);
-        Waiting(driver)
+        (Waiting(driver), state)
     }
-}
 
-impl<D: Driven> Drop for Waiting<'_, D> {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
+    fn end(self, mut state: Locked<'_, D>) {
         state.count_waiter(-1);
         let left = state.waiters == 0;
         drop(state);
         if left {
             self.0.background.wake();
         }
+        std::mem::forget(self);
+    }
+}
+
+impl<D: Driven> Drop for Waiting<'_, D> {
+    fn drop(&mut self) {
+        Waiting(self.0).end(self.0.lock());
     }
 }
 
@@ -362,18 +384,19 @@ struct Driving<'a, D: Driven>(&'a Driver<D>);
 
 impl<D: Driven> Driving<'_, D> {
     /// Others may drive it.
-    fn stop(self, mut state: MutexGuard<'_, State<D>>) {
+    fn stop<'s>(self, mut state: Locked<'s, D>) -> Locked<'s, D> {
         state.is_driven = false;
         self.0.asleep.store(false, Ordering::Relaxed);
         self.0.wake_sleepers(&state);
         std::mem::forget(self);
+        state
     }
 }
 
 /// What is driven has panicked.
 impl<D: Driven> Drop for Driving<'_, D> {
     fn drop(&mut self) {
-        Driving(self.0).stop(self.0.lock());
+        drop(Driving(self.0).stop(self.0.lock()));
     }
 }
 
@@ -391,7 +414,7 @@ impl<D: Driven> Driver<D> {
 
     /// Waits once, as a thread that has seen so many moves would.
     pub fn step(&self, seen: u64, until: u64) {
-        self.drive_until(seen, until, YIELDS);
+        drop(self.drive_until(seen, until, YIELDS));
     }
 
     /// Whether one thread waits, and sleeps: as the driver, or beside the thread in the background, if that had begun to drive and not left.
@@ -443,7 +466,7 @@ mod tests {
         let driver = Driver::new(Panics).unwrap();
         for _ in 0..2 {
             let end = clock::now() + 1_000_000_000;
-            let panicked = catch_unwind(AssertUnwindSafe(|| driver.wait(|| if clock::now() < end { Err(end) } else { Ok(()) })));
+            let panicked = catch_unwind(AssertUnwindSafe(|| driver.wait(|_| if clock::now() < end { Err(end) } else { Ok(()) })));
             assert!(panicked.is_err(), "nobody has driven it");
         }
         let state = driver.lock();

@@ -24,7 +24,7 @@ use super::sends::{self, Message, stripe_completed};
 use super::wr_id::{RequestId, WrId, WrKind};
 use super::{Connection, Failure, Link, too_long};
 
-use control::{CONTROL_SLOT, ControlRing};
+use control::{CONTROL_SLOT, ControlRing, NO_REQUEST};
 use slots::{Received, Slots};
 
 /// What a receiver tells a sender of a slot, and of the memory behind it.
@@ -225,14 +225,21 @@ impl Duplex {
             return Ok(None);
         }
         let link = &mut self.link;
+        let message = Message { sequence: to.sequence, remote_addr: to.addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id: NO_REQUEST };
+        if let Some(qp) = link.qps.qp_for_fast_path(len, self.split_min) {
+            let Some(id) = link.requests.insert(sends::request(len, 1 << qp, to.sequence)) else { return Ok(None) };
+            let data = message.write(&link.qps, qp, 0, len, Imm::Whole(len as u32));
+            let posted = link.qps.post_send(qp, [data], WrKind::Data, id, true);
+            link.qps.next_qp();
+            return self.posted(id, posted.map_err(|error| (qp, error)));
+        }
         let plan = link.qps.plan(len, self.split_min);
         let Some(qps) = link.qps.qps_for_message(plan).filter(|_| link.requests.has_room()) else {
             link.qps.unplan(plan);
             return Ok(None);
         };
         let Some(id) = link.requests.insert(sends::request(len, qps, to.sequence)) else { return Ok(None) };
-        let message = Message { sequence: to.sequence, remote_addr: to.addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
-        let posted = message.post(&mut self.link, plan);
+        let posted = Message { id, ..message }.post(&mut self.link, plan);
         self.posted(id, posted)
     }
 

@@ -171,7 +171,9 @@ impl Context {
             0 => u64::MAX,
             limit => began.saturating_add(limit),
         };
-        self.driver.wait(|| {
+        self.driver.wait(|locked| {
+            // What is polled takes the lock.
+            drop(locked.take());
             if let Poll::Ready(result) = poll() {
                 return Ok(result);
             }

@@ -2,7 +2,8 @@
 //! whichever thread drives it.
 //!
 //! Each side has four named buffers of its own in one piece of registered memory. A peer writes to slots that stand open, in order: messages, acks, and,
-//! in Buffered mode, tensors, whose writes name the buffer. In Direct mode each tensor has a slot of its own.
+//! in Buffered mode, tensors, whose writes name the buffer. In Direct mode each tensor has a slot of its own, and requests with a number are control
+//! messages.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use super::event::{ChannelEvent, Landed};
 use super::io::{ACKS, BUFFERS, ChannelIo, Fill, MESSAGES, RX_ACK, RX_MESSAGE, TENSORS};
 use super::key::{Key, TensorId};
 use super::memory::{Memory, Pool};
-use super::message::{ACK, HEADER, Kind, MESSAGE, Packet, TEXT_MAX};
+use super::message::{ACK, HEADER, Kind, MESSAGE, NumberedRequest, Packet, TEXT_MAX};
 use super::value::Tensor;
 
 /// What stands behind the address of an end: how it sends tensors, and where those are, `{u8 mode, u64 addr, u32 rkeys[8]}`.
@@ -39,7 +40,7 @@ pub enum Mode {
     Direct = 1,
 }
 
-/// All that is ever said beside the slots: this worker goes.
+/// What is said beside the slots, but for requests: this worker goes.
 const BYE: [u8; CONTROL_SIZE] = [b'B'; CONTROL_SIZE];
 
 /// One end that has not been told of the other.
@@ -167,7 +168,8 @@ impl Adapter {
     /// Has a tensor that was looked for sent. A peer that is lost is noticed by the next poll; here and below.
     pub fn found(&mut self, id: &TensorId, tensor: Tensor) {
         let Adapter { flow, io, .. } = self;
-        either!(flow, channel => channel.found(id, *tensor.meta(), tensor, io));
+        let meta = *tensor.meta();
+        either!(flow, channel => channel.found(id, &meta, tensor, io));
         let _ = io.post();
     }
 
@@ -185,7 +187,12 @@ impl Adapter {
         let _ = io.post();
     }
 
-    /// The next tensor that is to be copied before it is sent.
+    /// Whether there is a tensor that is to be copied before it is sent.
+    pub fn has_fill(&self) -> bool {
+        self.io.has_fill()
+    }
+
+    /// The next of them.
     pub fn next_fill(&mut self) -> Option<Box<Fill>> {
         self.io.next_fill()
     }
@@ -221,7 +228,9 @@ impl Adapter {
     pub fn poll(&mut self) -> Result<bool> {
         let Adapter { flow, io, .. } = self;
         io.link.set_waited_for(either!(flow, channel => channel.waits()));
-        let moved = io.link.poll(WaitCause::PeerNoSend);
+        if !io.link.poll(WaitCause::PeerNoSend) {
+            return io.link.check().map(|()| false);
+        }
         let mut gone = false;
         while let Some(event) = io.link.next_event() {
             let done = match event {
@@ -240,7 +249,10 @@ impl Adapter {
                     gone = true;
                     break;
                 }
-                Event::Control(_) => Err(Error::remote("it sent an unknown control message")),
+                Event::Control(bytes) => match (&mut *flow, NumberedRequest::decode(&bytes)) {
+                    (Flow::Direct(channel), Some(request)) => channel.numbered(&request, io),
+                    _ => Err(Error::remote("it sent an unknown control message")),
+                },
             };
             if let Err(error) = done {
                 io.link.fail(Failure::from_error(&error));
@@ -249,10 +261,12 @@ impl Adapter {
         if gone {
             return Err(Error::remote("it has closed its manager"));
         }
-        if moved {
+        io.post()?;
+        if let Flow::Direct(channel) = flow {
+            channel.send_waiting(io);
             io.post()?;
         }
-        io.link.check().map(|()| moved)
+        io.link.check().map(|()| true)
     }
 
     /// What the peer wants next.
@@ -376,6 +390,11 @@ impl Adapter {
     pub fn send_garbage(&mut self, slot: u64, value: usize, bytes: &[u8]) {
         self.io.put_garbage(slot, value as u32, bytes);
         self.io.post().unwrap();
+    }
+
+    /// Sends this control message.
+    pub fn send_control(&mut self, bytes: &[u8; CONTROL_SIZE]) {
+        assert!(self.io.link.send_control(bytes).unwrap());
     }
 
     /// Buffers of tensors that come in and that go out.

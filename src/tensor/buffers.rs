@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
+use super::key::Name;
+
 /// Buffers by number. A number is used again.
 #[derive(Debug)]
 pub struct Buffers<B> {
     places: Vec<Option<B>>,
     free: Vec<usize>,
-    index_of: HashMap<String, usize>,
+    index_of: HashMap<Name, usize>,
 }
 
 impl<B> Default for Buffers<B> {
@@ -21,7 +23,7 @@ impl<B> Default for Buffers<B> {
 
 impl<B> Buffers<B> {
     /// The number of a name's.
-    pub fn index_of(&self, name: &str) -> Option<usize> {
+    pub fn index_of(&self, name: &Name) -> Option<usize> {
         self.index_of.get(name).copied()
     }
 
@@ -47,7 +49,7 @@ impl<B> Buffers<B> {
     }
 
     /// Adds one for a name that has none: its number.
-    pub fn insert(&mut self, name: &str, buffer: B) -> usize {
+    pub fn insert(&mut self, name: &Name, buffer: B) -> usize {
         let index = self.free.pop().unwrap_or(self.places.len());
         if index == self.places.len() {
             self.places.push(None);
@@ -55,12 +57,12 @@ impl<B> Buffers<B> {
         if let Some(place) = self.places.get_mut(index) {
             *place = Some(buffer);
         }
-        self.index_of.insert(name.to_owned(), index);
+        self.index_of.insert(name.clone(), index);
         index
     }
 
     /// Removes a name's.
-    pub fn remove(&mut self, name: &str) {
+    pub fn remove(&mut self, name: &Name) {
         if let Some(index) = self.index_of.remove(name) {
             self.places.get_mut(index).and_then(Option::take);
             self.free.push(index);
@@ -118,14 +120,14 @@ mod tests {
     #[test]
     fn numbers_are_used_again() {
         let mut buffers = Buffers::default();
-        assert_eq!(["a", "b", "c"].map(|name| (buffers.next_index(), buffers.insert(name, name))), [(0, 0), (1, 1), (2, 2)]);
-        buffers.remove("b");
-        buffers.remove("x");
+        assert_eq!(["a", "b", "c"].map(|name| (buffers.next_index(), buffers.insert(&name.into(), name))), [(0, 0), (1, 1), (2, 2)]);
+        buffers.remove(&"b".into());
+        buffers.remove(&"x".into());
         let mut at = |index| buffers.get_mut(index).map(|name| *name);
         assert_eq!([at(0), at(1), at(2), at(3)], [Some("a"), None, Some("c"), None]);
-        assert_eq!((buffers.index_of("b"), buffers.len()), (None, 2));
-        assert_eq!((buffers.next_index(), buffers.insert("d", "d"), buffers.next_index()), (1, 1, 3));
-        assert_eq!((buffers.index_of("d"), buffers.len(), buffers.get_mut(1)), (Some(1), 3, Some(&mut "d")));
+        assert_eq!((buffers.index_of(&"b".into()), buffers.len()), (None, 2));
+        assert_eq!((buffers.next_index(), buffers.insert(&"d".into(), "d"), buffers.next_index()), (1, 1, 3));
+        assert_eq!((buffers.index_of(&"d".into()), buffers.len(), buffers.get_mut(1)), (Some(1), 3, Some(&mut "d")));
     }
 
     #[test]

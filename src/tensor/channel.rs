@@ -6,7 +6,6 @@
 //! there are too many, and has the consumer do the same.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
@@ -14,7 +13,7 @@ use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
 
 use super::buffers::{Buffers, Idle};
-use super::key::TensorId;
+use super::key::{Name, TensorId};
 use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
 use super::message::{self, HEADER, Kind, Meta, Packet, RemoteMr};
 
@@ -59,7 +58,7 @@ pub trait Actions<T>: Mail {
     /// Copies a tensor behind its header into the buffer, and writes that.
     fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: T);
     /// Looks for a tensor, now or once it is produced; [`Channel::found`] or [`Channel::not_found`] tells of it.
-    fn find(&mut self, id: &TensorId);
+    fn find(&mut self, id: TensorId);
     /// A tensor that was asked for is in the buffer with this number; [`Channel::consumed`] tells when it was copied out.
     fn deliver(&mut self, index: usize, packet: &Packet);
     /// One will not come, and why.
@@ -83,7 +82,7 @@ enum Status {
 /// A buffer for tensors of one name that go out.
 #[derive(Debug)]
 struct Outgoing<T> {
-    name: Arc<str>,
+    name: Name,
     size: u64,
     local: Status,
     remote: Status,
@@ -97,7 +96,7 @@ struct Outgoing<T> {
 }
 
 impl<T> Outgoing<T> {
-    fn new(name: Arc<str>) -> Outgoing<T> {
+    fn new(name: Name) -> Outgoing<T> {
         let (local, remote) = (Status::None, Status::None);
         Outgoing { name, size: 0, local, remote, asked: None, to: None, ready: VecDeque::new(), idle: None }
     }
@@ -111,7 +110,7 @@ impl<T> Outgoing<T> {
 /// One for those that come in.
 #[derive(Debug)]
 struct Incoming {
-    name: Arc<str>,
+    name: Name,
     size: u64,
     /// The step of the tensor in it that nobody has copied out.
     full: Option<u64>,
@@ -188,14 +187,14 @@ impl<T> Channel<T> {
     }
 
     /// A tensor that was looked for is here.
-    pub fn found(&mut self, id: &TensorId, meta: Meta, tensor: T, actions: &mut impl Actions<T>) {
+    pub fn found(&mut self, id: &TensorId, meta: &Meta, tensor: T, actions: &mut impl Actions<T>) {
         if !self.sought.remove(id) {
             return;
         }
         let name = &id.name;
         let index = self.outgoing.index_of(name).unwrap_or_else(|| self.outgoing.insert(name, Outgoing::new(name.clone())));
         let Some(outgoing) = self.outgoing.get_mut(index) else { return };
-        outgoing.ready.push_back((id.step, meta, tensor));
+        outgoing.ready.push_back((id.step, *meta, tensor));
         if let Some(idle) = outgoing.idle.take() {
             self.idle.remove(idle);
         }
@@ -305,7 +304,7 @@ impl<T> Channel<T> {
             return Err(wrong(&format!("requests for more than {MAX_BUFFERS} names, of which it takes no tensors")));
         }
         self.owed += 1;
-        actions.find(id);
+        actions.find(id.clone());
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use super::adapter::Adapter;
 use super::calls::{Answer, Call, Callback, Calls};
 use super::event::Landed;
 use super::io::Fill;
-use super::key::{Key, TensorId};
+use super::key::{Key, Keys, Name, TensorId};
 use super::memory::Memory;
 use super::steps::{self, CallId, StepRef, Steps, Waiter};
 use super::value::Tensor;
@@ -85,6 +85,8 @@ pub struct Core {
     tolerate_dup_recv: bool,
     /// Receives.
     pub calls: Calls,
+    /// What was received.
+    pub keys: Keys,
     /// Tensors that nobody waits for.
     late: VecDeque<(usize, TensorId, Arc<Landed>)>,
     state: State,
@@ -101,6 +103,7 @@ impl Core {
             steps: Steps::new(tolerate_dup_recv),
             tolerate_dup_recv,
             calls: Calls::default(),
+            keys: Keys::default(),
             late: VecDeque::new(),
             state: State::New,
         }
@@ -161,7 +164,7 @@ impl Core {
         for (key, waiter) in self.steps.get(step)?.initialize() {
             match waiter {
                 Waiter::Call(id) => self.begin(id),
-                Waiter::Worker(worker) => self.find(worker, &TensorId::new(key, step.id)),
+                Waiter::Worker(worker) => self.find(worker, &TensorId { name: key, step: step.id }, false),
             }
         }
         Ok(())
@@ -175,7 +178,7 @@ impl Core {
         if !key.is_from(&self.name) {
             return Err(Error::usage(format!("Invalid rendezvous key (src): {} @ {}", key.text(), self.name)));
         }
-        for (waiter, tensor) in self.steps.get(step)?.table.send(key.text(), tensor)? {
+        for (waiter, tensor) in self.steps.get(step)?.table.send(key.name(), tensor)? {
             self.give(waiter, &key.in_step(step.id), tensor);
         }
         Ok(())
@@ -209,9 +212,10 @@ impl Core {
             Ok(key) => key,
             Err(error) => return Ok(self.calls.over(callback, Answer::Failed(error))),
         };
-        let what = key.in_step(step.id);
+        let waiter = Waiter::Call(self.calls.next());
+        let deferred = self.steps.get(step).and_then(|found| found.defer(key.name(), waiter));
         let id = self.calls.begin(step, key, into, callback);
-        match self.steps.get(step).and_then(|found| found.defer(&what.name, Waiter::Call(id))) {
+        match deferred {
             Ok(true) => {}
             Ok(false) => self.begin(id),
             Err(error) => self.calls.end(id, Answer::Failed(error)),
@@ -276,20 +280,17 @@ impl Core {
         Ok(())
     }
 
-    /// Another worker wants a tensor.
-    fn find(&mut self, worker: usize, what: &TensorId) {
-        if let Err(error) = self.try_find(worker, what) {
+    /// Another worker wants a tensor. `again`: its key is known to be one of this worker's for that one.
+    fn find(&mut self, worker: usize, what: &TensorId, again: bool) {
+        if let Err(error) = self.try_find(worker, what, again) {
             self.refuse(worker, what, &error);
         }
     }
 
-    fn try_find(&mut self, worker: usize, what: &TensorId) -> Result<()> {
-        let (key, name) = (Key::parse(what.name.clone())?, &what.name);
-        if !key.is_from(&self.name) {
-            return Err(Error::usage(format!("Invalid rendezvous key (src): {name} @ {}", self.name)));
-        }
-        if self.workers.get(worker).is_some_and(|worker| !key.is_for(&worker.name)) {
-            return Err(Error::usage(format!("Invalid rendezvous key (dst): {name}, which another worker asks for")));
+    fn try_find(&mut self, worker: usize, what: &TensorId, again: bool) -> Result<()> {
+        let name = &what.name;
+        if !again {
+            self.check_key(worker, name)?;
         }
         let step = self.steps.find_for_other(what.step)?;
         if step.defer(name, Waiter::Worker(worker))? {
@@ -304,6 +305,18 @@ impl Core {
             }
             Err((_, error)) => Err(error),
         }
+    }
+
+    /// Errors: no key, or not one of this worker's for that one.
+    fn check_key(&self, worker: usize, name: &Name) -> Result<()> {
+        let key = Key::parse(name.clone())?;
+        if !key.is_from(&self.name) {
+            return Err(Error::usage(format!("Invalid rendezvous key (src): {name} @ {}", self.name)));
+        }
+        if self.workers.get(worker).is_some_and(|worker| !key.is_for(&worker.name)) {
+            return Err(Error::usage(format!("Invalid rendezvous key (dst): {name}, which another worker asks for")));
+        }
+        Ok(())
     }
 
     fn give(&mut self, waiter: Waiter, what: &TensorId, tensor: Tensor) {
@@ -377,10 +390,10 @@ impl Core {
     }
 
     /// A step is over: tells the workers that waited, and all receives, those that wait for others too.
-    fn tell(&mut self, id: u64, waited: Vec<(String, Waiter)>, why: impl Fn() -> Error) {
+    fn tell(&mut self, id: u64, waited: Vec<(Name, Waiter)>, why: impl Fn() -> Error) {
         for (key, waiter) in waited {
             if let Waiter::Worker(worker) = waiter {
-                self.refuse(worker, &TensorId::new(key, id), &why());
+                self.refuse(worker, &TensorId { name: key, step: id }, &why());
             }
         }
         for (call, worker, what) in self.calls.end_all(|call| call.step.id == id, why) {
@@ -539,6 +552,10 @@ impl Driven for Core {
 
     fn ended(&self) -> u64 {
         self.calls.count()
+    }
+
+    fn has_work(&mut self) -> bool {
+        !self.late.is_empty() || (0..self.workers.len()).any(|index| self.adapter(index).is_some_and(|adapter| adapter.has_fill()))
     }
 
     fn work(driver: &Driver<Core>) {

@@ -4,10 +4,12 @@
 //! A consumer who has had a tensor of that name announces memory for another of its shape with the request, and the producer writes straight into it.
 //! Otherwise, and if the shape is another one, the consumer is told it, and asks again with memory for that. A tensor without bytes is all in what is
 //! told of its shape. A request is taken back by a message that is answered, unless it was answered before: until then the producer may write.
+//!
+//! Who asks again with memory gives the tensor a number. Requests for it in later steps are control messages with that number, as long as the shape is
+//! the same: they need no message buffer and no ack, and are read sooner.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
 
 use foldhash::HashMap;
 
@@ -15,12 +17,12 @@ use crate::base::error::{Error, Result};
 use crate::link::limits::MAX_MESSAGE;
 
 use super::channel::Tx;
-use super::key::TensorId;
+use super::key::{Name, TensorId};
 use super::mailbox::{MAX_REQUESTS, Mail, Mailbox, wrong};
-use super::message::{self, Kind, Meta, Packet, RemoteMr};
+use super::message::{self, Kind, Meta, NumberedRequest, Packet, RemoteMr};
 
 /// Names whose last shape is remembered: those of the last steps, as others are forgotten when there are more.
-const MAX_NAMES: usize = 1 << 16;
+pub const MAX_NAMES: usize = 1 << 16;
 
 /// Where a tensor may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,14 +46,14 @@ pub trait Actions<T, M>: Mail {
     fn close(&mut self, sequence: u64);
     /// Writes a tensor.
     fn write(&mut self, to: &Announced, tensor: T);
-    /// Looks for a tensor, now or once it is produced; [`Direct::found`] or [`Direct::not_found`] tells of it.
-    fn find(&mut self, id: &TensorId);
+    /// Looks for a tensor, now or once it is produced; [`Direct::found`] or [`Direct::not_found`] tells of it. `again`: one of its name was found before.
+    fn find(&mut self, id: TensorId, again: bool);
     /// The peer does not want a tensor any more. If it is still looked for, [`Direct::forgotten`] tells that it is not.
     fn forget(&mut self, id: &TensorId);
     /// A tensor that was found is not sent, as the peer does not want it any more.
     fn give_back(&mut self, id: &TensorId, tensor: T);
     /// A tensor that was asked for is here: in the memory of this slot, if it has bytes.
-    fn deliver(&mut self, id: &TensorId, meta: &Meta, sequence: Option<u64>);
+    fn deliver(&mut self, id: TensorId, meta: &Meta, sequence: Option<u64>);
     /// One will not come, and why.
     fn fail(&mut self, id: &TensorId, why: Error);
     /// There is no memory for one, and why. Its request is taken back.
@@ -74,6 +76,17 @@ struct Wanted<M> {
     is_withdrawn: bool,
 }
 
+/// What is known of a name.
+#[derive(Debug)]
+struct Known {
+    /// The last shape that had bytes.
+    meta: Meta,
+    /// No other name has it.
+    number: u32,
+    /// The peer was asked for a tensor of that shape by this number.
+    is_numbered: bool,
+}
+
 /// A wish of the peer's.
 #[derive(Debug)]
 enum Sought<T> {
@@ -93,18 +106,19 @@ pub struct Direct<T, M> {
     slots: HashMap<u64, TensorId>,
     /// Those whose shape is told, and for which there is no slot or memory.
     waiting: VecDeque<TensorId>,
-    /// By name: the last shape that had bytes.
-    known: HashMap<Arc<str>, Meta>,
+    known: HashMap<Name, Known>,
     /// The peer's wishes.
     sought: HashMap<TensorId, Sought<T>>,
+    /// By their numbers: names that it has asked for, and the shapes that it expects.
+    numbered: HashMap<u32, (Name, Meta)>,
     /// Tensors that are written, or are to be.
     writing: usize,
 }
 
 impl<T, M> Default for Direct<T, M> {
     fn default() -> Self {
-        let (wanted, slots, waiting) = Default::default();
-        Direct { mailbox: Mailbox::default(), wanted, slots, waiting, known: HashMap::default(), sought: HashMap::default(), writing: 0 }
+        let (mailbox, wanted, slots, waiting, known, sought, numbered) = Default::default();
+        Direct { mailbox, wanted, slots, waiting, known, sought, numbered, writing: 0 }
     }
 }
 
@@ -120,15 +134,21 @@ impl<T, M> Direct<T, M> {
             return Err(Error::usage(format!("{MAX_REQUESTS} tensors are asked for already, which is the limit")));
         }
         // Without memory, the shape is told first, which is always right.
-        let known = self.known.get(&id.name).copied().unwrap_or_default();
-        let to = if known.bytes > 0 { actions.open(into.as_ref(), known.bytes, true).unwrap_or(None) } else { None };
-        let meta = if to.is_some() { known } else { Meta::default() };
-        if let Some(to) = &to {
-            self.slots.insert(to.sequence, id.clone());
+        let known = self.known.get(&id.name);
+        let to = known.and_then(|known| Some((known, actions.open(into.as_ref(), known.meta.bytes, true).ok()??)));
+        let meta = to.map(|(known, _)| known.meta).unwrap_or_default();
+        match to {
+            Some((Known { number, is_numbered: true, .. }, Announced { sequence, memory, .. })) => {
+                let request = NumberedRequest { number: *number, step: id.step, index: sequence, memory };
+                self.mailbox.say_numbered(request, actions);
+            }
+            _ => self.mailbox.say(packet(Kind::TensorRequest, id.clone(), &meta, to.map(|(_, to)| to)), actions),
         }
-        let opened = to.map(|to| to.sequence);
+        let opened = to.map(|(_, to)| to.sequence);
+        if let Some(sequence) = opened {
+            self.slots.insert(sequence, id.clone());
+        }
         self.wanted.insert(id.clone(), Wanted { into, meta, opened, is_told: false, is_withdrawn: false });
-        self.mailbox.say(packet(Kind::TensorRequest, id.clone(), &meta, to), actions);
         Ok(true)
     }
 
@@ -152,21 +172,24 @@ impl<T, M> Direct<T, M> {
     }
 
     /// A tensor that was looked for is here.
-    pub fn found(&mut self, id: &TensorId, meta: Meta, tensor: T, actions: &mut impl Actions<T, M>) {
-        let Some(Sought::Looked(announced)) = self.sought.get(id) else { return };
-        let announced = *announced;
+    pub fn found(&mut self, id: &TensorId, meta: &Meta, tensor: T, actions: &mut impl Actions<T, M>) {
         if meta.bytes > MAX_MESSAGE as u64 {
             let bytes = meta.bytes;
             let why = Error::usage(format!("a tensor of {bytes} bytes; one that goes to another worker has at most {MAX_MESSAGE}"));
             return self.not_found(id, &why, actions);
         }
-        self.sought.remove(id);
-        match announced {
-            Some((expected, to)) if expected == meta => return self.write(&to, tensor, actions),
-            _ if meta.bytes > 0 => drop(self.sought.insert(id.clone(), Sought::Told(meta, tensor))),
-            _ => {}
+        let Some(sought) = self.sought.get_mut(id) else { return };
+        match sought {
+            Sought::Looked(Some((expected, to))) if expected == meta => {
+                let to = *to;
+                self.sought.remove(id);
+                return self.write(&to, tensor, actions);
+            }
+            Sought::Looked(_) if meta.bytes > 0 => *sought = Sought::Told(*meta, tensor),
+            Sought::Looked(_) => drop(self.sought.remove(id)),
+            Sought::Told(..) => return,
         }
-        self.mailbox.say(packet(Kind::MetaDataUpdate, id.clone(), &meta, None), actions);
+        self.mailbox.say(packet(Kind::MetaDataUpdate, id.clone(), meta, None), actions);
     }
 
     /// A tensor that was looked for will not come.
@@ -203,6 +226,11 @@ impl<T, M> Direct<T, M> {
         }
     }
 
+    /// Sends what waits, as far as there is room.
+    pub fn send_waiting(&mut self, actions: &mut impl Actions<T, M>) {
+        self.mailbox.send_next(actions);
+    }
+
     /// The peer has read the message that was written last.
     ///
     /// Errors of this and the others: the peer broke the protocol.
@@ -215,11 +243,14 @@ impl<T, M> Direct<T, M> {
         self.mailbox.received(actions)?;
         let Packet { id, .. } = packet;
         match packet.kind {
-            Kind::TensorRequest => self.wish(packet, actions)?,
+            Kind::TensorRequest => self.wish(id.clone(), announced(packet)?.map(|to| (packet.meta, to)), false, actions)?,
             Kind::TensorReRequest => {
                 let told = self.sought.remove(id);
                 match (told, announced(packet)?) {
-                    (Some(Sought::Told(meta, tensor)), Some(to)) if meta == packet.meta => self.write(&to, tensor, actions),
+                    (Some(Sought::Told(meta, tensor)), Some(to)) if meta == packet.meta => {
+                        self.number(packet)?;
+                        self.write(&to, tensor, actions);
+                    }
                     _ => return Err(wrong(&format!("a second request for {id}, of which it was not told that"))),
                 }
             }
@@ -257,19 +288,40 @@ impl<T, M> Direct<T, M> {
         Ok(())
     }
 
-    /// The peer wants a tensor.
-    fn wish(&mut self, packet: &Packet, actions: &mut impl Actions<T, M>) -> Result<()> {
-        let Packet { id, meta, .. } = packet;
+    /// A request that needs no message is here.
+    pub fn numbered(&mut self, request: &NumberedRequest, actions: &mut impl Actions<T, M>) -> Result<()> {
+        let NumberedRequest { number, step, index, memory } = *request;
+        self.mailbox.check_queue()?;
+        let found = self.numbered.get(&number).ok_or_else(|| wrong(&format!("a request for number {number}, which no tensor has")))?;
+        let (id, meta) = (TensorId { name: found.0.clone(), step }, found.1);
+        let to = Announced { sequence: index, memory, bytes: meta.bytes };
+        check(&to, &id)?;
+        self.wish(id, Some((meta, to)), true, actions)
+    }
+
+    /// Notes the number of a tensor that was found.
+    fn number(&mut self, packet: &Packet) -> Result<()> {
+        let Packet { number, id, meta, .. } = packet;
+        if *number > MAX_NAMES as u32 {
+            return Err(wrong(&format!("number {number} for {id}; at most {MAX_NAMES} may be")));
+        }
+        if *number > 0 {
+            self.numbered.insert(*number, (id.name.clone(), *meta));
+        }
+        Ok(())
+    }
+
+    /// The peer wants a tensor, and announces memory for one of this shape.
+    fn wish(&mut self, id: TensorId, announced: Option<(Meta, Announced)>, again: bool, actions: &mut impl Actions<T, M>) -> Result<()> {
         // A peer has slots for what is written to it, and seldom more than those are in use.
         if self.sought.len() >= MAX_REQUESTS || self.writing >= MAX_REQUESTS {
             return Err(wrong(&format!("more than {MAX_REQUESTS} requests at a time")));
         }
-        let announced = announced(packet)?.map(|to| (*meta, to));
         match self.sought.entry(id.clone()) {
             Entry::Occupied(_) => return Err(wrong(&format!("a second request for {id}"))),
             Entry::Vacant(entry) => entry.insert(Sought::Looked(announced)),
         };
-        actions.find(id);
+        actions.find(id, again);
         Ok(())
     }
 
@@ -285,12 +337,15 @@ impl<T, M> Direct<T, M> {
         let opened = wanted.opened.take();
         if meta.bytes == 0 {
             self.wanted.remove(id);
-            actions.deliver(id, &meta, None);
+            actions.deliver(id.clone(), &meta, None);
         } else {
             if self.known.len() >= MAX_NAMES && !self.known.contains_key(&id.name) {
+                // Numbers are given anew, too: each request that gives one precedes those that are made with it.
                 self.known.clear();
             }
-            self.known.insert(id.name.clone(), meta);
+            let number = self.known.len() as u32 + 1;
+            let known = self.known.entry(id.name.clone()).or_insert(Known { meta, number, is_numbered: false });
+            (known.meta, known.is_numbered) = (meta, false);
             self.waiting.push_back(id.clone());
         }
         self.close(opened, actions);
@@ -307,7 +362,13 @@ impl<T, M> Direct<T, M> {
                     Ok(Some(to)) => {
                         wanted.opened = Some(to.sequence);
                         self.slots.insert(to.sequence, id.clone());
-                        self.mailbox.say(packet(Kind::TensorReRequest, id.clone(), &wanted.meta, Some(to)), actions);
+                        let known = self.known.get_mut(&id.name).filter(|known| known.meta == wanted.meta);
+                        let number = known.map_or(0, |known| {
+                            known.is_numbered = true;
+                            known.number
+                        });
+                        let request = packet(Kind::TensorReRequest, id.clone(), &wanted.meta, Some(to));
+                        self.mailbox.say(Packet { number, ..request }, actions);
                     }
                     Err(why) => {
                         // So that the peer does not keep it.
@@ -332,13 +393,12 @@ impl<T, M> Direct<T, M> {
 
     /// The peer has written so many bytes into the memory of a slot.
     pub fn landed(&mut self, sequence: u64, bytes: u64, actions: &mut impl Actions<T, M>) -> Result<()> {
-        let Some((id, wanted)) = self.slots.remove(&sequence).and_then(|id| self.wanted.remove_entry(&id)) else {
-            return Err(wrong("a tensor that was not asked for"));
-        };
+        let found = self.slots.remove(&sequence).and_then(|id| Some((self.wanted.remove(&id)?, id)));
+        let Some((wanted, id)) = found else { return Err(wrong("a tensor that was not asked for")) };
         if bytes != wanted.meta.bytes {
             return Err(wrong(&format!("{bytes} bytes of {id}, which has {}", wanted.meta.bytes)));
         }
-        actions.deliver(&id, &wanted.meta, Some(sequence));
+        actions.deliver(id, &wanted.meta, Some(sequence));
         self.ask_waiting(actions);
         Ok(())
     }
@@ -360,10 +420,20 @@ fn announced(packet: &Packet) -> Result<Option<Announced>> {
     if *bytes == 0 {
         return Ok(None);
     }
-    if *bytes != meta.bytes || *bytes > MAX_MESSAGE as u64 || memory.addr.checked_add(*bytes).is_none() {
+    let to = Announced { sequence: *index, memory: *memory, bytes: *bytes };
+    if *bytes != meta.bytes || *bytes > MAX_MESSAGE as u64 {
         return Err(wrong(&format!("{bytes} bytes of memory at {:#x} for {}, which has {}", memory.addr, id.name, meta.bytes)));
     }
-    Ok(Some(Announced { sequence: *index, memory: *memory, bytes: *bytes }))
+    check(&to, id).map(|()| Some(to))
+}
+
+/// Errors: memory that cannot be.
+fn check(to: &Announced, id: &TensorId) -> Result<()> {
+    let Announced { memory, bytes, .. } = to;
+    match memory.addr.checked_add(*bytes) {
+        Some(_) => Ok(()),
+        None => Err(wrong(&format!("{bytes} bytes of memory at {:#x} for {}", memory.addr, id.name))),
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ pub enum ChannelEvent {
     Find {
         /// Which.
         id: TensorId,
+        /// It has asked for one of this name before, which was found.
+        again: bool,
     },
     /// It does not want it any more: `forgotten` of the adapter, if it was still looked for.
     Forget {

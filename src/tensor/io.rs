@@ -24,7 +24,7 @@ use super::event::ChannelEvent;
 use super::key::TensorId;
 use super::mailbox::Mail;
 use super::memory::{Memory, Pool};
-use super::message::{ACK, HEADER, Kind, MESSAGE, Packet};
+use super::message::{ACK, HEADER, Kind, MESSAGE, NumberedRequest, Packet};
 use super::value::Tensor;
 
 /// The buffers that every channel has, in the order in which they lie: each of [`MESSAGE`] bytes.
@@ -247,7 +247,12 @@ impl ChannelIo {
         self.fills.push_back(Box::new(Fill { of: self.buffers.clone(), tensor, to }));
     }
 
-    /// The next tensor that is to be copied before it is sent.
+    /// Whether there is a tensor that is to be copied before it is sent.
+    pub fn has_fill(&self) -> bool {
+        !self.fills.is_empty()
+    }
+
+    /// The next of them.
     pub fn next_fill(&mut self) -> Option<Box<Fill>> {
         self.fills.pop_front()
     }
@@ -317,12 +322,29 @@ impl Mail for ChannelIo {
         }
         self.put((Tx::Message, packet.kind), &memory, (TX_MESSAGE, len), (to, len as u32), &packet.encode());
     }
+
+    fn numbered(&mut self, request: &NumberedRequest) -> bool {
+        // What was noted before is posted before.
+        if !self.posts.is_empty() {
+            return false;
+        }
+        match self.link.send_control(&request.encode()) {
+            Ok(sent) => {
+                if sent {
+                    stage::reach(Stage::TensorRequest);
+                }
+                sent
+            }
+            // It fails the link as well.
+            Err(_) => true,
+        }
+    }
 }
 
 /// What a channel's end does with a tensor that was asked for, whichever its mode.
 impl ChannelIo {
-    fn tell_find(&mut self, id: &TensorId) {
-        self.events.push_back(ChannelEvent::Find { id: id.clone() });
+    fn tell_find(&mut self, id: TensorId, again: bool) {
+        self.events.push_back(ChannelEvent::Find { id, again });
     }
 
     fn tell_forget(&mut self, id: &TensorId) {

@@ -4,23 +4,95 @@
 //! hexadecimal, the consumer's device, the name of the edge, and frame and iteration, with semicolons between them.
 
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock};
 
+use foldhash::HashMap;
+use foldhash::fast::RandomState;
 use memchr::memchr_iter;
 
 use crate::base::error::{Error, Result};
 
+use super::direct::MAX_NAMES;
 use super::message::NAME_MAX;
 
 /// What is behind the name of a worker in that of a device.
 const DEVICE: &str = "/device:";
 
+/// The text of a key, with a hash that is computed once: several tables have it. Clones share the text.
+#[derive(Clone)]
+pub struct Name {
+    text: Arc<str>,
+    hash: u64,
+}
+
+impl<T: Into<Arc<str>>> From<T> for Name {
+    fn from(text: T) -> Name {
+        let text = text.into();
+        Name { hash: hash(&text), text }
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+    STATE.hash_one(text)
+}
+
+impl Deref for Name {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Name) -> bool {
+        self.hash == other.hash && (Arc::ptr_eq(&self.text, &other.text) || self.text == other.text)
+    }
+}
+
+impl Eq for Name {}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Name) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Name) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
 /// A key, in its parts. Clones share the text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Key {
-    text: Arc<str>,
+    text: Name,
     /// Where the parts end in the text, without the last.
     ends: [usize; 4],
+    /// Where the name of the producer's worker ends.
+    src_worker: usize,
     /// Of the producer's process: another one with the same name is not it.
     pub src_incarnation: u64,
     /// Of a loop, and the time around it.
@@ -41,7 +113,7 @@ impl Key {
     }
 
     /// Errors: a text that [`Key::new`] does not make.
-    pub fn parse(text: impl Into<Arc<str>>) -> Result<Key> {
+    pub fn parse(text: impl Into<Name>) -> Result<Key> {
         let text = text.into();
         if text.len() > NAME_MAX {
             return Err(Error::usage(format!("a key of {} bytes; at most {NAME_MAX}", text.len())));
@@ -53,7 +125,7 @@ impl Key {
     }
 
     /// Errors: what is wrong with it.
-    fn read(text: &Arc<str>) -> std::result::Result<Key, &'static str> {
+    fn read(text: &Name) -> std::result::Result<Key, &'static str> {
         let mut semicolons = memchr_iter(b';', text.as_bytes());
         let ends = std::array::from_fn(|_| semicolons.next());
         let ([Some(src), Some(incarnation), Some(dst), Some(edge)], None) = (ends, semicolons.next()) else {
@@ -67,11 +139,17 @@ impl Key {
         let numbers = numbers.filter(|(frame, iter)| is_shortest(frame) && is_shortest(iter));
         let numbers = numbers.and_then(|(frame, iter)| Some((frame.parse().ok()?, iter.parse().ok()?)));
         let (frame, iter) = numbers.ok_or("has another frame and iteration")?;
-        Ok(Key { text: text.clone(), ends: [src, incarnation, dst, edge], src_incarnation, frame, iter })
+        let src_worker = text.get(..src).map_or(0, |device| worker(device).len());
+        Ok(Key { text: text.clone(), ends: [src, incarnation, dst, edge], src_worker, src_incarnation, frame, iter })
     }
 
     /// All of it.
     pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The same, to be looked up.
+    pub(super) fn name(&self) -> &Name {
         &self.text
     }
 
@@ -101,7 +179,7 @@ impl Key {
 
     /// The producer's worker.
     pub fn src_worker(&self) -> &str {
-        worker(self.src_device())
+        self.part(0, self.src_worker)
     }
 
     /// The consumer's.
@@ -120,18 +198,38 @@ impl Key {
     }
 }
 
+/// Keys that were parsed, as most are used again in the next step: by the hash of their text, the last ones.
+#[derive(Default)]
+pub struct Keys(HashMap<u64, Key>);
+
+impl Keys {
+    /// Errors: as [`Key::parse`].
+    pub fn parse(&mut self, text: &str) -> Result<Key> {
+        let hash = hash(text);
+        if let Some(key) = self.0.get(&hash).filter(|key| key.text() == text) {
+            return Ok(key.clone());
+        }
+        let key = Key::parse(text)?;
+        if self.0.len() >= MAX_NAMES {
+            self.0.clear();
+        }
+        self.0.insert(hash, key.clone());
+        Ok(key)
+    }
+}
+
 /// A tensor: the text of its key, whatever that is, and its step. Clones share the text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId {
     /// The text.
-    pub name: Arc<str>,
+    pub name: Name,
     /// The step.
     pub step: u64,
 }
 
 impl TensorId {
     /// Of this name.
-    pub fn new(name: impl Into<Arc<str>>, step: u64) -> TensorId {
+    pub fn new(name: impl Into<Name>, step: u64) -> TensorId {
         TensorId { name: name.into(), step }
     }
 }
@@ -177,6 +275,20 @@ mod tests {
 
     const SRC: &str = "/job:worker/replica:0/task:1/device:GPU:0";
     const DST: &str = "/job:ps/replica:0/task:0/device:CPU:0";
+
+    #[test]
+    fn keys_that_are_parsed_again_are_the_same() {
+        let mut keys = Keys::default();
+        for edge in (0..MAX_NAMES + 2).chain([0, 1]) {
+            let text = Key::new(SRC, 1, DST, &format!("edge {edge}"), 0, 0).unwrap().text().to_owned();
+            assert_eq!(
+                (keys.parse(&text).unwrap(), keys.parse(&text).unwrap()),
+                (Key::parse(text.as_str()).unwrap(), Key::parse(text.as_str()).unwrap())
+            );
+            assert!(keys.0.len() <= MAX_NAMES);
+        }
+        assert!(keys.parse("no key").is_err());
+    }
 
     #[test]
     fn a_key_has_the_text_that_tensorflow_gives_it() {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::base::error::{Error, Result};
 
 use super::key::TensorId;
-use super::message::{self, Kind, Packet, TEXT_MAX};
+use super::message::{self, Kind, NumberedRequest, Packet, TEXT_MAX};
 
 /// Requests of a worker that are not answered.
 pub const MAX_REQUESTS: usize = 1 << 16;
@@ -19,12 +19,22 @@ pub trait Mail {
     fn ack(&mut self);
     /// Writes its message buffer. The text is that of an error.
     fn message(&mut self, packet: &Packet, text: &str);
+    /// Sends a request that takes no buffer, and so is not acked. False: there is no room now.
+    fn numbered(&mut self, request: &NumberedRequest) -> bool;
+}
+
+/// What waits to be sent.
+#[derive(Debug)]
+enum Letter {
+    /// A message, with the text of an error.
+    Message(Box<Packet>, String),
+    Numbered(NumberedRequest),
 }
 
 /// One end's.
 #[derive(Debug, Default)]
 pub struct Mailbox {
-    queue: VecDeque<(Packet, String)>,
+    queue: VecDeque<Letter>,
     local_busy: bool,
     remote_busy: bool,
     ack_busy: bool,
@@ -35,8 +45,15 @@ pub struct Mailbox {
 impl Mailbox {
     /// Sends a message, as soon as that may be.
     pub fn say(&mut self, packet: Packet, mail: &mut impl Mail) {
-        self.queue.push_back((packet, String::new()));
+        self.queue.push_back(Letter::Message(Box::new(packet), String::new()));
         self.send_next(mail);
+    }
+
+    /// The same for a request without a packet. None overtakes another message.
+    pub fn say_numbered(&mut self, request: NumberedRequest, mail: &mut impl Mail) {
+        if !self.queue.is_empty() || !mail.numbered(&request) {
+            self.queue.push_back(Letter::Numbered(request));
+        }
     }
 
     /// Sends why a tensor will not come.
@@ -47,17 +64,23 @@ impl Mailbox {
         let text = text.get(..end).unwrap_or_default();
         packet.meta.bytes = text.len() as u64;
         packet.meta.data_type = message::code(why);
-        self.queue.push_back((packet, text.to_owned()));
+        self.queue.push_back(Letter::Message(Box::new(packet), text.to_owned()));
         self.send_next(mail);
     }
 
-    fn send_next(&mut self, mail: &mut impl Mail) {
-        if self.local_busy || self.remote_busy {
-            return;
-        }
-        if let Some((packet, text)) = self.queue.pop_front() {
-            (self.local_busy, self.remote_busy) = (true, true);
-            mail.message(&packet, &text);
+    /// Sends what there is room for.
+    pub fn send_next(&mut self, mail: &mut impl Mail) {
+        while let Some(letter) = self.queue.front() {
+            match letter {
+                Letter::Message(..) if self.local_busy || self.remote_busy => return,
+                Letter::Message(packet, text) => {
+                    (self.local_busy, self.remote_busy) = (true, true);
+                    mail.message(packet, text);
+                }
+                Letter::Numbered(request) if mail.numbered(request) => {}
+                Letter::Numbered(_) => return,
+            }
+            self.queue.pop_front();
         }
     }
 
@@ -109,10 +132,16 @@ impl Mailbox {
         if self.ack_owed {
             return Err(wrong("a message before the ack of the last"));
         }
+        self.check_queue()?;
+        self.ack(mail);
+        Ok(())
+    }
+
+    /// Errors: a peer that asks and reads no answers.
+    pub fn check_queue(&self) -> Result<()> {
         if self.queue.len() > MAX_QUEUE {
             return Err(wrong("more than it reads answers to"));
         }
-        self.ack(mail);
         Ok(())
     }
 }

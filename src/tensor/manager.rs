@@ -117,14 +117,21 @@ impl Manager {
     /// Runs the callbacks of receives that are over, and of tensors that are not needed any more, on this thread; if there are none, it waits for the
     /// first, for so long at most. How many it has run. A callback may call whatever it likes.
     pub fn run(&self, timeout: Duration) -> usize {
-        let until = deadline(timeout);
-        let due = |core: &Core| core.calls.due() + self.shared.pool.released();
+        let (shared, until) = (&*self.shared, deadline(timeout));
         loop {
-            let due = self.shared.wait(until, |core| Some(due(core)).filter(|due| *due > 0 || core.check().is_err()));
-            let due = due.unwrap_or(0);
-            let ran = self.shared.run_due(due);
+            let first = shared.wait(until, |core| match (shared.due(core), shared.next_due(core)) {
+                (due, Some(first)) => Some(Some((due, first))),
+                (_, None) => core.check().is_err().then_some(None),
+            });
+            let Some((due, first)) = first.flatten() else { return 0 };
+            let mut ran = usize::from(shared.call(first));
+            for _ in 1..due {
+                let next = shared.next_due(&mut shared.driver.lock());
+                let Some(next) = next else { break };
+                ran += usize::from(shared.call(next));
+            }
             // Else they were parts of several.
-            if ran > 0 || due == 0 {
+            if ran > 0 {
                 return ran;
             }
         }
@@ -159,8 +166,9 @@ impl Manager {
             // Rendezvous may stay for long.
             shared.driver.with(Core::disconnect);
         }
-        while shared.driver.lock().calls.due() + shared.pool.released() > 0 {
-            shared.run_due(1);
+        let next = || shared.next_due(&mut shared.driver.lock());
+        while let Some(next) = next() {
+            shared.call(next);
         }
         shared.pool.close().into_iter().for_each(|release| release());
         // One that is called meanwhile may close the manager, too.

@@ -2,8 +2,10 @@
 //! long as a tensor is there. Any thread.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use crossbeam_utils::atomic::AtomicCell;
 use foldhash::HashMap;
 
 use crate::base::error::{Error, Result};
@@ -27,6 +29,8 @@ pub type Release = Box<dyn FnOnce() + Send>;
 pub struct Pool {
     device: Arc<Device>,
     free: Mutex<Free>,
+    /// One page that was given back last.
+    page: AtomicCell<Option<Box<Registered>>>,
     /// What the user has registered for good, by first byte. They do not overlap.
     registered: Mutex<BTreeMap<usize, Arc<Registered>>>,
     releases: Releases,
@@ -36,7 +40,7 @@ pub struct Pool {
 #[derive(Default)]
 struct Free {
     /// By its bytes, the last to be given back at the end, each with the time of that.
-    by_len: HashMap<usize, VecDeque<(u64, Registered)>>,
+    by_len: HashMap<usize, VecDeque<(u64, Box<Registered>)>>,
     bytes: usize,
     time: u64,
 }
@@ -58,8 +62,8 @@ impl Free {
 impl Pool {
     /// Nothing yet.
     pub fn new(device: Arc<Device>) -> Arc<Pool> {
-        let releases = Releases { due: Mutex::new(Some(VecDeque::new())), notify: OnceLock::new() };
-        Arc::new(Pool { device, free: Mutex::default(), registered: Mutex::default(), releases })
+        let releases = Releases { due: Mutex::new(Some(VecDeque::new())), count: AtomicUsize::new(0), notify: OnceLock::new() };
+        Arc::new(Pool { device, free: Mutex::default(), page: AtomicCell::new(None), registered: Mutex::default(), releases })
     }
 
     /// Has a function called, on any thread and under any lock, whenever [`Pool::released`] changes.
@@ -72,18 +76,27 @@ impl Pool {
     /// Errors: there is none.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Memory> {
         let rounded = rounded(len);
+        if rounded == PAGE
+            && let Some(page) = self.page.take()
+        {
+            return Ok(self.memory(Region::Pooled(page), 0, len));
+        }
         let found = {
             let mut free = lock(&self.free);
             let found = free.by_len.get_mut(&rounded).and_then(VecDeque::pop_back);
             free.bytes -= if found.is_some() { rounded } else { 0 };
             found.map(|(_, registered)| registered)
         };
-        let registered = found.map_or_else(|| self.device.scratch(rounded), Ok)?;
+        let registered = found.map_or_else(|| self.device.scratch(rounded).map(Box::new), Ok)?;
         Ok(self.memory(Region::Pooled(registered), 0, len))
     }
 
-    fn give(&self, registered: Registered) {
+    fn give(&self, mut registered: Box<Registered>) {
         let len = registered.len();
+        if len == PAGE {
+            let Some(before) = self.page.swap(Some(registered)) else { return };
+            registered = before;
+        }
         let mut free = lock(&self.free);
         free.time += 1;
         let time = free.time;
@@ -117,7 +130,7 @@ impl Pool {
         }
         let held = self.device.hold(memory);
         if !registered || memory.is_empty() {
-            return Ok(self.memory(Region::Held(held), 0, memory.len()));
+            return Ok(self.memory(Region::Held(Box::new(held)), 0, memory.len()));
         }
         let mut copy = self.take(memory.len())?;
         copy.is_copy = true;
@@ -138,7 +151,7 @@ impl Pool {
             let region = Arc::new(self.device.register(memory)?);
             return Ok(self.memory(Region::Users(region), 0, memory.len()));
         }
-        Ok(self.memory(Region::Held(self.device.hold(memory)), 0, memory.len()))
+        Ok(self.memory(Region::Held(Box::new(self.device.hold(memory))), 0, memory.len()))
     }
 
     /// No bytes.
@@ -194,17 +207,25 @@ impl Pool {
 
     /// How many releases are due.
     pub fn released(&self) -> usize {
-        lock(&self.releases.due).as_ref().map_or(0, VecDeque::len)
+        // Pairs with the Release in `drop`.
+        self.releases.count.load(Ordering::Acquire)
     }
 
     /// The next one.
     pub fn next_release(&self) -> Option<Release> {
-        lock(&self.releases.due).as_mut()?.pop_front()
+        if self.released() == 0 {
+            return None;
+        }
+        let release = lock(&self.releases.due).as_mut()?.pop_front()?;
+        self.releases.count.fetch_sub(1, Ordering::Relaxed);
+        Some(release)
     }
 
     /// Those that are due. From now on they are called by whoever gives the last of a tensor back.
     pub fn close(&self) -> VecDeque<Release> {
-        lock(&self.releases.due).take().unwrap_or_default()
+        let due = lock(&self.releases.due).take().unwrap_or_default();
+        self.releases.count.fetch_sub(due.len(), Ordering::Relaxed);
+        due
     }
 }
 
@@ -218,17 +239,19 @@ fn rounded(len: usize) -> usize {
 /// Those that are due, until nobody asks for them any more.
 struct Releases {
     due: Mutex<Option<VecDeque<Release>>>,
+    /// How many: changed under the lock, or once they are taken out.
+    count: AtomicUsize,
     notify: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What memory is behind a tensor.
 enum Region {
     /// The library's.
-    Pooled(Registered),
+    Pooled(Box<Registered>),
     /// The user's.
     Users(Arc<Registered>),
     /// The user's, which is not registered.
-    Held(Registered),
+    Held(Box<Registered>),
 }
 
 /// Memory of a tensor.
@@ -294,10 +317,12 @@ impl Drop for Memory {
             region => drop(region),
         }
         let Some(release) = lock(&self.release).take() else { return };
-        let Releases { due, notify } = &self.pool.releases;
+        let Releases { due, count, notify } = &self.pool.releases;
         let now = match &mut *lock(due) {
             Some(due) => {
                 due.push_back(release);
+                // Pairs with the Acquire in `released`.
+                count.fetch_add(1, Ordering::Release);
                 None
             }
             None => Some(release),

@@ -5,7 +5,7 @@
 //! which there are objects of C++, are numbers here: see [`HEADER`].
 
 use crate::base::error::Error;
-use crate::link::limits::MAX_RAILS;
+use crate::link::limits::{CONTROL_SIZE, MAX_RAILS};
 
 use super::key::TensorId;
 
@@ -14,7 +14,7 @@ pub const NAME_MAX: usize = 512;
 /// Dimensions that a tensor may have.
 pub const RANK_MAX: usize = 16;
 /// Bytes before the tensor, or the text of an error. Little endian: `{u8 kind, u16 name_size, u8 name[512], u64 step, u64 buffer_size, u64 addr,
-/// u32 rkey, u8 is_dead, u32 data_type, u8 rank, i64 dims[16], u64 bytes, u32 more_rkeys[7], u64 index, u8 zero[47]}`.
+/// u32 rkey, u8 is_dead, u32 data_type, u8 rank, i64 dims[16], u64 bytes, u32 more_rkeys[7], u64 index, u32 number, u8 zero[43]}`.
 pub const HEADER: usize = 768;
 /// Bytes of the text of an error.
 pub const TEXT_MAX: usize = 256;
@@ -28,7 +28,7 @@ const FRONT: usize = 3 + NAME_MAX;
 /// What is behind a name, and behind the last field.
 const ZEROS: [u8; NAME_MAX] = [0; NAME_MAX];
 
-const _: () = assert!(FRONT == 515 && 721 + 47 == HEADER && 47 <= NAME_MAX && MAX_RAILS == 8);
+const _: () = assert!(FRONT == 515 && 725 + 43 == HEADER && 43 <= NAME_MAX && MAX_RAILS == 8);
 
 /// What a packet says. The first six have TensorFlow's numbers, and the next three its later names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +157,59 @@ pub struct Packet {
     pub meta: Meta,
     /// The number of a buffer of the sender of this packet, or of a request.
     pub index: u64,
+    /// By which a [`NumberedRequest`] may name the same tensor in another step; 0: by none.
+    pub number: u32,
+}
+
+/// The first byte of a request that is a control message.
+const NUMBERED: u8 = b'N';
+
+/// A request for a tensor that was asked for in an earlier step, and is expected to be what it was: a control message, `{u8 'N', u8 zero[3], u32
+/// number, u64 step, u64 index, u64 addr, u32 rkeys[8]}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NumberedRequest {
+    /// The request that gave it was the last with that number.
+    pub number: u32,
+    /// The step.
+    pub step: u64,
+    /// The slot of the sender of this in which the tensor is to be.
+    pub index: u64,
+    /// Its memory, of as many bytes as the tensor had.
+    pub memory: RemoteMr,
+}
+
+const _: () = assert!(4 + 4 + 8 + 8 + 8 + 4 * MAX_RAILS == CONTROL_SIZE);
+
+impl NumberedRequest {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; CONTROL_SIZE] {
+        let NumberedRequest { number, step, index, memory: RemoteMr { addr, rkeys } } = self;
+        let (mut bytes, at) = ([0; CONTROL_SIZE], &mut 0);
+        let mut put = |part: &[u8]| put(&mut bytes, at, part);
+        put(&[NUMBERED, 0, 0, 0]);
+        put(&number.to_le_bytes());
+        put(&step.to_le_bytes());
+        put(&index.to_le_bytes());
+        put(&addr.to_le_bytes());
+        rkeys.iter().for_each(|rkey| put(&rkey.to_le_bytes()));
+        bytes
+    }
+
+    /// None: it is another control message.
+    pub fn decode(bytes: &[u8; CONTROL_SIZE]) -> Option<NumberedRequest> {
+        let mut rest = bytes.as_slice();
+        if *cut(&mut rest)? != [NUMBERED, 0, 0, 0] {
+            return None;
+        }
+        let number = u32::from_le_bytes(*cut(&mut rest)?);
+        let step = u64::from_le_bytes(*cut(&mut rest)?);
+        let index = u64::from_le_bytes(*cut(&mut rest)?);
+        let mut memory = RemoteMr { addr: u64::from_le_bytes(*cut(&mut rest)?), rkeys: [0; MAX_RAILS] };
+        for rkey in &mut memory.rkeys {
+            *rkey = u32::from_le_bytes(*cut(&mut rest)?);
+        }
+        Some(NumberedRequest { number, step, index, memory })
+    }
 }
 
 /// Copied to that place, which is behind it then.
@@ -178,7 +231,7 @@ fn cut<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
 impl Packet {
     /// One of nothing but these.
     pub fn new(kind: Kind, id: TensorId) -> Packet {
-        Packet { kind, id, buffer_size: 0, memory: RemoteMr::default(), meta: Meta::default(), index: 0 }
+        Packet { kind, id, buffer_size: 0, memory: RemoteMr::default(), meta: Meta::default(), index: 0, number: 0 }
     }
 
     /// A name of more than [`NAME_MAX`] bytes is cut off.
@@ -204,12 +257,13 @@ impl Packet {
         put(&self.meta.bytes.to_le_bytes());
         rkeys.for_each(|rkey| put(&rkey.to_le_bytes()));
         put(&self.index.to_le_bytes());
+        put(&self.number.to_le_bytes());
         bytes
     }
 
     /// Errors: what is wrong, in words that follow "the peer sent".
     pub fn decode(bytes: &[u8; HEADER]) -> std::result::Result<Packet, String> {
-        let Parts { kind, name_size, name, step, is_dead, memory, meta, buffer_size, index, rest } =
+        let Parts { kind, name_size, name, step, is_dead, memory, meta, buffer_size, index, number, rest } =
             Parts::of(bytes).ok_or("a packet that is cut off")?;
         let known = *Kind::ALL.get(usize::from(kind)).ok_or_else(|| format!("a packet of kind {kind}"))?;
         let name = name.split_at_checked(usize::from(name_size));
@@ -231,7 +285,7 @@ impl Packet {
         if [behind, rest].iter().any(|zeros| ZEROS.get(..zeros.len()) != Some(zeros)) {
             return Err(format!("a packet of kind {kind}, with something in it that does not belong there"));
         }
-        Ok(Packet { kind: known, id: TensorId::new(name, step), buffer_size, memory, meta, index })
+        Ok(Packet { kind: known, id: TensorId::new(name, step), buffer_size, memory, meta, index, number })
     }
 }
 
@@ -246,6 +300,7 @@ struct Parts<'a> {
     meta: Meta,
     buffer_size: u64,
     index: u64,
+    number: u32,
     /// Behind it.
     rest: &'a [u8],
 }
@@ -274,9 +329,10 @@ impl Parts<'_> {
             *rkey = u32::from_le_bytes(*cut(&mut rest)?);
         }
         let index = u64::from_le_bytes(*cut(&mut rest)?);
+        let number = u32::from_le_bytes(*cut(&mut rest)?);
         let meta = Meta { data_type, rank, dims, bytes, is_dead: is_dead == 1 };
         let memory = RemoteMr { addr, rkeys };
-        Some(Parts { kind, name_size, name, step, is_dead, memory, meta, buffer_size, index, rest })
+        Some(Parts { kind, name_size, name, step, is_dead, memory, meta, buffer_size, index, number, rest })
     }
 }
 
@@ -306,6 +362,7 @@ mod tests {
             memory: RemoteMr { addr: 0x7fff_0000_1000, rkeys: [1, 2, 3, 4, 5, 6, 7, 8] },
             meta: Meta::new(1, &[2, 3], 24, false).unwrap(),
             index: 9,
+            number: 10,
         }
     }
 
@@ -320,10 +377,22 @@ mod tests {
         assert_eq!((at(539..543), at(543..544), at(544..548), at(548..549)), (vec![1, 0, 0, 0], vec![0], vec![1, 0, 0, 0], vec![2]));
         assert_eq!((at(549..557), at(557..565)), (2u64.to_le_bytes().to_vec(), 3u64.to_le_bytes().to_vec()));
         assert_eq!((at(677..685), at(685..689), at(709..713)), (24u64.to_le_bytes().to_vec(), vec![2, 0, 0, 0], vec![8, 0, 0, 0]));
-        assert_eq!((at(713..721), at(721..768)), (9u64.to_le_bytes().to_vec(), vec![0; 47]));
+        assert_eq!((at(713..721), at(721..725), at(725..768)), (9u64.to_le_bytes().to_vec(), vec![10, 0, 0, 0], vec![0; 43]));
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             let packet = Packet { kind, ..packet() };
             assert_eq!((packet.encode()[0] as usize, Packet::decode(&packet.encode())), (number, Ok(packet)));
+        }
+    }
+
+    #[test]
+    fn golden_bytes_of_a_numbered_request() {
+        let memory = RemoteMr { addr: 0x7fff_0000_1000, rkeys: [1, 2, 3, 4, 5, 6, 7, 8] };
+        let request = NumberedRequest { number: 0x0102_0304, step: 0x1122_3344_5566_7788, index: 9, memory };
+        let words = [0x0102_0304_0000_004e, 0x1122_3344_5566_7788, 9, 0x7fff_0000_1000, 2 << 32 | 1, 4 << 32 | 3, 6 << 32 | 5, 8 << 32 | 7];
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        assert_eq!((request.encode().to_vec(), NumberedRequest::decode(&request.encode())), (bytes, Some(request)));
+        for other in [[b'B'; CONTROL_SIZE], [0; CONTROL_SIZE], [b'N'; CONTROL_SIZE]] {
+            assert_eq!(NumberedRequest::decode(&other), None);
         }
     }
 

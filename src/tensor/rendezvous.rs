@@ -9,6 +9,7 @@ use crate::base::sync::lock;
 
 use super::adapter::Mode;
 use super::calls::{Answer, Callback};
+use super::core::Core;
 use super::key::Key;
 use super::memory::{Memory, Release};
 use super::shared::{Shared, deadline};
@@ -93,7 +94,7 @@ impl Rendezvous {
     ///
     /// Errors: the manager is closed. The callback is not called then.
     pub fn recv_async(&self, key: &str, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
-        self.ask(Key::parse(key), None, callback)
+        self.ask(|core| core.keys.parse(key), None, callback)
     }
 
     /// The same into this memory, which is the library's until then, and as long as the tensor is.
@@ -102,15 +103,24 @@ impl Rendezvous {
     pub fn recv_into_async(&self, key: &str, into: UserMemory, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
         let key = Key::parse(key);
         let into = self.destination(&key, into)?;
-        self.ask(key, Some(into), callback)
+        self.ask(|_| key, Some(into), callback)
     }
 
-    fn ask(&self, key: Result<Key>, into: Option<Arc<Memory>>, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
+    fn ask(
+        &self,
+        key: impl FnOnce(&mut Core) -> Result<Key>,
+        into: Option<Arc<Memory>>,
+        callback: impl FnOnce(Result<Tensor>) + Send + 'static,
+    ) -> Result<()> {
         let callback: Callback = Box::new(|result| {
             callback(result);
             true
         });
-        self.shared.driver.with(|core| core.recv(self.step, key, into, Some(callback))).map(drop)
+        let asked = self.shared.driver.with(|core| {
+            let key = key(core);
+            core.recv(self.step, key, into, Some(callback))
+        });
+        asked.map(drop)
     }
 
     /// Receives a tensor, and waits for it, for so long at most.

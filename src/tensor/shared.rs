@@ -10,9 +10,9 @@ use crate::link::device::Device;
 use crate::link::driver::{Driven, Driver};
 
 use super::adapter::Mode;
-use super::calls::Answer;
+use super::calls::{Answer, DueAnswer};
 use super::core::Core;
-use super::memory::{Memory, Pool};
+use super::memory::{Memory, Pool, Release};
 use super::value::Tensor;
 
 /// What the manager's parts share.
@@ -29,10 +29,10 @@ impl Shared {
     /// Waits until `look` finds something, until then at most. It reports receives that take too long.
     pub(super) fn wait<T>(&self, deadline: u64, mut look: impl FnMut(&mut Core) -> Option<T>) -> Option<T> {
         let limit = self.device.config.stall_warn_s.nanos();
-        self.driver.wait(|| {
-            let mut core = self.driver.lock();
+        self.driver.wait(|locked| {
+            let core = locked.get_or_insert_with(|| self.driver.lock());
             // Under the lock, so that nothing comes between the look and the clock, which takes longer.
-            let found = look(&mut core);
+            let found = look(core);
             if found.is_some() {
                 return Ok(found);
             }
@@ -41,8 +41,8 @@ impl Shared {
                 return Ok(None);
             }
             let (stalled, next) = if limit > 0 { core.stalled(now, limit) } else { (None, u64::MAX) };
-            drop(core);
             if let Some(stalled) = stalled {
+                drop(locked.take());
                 log_warn!(log::NET, "stalled: worker {} waited for {stalled}", self.name);
             }
             Err(deadline.min(next))
@@ -81,33 +81,46 @@ impl Shared {
         }
     }
 
-    /// Ends so many receives at most that have callbacks: how many of the user's were run.
-    pub(super) fn run_due(&self, most: usize) -> usize {
-        let mut ran = 0;
-        for _ in 0..most {
-            let mut core = self.driver.lock();
-            let release = self.pool.next_release();
-            let due = if release.is_none() { core.calls.next_due() } else { None };
-            if release.is_none() && due.is_none() {
-                break;
-            }
-            core.calls.calls();
-            drop(core);
-            // However it ends.
-            let _called = Called(self);
-            if let Some(release) = release {
+    /// How many calls to users are due.
+    pub(super) fn due(&self, core: &Core) -> usize {
+        core.calls.due() + self.pool.released()
+    }
+
+    /// The next one, for this thread to call at once.
+    pub(super) fn next_due(&self, core: &mut Core) -> Option<Due> {
+        let due = match self.pool.next_release() {
+            Some(release) => Due::Release(release),
+            None => Due::Answer(core.calls.next_due()?),
+        };
+        core.calls.calls();
+        Some(due)
+    }
+
+    /// Calls it: whether a callback of the user's was run.
+    pub(super) fn call(&self, due: Due) -> bool {
+        // However it ends.
+        let _called = Called(self);
+        match due {
+            Due::Release(release) => {
                 release();
-                ran += 1;
+                true
             }
-            if let Some((callback, answer, into)) = due {
+            Due::Answer((callback, answer, into)) => {
                 let tensor = self.settle(answer, into.as_ref());
                 // It is the user's again, but for the tensor.
                 drop(into);
-                ran += usize::from(callback(tensor));
+                callback(tensor)
             }
         }
-        ran
     }
+}
+
+/// What a user is to be told.
+pub(super) enum Due {
+    /// The memory of a tensor is not needed any more.
+    Release(Release),
+    /// A receive is over.
+    Answer(DueAnswer),
 }
 
 /// When so much time is over.

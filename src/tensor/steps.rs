@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use crate::base::error::{Error, Result};
 
 use super::cleaned::Cleaned;
-use super::key::TensorId;
+use super::key::{Name, TensorId};
 use super::table::Table;
 use super::value::Tensor;
 
@@ -44,36 +44,36 @@ pub struct Step {
     pub table: Table<Tensor, Waiter>,
     initialized: bool,
     /// What waits for that.
-    deferred: Vec<(String, Waiter)>,
+    deferred: Vec<(Name, Waiter)>,
 }
 
 impl Step {
     /// Keeps a receive until the step is initialised. False: it is.
     ///
     /// Errors: it was aborted.
-    pub fn defer(&mut self, key: &str, waiter: Waiter) -> Result<bool> {
+    pub fn defer(&mut self, key: &Name, waiter: Waiter) -> Result<bool> {
         self.table.check()?;
         if !self.initialized {
-            self.deferred.push((key.to_owned(), waiter));
+            self.deferred.push((key.clone(), waiter));
         }
         Ok(!self.initialized)
     }
 
     /// It may begin: what was deferred.
-    pub fn initialize(&mut self) -> Vec<(String, Waiter)> {
+    pub fn initialize(&mut self) -> Vec<(Name, Waiter)> {
         self.initialized = true;
         std::mem::take(&mut self.deferred)
     }
 
     /// Ends all that waits and all that comes: who waited.
-    pub fn abort(&mut self, why: &Error) -> Vec<(String, Waiter)> {
+    pub fn abort(&mut self, why: &Error) -> Vec<(Name, Waiter)> {
         let mut all = self.table.abort(why);
         all.append(&mut self.deferred);
         all
     }
 
     /// One waits no more for a key: whether it has.
-    fn withdraw(&mut self, key: &str, waiter: Waiter) -> bool {
+    fn withdraw(&mut self, key: &Name, waiter: Waiter) -> bool {
         let deferred = self.deferred.iter().position(|(other, who)| other == key && *who == waiter);
         deferred.map(|index| self.deferred.remove(index)).is_some() || self.table.withdraw(key, &waiter)
     }
@@ -135,7 +135,7 @@ impl Steps {
     }
 
     /// Removes a step, if it is there: who waited, for [`cleanup`] to be told.
-    pub fn cleanup(&mut self, id: u64) -> Vec<(String, Waiter)> {
+    pub fn cleanup(&mut self, id: u64) -> Vec<(Name, Waiter)> {
         self.cleaned.insert(id);
         let Some(mut step) = self.steps.remove(&id) else { return Vec::new() };
         let mut all = step.table.drain();
@@ -190,12 +190,12 @@ mod tests {
         let mut steps = Steps::new(true);
         let found = steps.find(7);
         let step = steps.find_for_other(7).unwrap();
-        assert!(step.defer("k", Waiter::Worker(2)).unwrap());
-        assert_eq!(step.table.send("k", tensor()).unwrap(), []);
+        assert!(step.defer(&"k".into(), Waiter::Worker(2)).unwrap());
+        assert_eq!(step.table.send(&"k".into(), tensor()).unwrap(), []);
         let step = steps.get(found).unwrap();
-        assert!(step.defer("l", Waiter::Call(1)).unwrap());
+        assert!(step.defer(&"l".into(), Waiter::Call(1)).unwrap());
         assert_eq!(step.initialize(), [("k".into(), Waiter::Worker(2)), ("l".into(), Waiter::Call(1))]);
-        assert!(!step.defer("k", Waiter::Call(3)).unwrap());
+        assert!(!step.defer(&"k".into(), Waiter::Call(3)).unwrap());
         assert_eq!(steps.find(7), found);
     }
 
@@ -203,7 +203,7 @@ mod tests {
     fn a_step_that_was_cleaned_up_answers_nobody() {
         let mut steps = Steps::new(true);
         let old = steps.find(7);
-        steps.get(old).unwrap().defer("k", Waiter::Worker(2)).unwrap();
+        steps.get(old).unwrap().defer(&"k".into(), Waiter::Worker(2)).unwrap();
         assert_eq!(steps.cleanup(7), [("k".into(), Waiter::Worker(2))]);
         assert_eq!(steps.get(old).err().unwrap().to_string(), "Cleanup 7");
         assert_eq!(steps.find_for_other(7).err().unwrap().to_string(), "Cleanup 7");
@@ -233,13 +233,14 @@ mod tests {
     #[test]
     fn a_step_that_only_others_ask_for_is_there_as_long_as_they_do() {
         let mut steps = Steps::new(true);
-        let asks = |steps: &mut Steps, id, worker| assert!(steps.find_for_other(id).unwrap().defer("k", Waiter::Worker(worker)).unwrap());
+        let asks =
+            |steps: &mut Steps, id, worker| assert!(steps.find_for_other(id).unwrap().defer(&"k".into(), Waiter::Worker(worker)).unwrap());
         [(7, 1), (7, 2), (8, 1), (9, 2)].into_iter().for_each(|(id, worker)| asks(&mut steps, id, worker));
         assert!(steps.withdraw(&TensorId::new("k", 7), Waiter::Worker(1)) && !steps.withdraw(&TensorId::new("k", 7), Waiter::Worker(1)));
         assert!(steps.withdraw(&TensorId::new("k", 8), Waiter::Worker(1)) && !steps.withdraw(&TensorId::new("k", 8), Waiter::Worker(1)));
         assert_eq!(steps.steps.len(), 2, "7 is asked for by another worker, and 9");
         let own = steps.find(9);
-        assert!(steps.get(own).unwrap().table.recv("t", Waiter::Worker(2)).unwrap().is_none());
+        assert!(steps.get(own).unwrap().table.recv(&"t".into(), Waiter::Worker(2)).unwrap().is_none());
         assert!(steps.withdraw(&TensorId::new("t", 9), Waiter::Worker(2)));
         steps.forget(Waiter::Worker(2));
         assert_eq!(steps.ids(), [9], "found by this worker, too");
@@ -250,12 +251,12 @@ mod tests {
         let mut steps = Steps::new(true);
         let found = steps.find(7);
         let step = steps.get(found).unwrap();
-        step.defer("k", Waiter::Worker(2)).unwrap();
-        step.defer("k", Waiter::Worker(1)).unwrap();
-        assert!(step.table.recv("t", Waiter::Worker(2)).unwrap().is_none());
+        step.defer(&"k".into(), Waiter::Worker(2)).unwrap();
+        step.defer(&"k".into(), Waiter::Worker(1)).unwrap();
+        assert!(step.table.recv(&"t".into(), Waiter::Worker(2)).unwrap().is_none());
         steps.forget(Waiter::Worker(2));
         let step = steps.get(found).unwrap();
-        assert_eq!(step.table.send("t", tensor()).unwrap(), []);
+        assert_eq!(step.table.send(&"t".into(), tensor()).unwrap(), []);
         assert_eq!(step.initialize(), [("k".into(), Waiter::Worker(1))]);
     }
 }

@@ -8,6 +8,8 @@ use foldhash::HashMap;
 use crate::base::error::{Error, Result};
 use crate::link::Failure;
 
+use super::key::Name;
+
 /// What is known of a key.
 #[derive(Debug)]
 enum Item<V, W> {
@@ -22,7 +24,7 @@ enum Item<V, W> {
 /// Values and waiters of one step.
 #[derive(Debug)]
 pub struct Table<V, W> {
-    items: HashMap<String, Item<V, W>>,
+    items: HashMap<Name, Item<V, W>>,
     /// A key may be received more than once.
     tolerate_dup_recv: bool,
     /// Why all that comes later fails.
@@ -43,9 +45,9 @@ impl<V: Clone, W> Table<V, W> {
     /// A value is produced: those who get it now, each a copy.
     ///
     /// Errors: the key has one already; the table was aborted.
-    pub fn send(&mut self, key: &str, value: V) -> Result<Vec<(W, V)>> {
+    pub fn send(&mut self, key: &Name, value: V) -> Result<Vec<(W, V)>> {
         self.check()?;
-        match self.items.entry(key.to_owned()) {
+        match self.items.entry(key.clone()) {
             Entry::Vacant(entry) => {
                 entry.insert(Item::Value(value));
                 Ok(Vec::new())
@@ -65,13 +67,13 @@ impl<V: Clone, W> Table<V, W> {
     /// A value is wanted: the waiter and a copy if it is here; otherwise the waiter is kept.
     ///
     /// Errors: somebody has asked for it before and that may not be; the table was aborted. The waiter comes back.
-    pub fn recv(&mut self, key: &str, waiter: W) -> std::result::Result<Option<(W, V)>, (W, Error)> {
+    pub fn recv(&mut self, key: &Name, waiter: W) -> std::result::Result<Option<(W, V)>, (W, Error)> {
         if let Err(error) = self.check() {
             return Err((waiter, error));
         }
         match self.items.get_mut(key) {
             None => {
-                self.items.insert(key.to_owned(), Item::Waiters(vec![waiter]));
+                self.items.insert(key.clone(), Item::Waiters(vec![waiter]));
                 Ok(None)
             }
             Some(Item::Waiters(waiters)) if waiters.is_empty() || self.tolerate_dup_recv => {
@@ -88,7 +90,7 @@ impl<V: Clone, W> Table<V, W> {
     }
 
     /// All that wait, and all that comes later, fails: those who have to be told. The first reason is the one that counts.
-    pub fn abort(&mut self, why: &Error) -> Vec<(String, W)> {
+    pub fn abort(&mut self, why: &Error) -> Vec<(Name, W)> {
         if self.aborted.is_some() {
             return Vec::new();
         }
@@ -97,13 +99,13 @@ impl<V: Clone, W> Table<V, W> {
     }
 
     /// Forgets all: those who wait.
-    pub fn drain(&mut self) -> Vec<(String, W)> {
+    pub fn drain(&mut self) -> Vec<(Name, W)> {
         let waiters = |item| if let Item::Waiters(waiters) = item { waiters } else { Vec::new() };
         self.items.drain().flat_map(|(key, item)| waiters(item).into_iter().map(move |waiter| (key.clone(), waiter))).collect()
     }
 
     /// A value that nobody has received, which is no longer here then.
-    pub fn take(&mut self, key: &str) -> Option<V> {
+    pub fn take(&mut self, key: &Name) -> Option<V> {
         let value = self.items.get(key).is_some_and(|item| matches!(item, Item::Value(_)));
         match if value { self.items.remove(key) } else { None } {
             Some(Item::Value(value)) => Some(value),
@@ -112,14 +114,14 @@ impl<V: Clone, W> Table<V, W> {
     }
 
     /// A value whose receiver does not want it any more: it is here again.
-    pub fn put_back(&mut self, key: &str, value: V) {
+    pub fn put_back(&mut self, key: &Name, value: V) {
         if let Some(item @ Item::Received) = self.items.get_mut(key) {
             *item = Item::Value(value);
         }
     }
 
     /// Forgets a waiter of a key: whether it was there.
-    pub fn withdraw(&mut self, key: &str, waiter: &W) -> bool
+    pub fn withdraw(&mut self, key: &Name, waiter: &W) -> bool
     where
         W: PartialEq,
     {
@@ -156,70 +158,70 @@ mod tests {
     #[test]
     fn values_and_receivers_meet_whichever_comes_first() {
         let mut table = Table::new(false);
-        assert!(table.send("a", 1).unwrap().is_empty());
-        assert_eq!(table.recv("a", 'x').unwrap(), Some(('x', 1)));
-        assert_eq!(table.recv("b", 'y').unwrap(), None);
-        assert_eq!(table.send("b", 2).unwrap(), [('y', 2)]);
+        assert!(table.send(&"a".into(), 1).unwrap().is_empty());
+        assert_eq!(table.recv(&"a".into(), 'x').unwrap(), Some(('x', 1)));
+        assert_eq!(table.recv(&"b".into(), 'y').unwrap(), None);
+        assert_eq!(table.send(&"b".into(), 2).unwrap(), [('y', 2)]);
         for key in ["a", "b"] {
-            assert_eq!(table.send(key, 3).unwrap_err().to_string(), format!("Duplicated send: {key}"));
-            let (waiter, error) = table.recv(key, 'z').unwrap_err();
+            assert_eq!(table.send(&key.into(), 3).unwrap_err().to_string(), format!("Duplicated send: {key}"));
+            let (waiter, error) = table.recv(&key.into(), 'z').unwrap_err();
             assert_eq!((waiter, error.to_string()), ('z', format!("Duplicated recv: {key}")));
         }
-        assert_eq!(table.recv("c", 'x').unwrap(), None);
-        assert!(table.recv("c", 'y').is_err(), "there is a receiver that waits");
+        assert_eq!(table.recv(&"c".into(), 'x').unwrap(), None);
+        assert!(table.recv(&"c".into(), 'y').is_err(), "there is a receiver that waits");
     }
 
     #[test]
     fn a_value_stays_where_it_may_be_received_again() {
         let mut table = Table::new(true);
-        assert_eq!((table.recv("a", 'x').unwrap(), table.recv("a", 'y').unwrap()), (None, None));
-        assert_eq!(table.send("a", 1).unwrap(), [('x', 1), ('y', 1)]);
-        assert_eq!((table.recv("a", 'z').unwrap(), table.recv("a", 'z').unwrap()), (Some(('z', 1)), Some(('z', 1))));
-        assert!(table.send("a", 2).is_err());
+        assert_eq!((table.recv(&"a".into(), 'x').unwrap(), table.recv(&"a".into(), 'y').unwrap()), (None, None));
+        assert_eq!(table.send(&"a".into(), 1).unwrap(), [('x', 1), ('y', 1)]);
+        assert_eq!((table.recv(&"a".into(), 'z').unwrap(), table.recv(&"a".into(), 'z').unwrap()), (Some(('z', 1)), Some(('z', 1))));
+        assert!(table.send(&"a".into(), 2).is_err());
     }
 
     #[test]
     fn an_abort_ends_what_waits_and_what_comes() {
         let mut table = Table::new(false);
-        table.recv("a", 1).unwrap();
-        table.recv("b", 2).unwrap();
-        table.send("c", 'v').unwrap();
+        table.recv(&"a".into(), 1).unwrap();
+        table.recv(&"b".into(), 2).unwrap();
+        table.send(&"c".into(), 'v').unwrap();
         let why = Error::timeout("Step 7 was cancelled");
         let mut told = table.abort(&why);
         told.sort_unstable();
         assert_eq!((told, table.abort(&Error::usage("again"))), (vec![("a".into(), 1), ("b".into(), 2)], vec![]));
         let same = |error: Error| matches!(&error, Error::Timeout(why) if why == "Step 7 was cancelled");
-        assert!(same(table.send("d", 'v').unwrap_err()) && same(table.recv("c", 3).unwrap_err().1));
+        assert!(same(table.send(&"d".into(), 'v').unwrap_err()) && same(table.recv(&"c".into(), 3).unwrap_err().1));
     }
 
     #[test]
     fn waiters_that_are_gone_are_forgotten() {
         let mut table = Table::new(true);
-        table.recv("a", 1).unwrap();
-        table.recv("a", 2).unwrap();
-        table.recv("b", 1).unwrap();
-        table.send("c", 'v').unwrap();
+        table.recv(&"a".into(), 1).unwrap();
+        table.recv(&"a".into(), 2).unwrap();
+        table.recv(&"b".into(), 1).unwrap();
+        table.send(&"c".into(), 'v').unwrap();
         table.forget(|waiter| *waiter == 1);
-        assert_eq!((table.send("a", 'x').unwrap(), table.send("b", 'y').unwrap()), (vec![(2, 'x')], vec![]));
-        assert_eq!(table.recv("c", 3).unwrap(), Some((3, 'v')));
+        assert_eq!((table.send(&"a".into(), 'x').unwrap(), table.send(&"b".into(), 'y').unwrap()), (vec![(2, 'x')], vec![]));
+        assert_eq!(table.recv(&"c".into(), 3).unwrap(), Some((3, 'v')));
     }
 
     #[test]
     fn one_waiter_is_forgotten_and_one_value_taken() {
         let mut table = Table::new(false);
-        table.recv("a", 1).unwrap();
+        table.recv(&"a".into(), 1).unwrap();
         assert_eq!(
-            (table.withdraw("a", &2), table.withdraw("b", &1), table.withdraw("a", &1), table.is_empty()),
+            (table.withdraw(&"a".into(), &2), table.withdraw(&"b".into(), &1), table.withdraw(&"a".into(), &1), table.is_empty()),
             (false, false, true, true)
         );
-        assert_eq!((table.recv("a", 3).unwrap(), table.take("a")), (None, None));
-        assert_eq!((table.send("a", 'v').unwrap(), table.take("a")), (vec![(3, 'v')], None));
-        table.send("b", 'w').unwrap();
-        assert_eq!((table.take("b"), table.take("b"), table.is_empty()), (Some('w'), None, false));
+        assert_eq!((table.recv(&"a".into(), 3).unwrap(), table.take(&"a".into())), (None, None));
+        assert_eq!((table.send(&"a".into(), 'v').unwrap(), table.take(&"a".into())), (vec![(3, 'v')], None));
+        table.send(&"b".into(), 'w').unwrap();
+        assert_eq!((table.take(&"b".into()), table.take(&"b".into()), table.is_empty()), (Some('w'), None, false));
         // As if it had not been received.
-        table.put_back("a", 'v');
-        table.put_back("b", 'w');
-        assert_eq!((table.recv("a", 4).unwrap(), table.recv("b", 4).unwrap()), (Some((4, 'v')), None));
-        assert!(table.recv("a", 5).is_err());
+        table.put_back(&"a".into(), 'v');
+        table.put_back(&"b".into(), 'w');
+        assert_eq!((table.recv(&"a".into(), 4).unwrap(), table.recv(&"b".into(), 4).unwrap()), (Some((4, 'v')), None));
+        assert!(table.recv(&"a".into(), 5).is_err());
     }
 }

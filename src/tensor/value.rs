@@ -14,16 +14,17 @@ use super::message::Meta;
 /// longer than it should leave its peers without an answer.
 const SLICE: usize = 64 << 10;
 
-/// Clones share the bytes.
+/// Clones are the same one.
 #[derive(Clone)]
-pub struct Tensor {
+pub struct Tensor(Arc<Value>);
+
+struct Value {
     meta: Meta,
     contents: Contents,
 }
 
-#[derive(Clone)]
 enum Contents {
-    Own(Arc<Vec<u8>>),
+    Own(Vec<u8>),
     /// In as many of its first bytes as the tensor has.
     Placed(Arc<Memory>),
 }
@@ -34,32 +35,32 @@ impl Tensor {
     /// Errors: more than 16 dimensions, or one below zero.
     pub fn new(data_type: u32, shape: &[i64], bytes: Vec<u8>) -> Result<Tensor> {
         let meta = meta(data_type, shape, bytes.len())?;
-        Ok(Tensor { meta, contents: Contents::Own(Arc::new(bytes)) })
+        Ok(Tensor::received(meta, bytes))
     }
 
     /// What a producer sends that has nothing to send, as of a branch that is not taken.
     pub fn dead() -> Tensor {
-        Tensor { meta: Meta { is_dead: true, ..Meta::default() }, contents: Contents::Own(Arc::default()) }
+        Tensor::received(Meta { is_dead: true, ..Meta::default() }, Vec::new())
     }
 
     /// As it came. `bytes` must be as many as is said.
     pub(super) fn received(meta: Meta, bytes: Vec<u8>) -> Tensor {
-        Tensor { meta, contents: Contents::Own(Arc::new(bytes)) }
+        Tensor(Arc::new(Value { meta, contents: Contents::Own(bytes) }))
     }
 
     /// One in this memory, which has as many bytes as is said, or more.
     pub(super) fn placed(meta: Meta, memory: Arc<Memory>) -> Tensor {
-        Tensor { meta, contents: Contents::Placed(memory) }
+        Tensor(Arc::new(Value { meta, contents: Contents::Placed(memory) }))
     }
 
     /// What is known of it without its bytes.
     pub fn meta(&self) -> &Meta {
-        &self.meta
+        &self.0.meta
     }
 
     /// How many bytes it has.
     pub fn len(&self) -> usize {
-        self.meta.bytes as usize
+        self.0.meta.bytes as usize
     }
 
     /// Whether it has none.
@@ -69,7 +70,7 @@ impl Tensor {
 
     /// Its contents: a copy, if they are in memory that is registered.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
-        match &self.contents {
+        match &self.0.contents {
             Contents::Own(bytes) => Cow::Borrowed(bytes.as_slice()),
             Contents::Placed(memory) => {
                 let mut bytes = vec![0; self.len()];
@@ -83,7 +84,7 @@ impl Tensor {
 
     /// Where its contents are, as long as it is.
     pub fn as_ptr(&self) -> *const u8 {
-        match &self.contents {
+        match &self.0.contents {
             Contents::Own(bytes) => bytes.as_ptr(),
             Contents::Placed(memory) => std::ptr::with_exposed_provenance(memory.addr()),
         }
@@ -91,7 +92,7 @@ impl Tensor {
 
     /// Copies its contents, as many as there is room for; see [`SLICE`].
     pub(super) fn copy_to(&self, to: &RegionView<'_>, between: &mut impl FnMut()) {
-        match &self.contents {
+        match &self.0.contents {
             Contents::Own(bytes) => in_slices(bytes.len().min(to.len()), between, |range| {
                 if let (Some(to), Some(from)) = (to.part(range.start, range.len()), bytes.get(range)) {
                     to.write(from);
@@ -107,7 +108,7 @@ impl Tensor {
 
     /// The memory in which it is.
     pub(super) fn memory(&self) -> Option<&Arc<Memory>> {
-        match &self.contents {
+        match &self.0.contents {
             Contents::Own(_) => None,
             Contents::Placed(memory) => Some(memory),
         }
@@ -120,16 +121,16 @@ impl Tensor {
         if self.memory().is_some_and(|memory| Arc::ptr_eq(memory, into)) {
             return Ok(self);
         }
-        fits(&self.meta, into)?;
+        fits(&self.0.meta, into)?;
         if let Some(view) = into.view(self.len()) {
             self.copy_to(&view, between);
         }
-        Ok(Tensor::placed(self.meta, into.clone()))
+        Ok(Tensor::placed(self.0.meta, into.clone()))
     }
 
     /// Whether its producer had nothing to send.
     pub fn is_dead(&self) -> bool {
-        self.meta.is_dead
+        self.0.meta.is_dead
     }
 }
 
@@ -166,7 +167,7 @@ pub(super) fn fits(meta: &Meta, into: &Memory) -> Result<()> {
 
 impl PartialEq for Tensor {
     fn eq(&self, other: &Tensor) -> bool {
-        self.meta == other.meta && self.bytes() == other.bytes()
+        self.0.meta == other.0.meta && self.bytes() == other.bytes()
     }
 }
 
@@ -174,7 +175,7 @@ impl Eq for Tensor {}
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tensor").field("meta", &self.meta).finish_non_exhaustive()
+        f.debug_struct("Tensor").field("meta", &self.0.meta).finish_non_exhaustive()
     }
 }
 

@@ -125,6 +125,10 @@ impl Mail for Hands {
         assert_eq!(packet.meta.bytes, text.len() as u64);
         self.post(Tx::Message, Wire::Message(packet.clone(), text.into()));
     }
+
+    fn numbered(&mut self, _: &message::NumberedRequest) -> bool {
+        panic!("no request is numbered where tensors go through buffers")
+    }
 }
 
 impl Actions<Vec<u8>> for Hands {
@@ -184,11 +188,11 @@ impl Actions<Vec<u8>> for Hands {
         self.post(Tx::Tensor(index), Wire::Tensor(there, packet.clone(), tensor));
     }
 
-    fn find(&mut self, id: &TensorId) {
+    fn find(&mut self, id: TensorId) {
         if !self.does("find") {
             return;
         }
-        self.finds.push(id.clone());
+        self.finds.push(id);
     }
 
     fn deliver(&mut self, index: usize, packet: &Packet) {
@@ -322,7 +326,7 @@ impl World {
         self.hands[end].no_memory = kind == 255;
         let tensor = contents(&id, bytes % (1 << 30));
         let meta = Meta::new(1, &[bytes as i64], bytes, kind % 8 == 3).unwrap();
-        self.happens(end, "found", |channel, hands| channel.found(&id, meta, tensor, hands));
+        self.happens(end, "found", |channel, hands| channel.found(&id, &meta, tensor, hands));
     }
 
     /// The next write of this end's arrives.
@@ -532,6 +536,9 @@ impl Mail for Dull {
     fn message(&mut self, packet: &Packet, _: &str) {
         assert!(packet.id.name.len() <= message::NAME_MAX);
     }
+    fn numbered(&mut self, _: &message::NumberedRequest) -> bool {
+        panic!("no request is numbered where tensors go through buffers")
+    }
 }
 
 impl Actions<()> for Dull {
@@ -542,7 +549,7 @@ impl Actions<()> for Dull {
     fn write(&mut self, _: usize, to: RemoteBuffer, packet: &Packet, _: ()) {
         assert!(HEADER as u64 + packet.meta.bytes <= to.len);
     }
-    fn find(&mut self, _: &TensorId) {}
+    fn find(&mut self, _: TensorId) {}
     fn deliver(&mut self, index: usize, _: &Packet) {
         self.landed.push(index);
     }
@@ -579,7 +586,7 @@ proptest! {
                 5 => taken = channel.tensor(index, &Packet { kind: Kind::TensorWrite, ..packet }, &mut hands),
                 6 => taken = channel.request(id, &mut hands).map(drop),
                 7 => channel.withdraw(id, &mut hands),
-                8 => channel.found(id, meta, (), &mut hands),
+                8 => channel.found(id, &meta, (), &mut hands),
                 9 => channel.forgotten(id, &mut hands),
                 10 => hands.landed.pop().into_iter().for_each(|index| channel.consumed(index, &mut hands)),
                 _ => channel.written([Tx::Ack, Tx::Message, Tx::Tensor(index), Tx::Tensor(0)][index], &mut hands),
@@ -638,7 +645,7 @@ fn a_buffer_that_was_not_asked_for_is_refused() {
     for (bytes, index, addr) in [(8192, 0, 0), (4096, MAX_BUFFERS as u64, 0), (4096, 0, u64::MAX - 4095)] {
         let (mut channel, mut hands) = asking();
         channel.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", 1)), "", &mut hands).unwrap();
-        channel.found(&TensorId::new("x", 1), meta, vec![0; 4], &mut hands);
+        channel.found(&TensorId::new("x", 1), &meta, vec![0; 4], &mut hands);
         channel.written(Tx::Ack, &mut hands);
         hands.unwritten.clear();
         let memory = RemoteMr { addr, rkeys: [1; 8] };
@@ -656,7 +663,7 @@ fn a_peer_asks_for_so_much_and_no_more() {
         channel.written(Tx::Ack, &mut hands);
         hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
         // Found, and kept until there is a buffer.
-        channel.found(&TensorId::new("x", step), Meta::default(), Vec::new(), &mut hands);
+        channel.found(&TensorId::new("x", step), &Meta::default(), Vec::new(), &mut hands);
         asked
     };
     (0..MAX_REQUESTS as u64).for_each(|step| asks(step).unwrap());

@@ -20,7 +20,7 @@ impl Core {
     /// What a worker wants of this one, or has for it.
     pub(super) fn handle(&mut self, from: usize, event: ChannelEvent) {
         match event {
-            ChannelEvent::Find { id } => self.find(from, &id),
+            ChannelEvent::Find { id, again } => self.find(from, &id, again),
             ChannelEvent::Landed { id, tensor } => self.landed(from, id, tensor),
             ChannelEvent::Here { id, tensor } => self.here(from, &id, tensor),
             ChannelEvent::Failed { id, why } => {
@@ -115,6 +115,15 @@ impl Core {
         let Wanted { calls: ids, exposed, .. } = self.take_wanted(from, what);
         if ids.is_empty() && exposed.is_none() && !self.tolerate_dup_recv {
             return self.keep_here(what, tensor);
+        }
+        if let [id] = ids.as_slice()
+            && exposed.is_none_or(|exposed| exposed == *id)
+        {
+            self.returned(exposed);
+            return match exposed {
+                Some(_) => self.calls.end(*id, Answer::Here(tensor)),
+                None => self.end(from, *id, Ok(tensor)),
+            };
         }
         // Others get a copy of what is in one's own memory, made while it is certain to be there.
         let shared = if exposed.is_some() && ids.iter().any(|id| Some(*id) != exposed) {

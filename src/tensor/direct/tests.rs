@@ -12,12 +12,14 @@ use super::*;
 
 /// What an end may do when something happens, all of which is to be seen.
 const TABLE: &[(&str, &[&str])] = &[
-    ("request", &["open", "message", "nothing"]),
+    ("request", &["open", "message", "numbered", "nothing"]),
+    ("polled", &["numbered", "message", "nothing"]),
+    ("NumberedRequest received", &["find"]),
     ("withdraw", &["message", "nothing"]),
     ("found", &["write", "message", "nothing"]),
     ("not found", &["message", "nothing"]),
     ("forgotten", &["message", "nothing"]),
-    ("Ack received", &["message", "nothing"]),
+    ("Ack received", &["message", "numbered", "nothing"]),
     ("TensorRequest received", &["ack", "find"]),
     ("TensorReRequest received", &["ack", "write"]),
     ("MetaDataUpdate received", &["ack", "close", "open", "message", "deliver", "no memory", "nothing"]),
@@ -26,12 +28,12 @@ const TABLE: &[(&str, &[&str])] = &[
     ("TensorWithdrawn received", &["ack", "close", "withdrawn", "open", "message", "no memory"]),
     ("landed", &["deliver", "open", "message", "no memory"]),
     ("Ack written", &["ack", "nothing"]),
-    ("TensorRequest written", &["message", "nothing"]),
+    ("TensorRequest written", &["message", "numbered", "nothing"]),
     ("TensorReRequest written", &["message", "nothing"]),
-    ("MetaDataUpdate written", &["message", "nothing"]),
-    ("ErrorStatus written", &["message", "nothing"]),
-    ("TensorWithdraw written", &["message", "nothing"]),
-    ("TensorWithdrawn written", &["message", "nothing"]),
+    ("MetaDataUpdate written", &["message", "numbered", "nothing"]),
+    ("ErrorStatus written", &["message", "numbered", "nothing"]),
+    ("TensorWithdraw written", &["message", "numbered", "nothing"]),
+    ("TensorWithdrawn written", &["message", "numbered", "nothing"]),
 ];
 
 /// Bytes of the memory that a receive has brought.
@@ -47,13 +49,15 @@ type Seen = Rc<RefCell<BTreeSet<Row>>>;
 enum Wire {
     Ack,
     Message(Box<Packet>, String),
+    Numbered(NumberedRequest),
 }
 
 impl Wire {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> String {
         match self {
-            Wire::Ack => Kind::Ack,
-            Wire::Message(packet, _) => packet.kind,
+            Wire::Ack => format!("{:?}", Kind::Ack),
+            Wire::Message(packet, _) => format!("{:?}", packet.kind),
+            Wire::Numbered(_) => "NumberedRequest".into(),
         }
     }
 }
@@ -70,12 +74,16 @@ struct Hands {
     /// Writes of which this end has not heard that they are done.
     unwritten: VecDeque<(Tx, Kind)>,
     message_is_out: bool,
+    /// There is no room for a control message.
+    is_full: bool,
     /// Open slots: their bytes, whether the memory is a receive's own, and what has landed.
     slots: HashMap<u64, (u64, bool, Option<Vec<u8>>)>,
     /// As many slots as there may be.
     room: usize,
     uses: u64,
     finds: Vec<TensorId>,
+    /// Of what was.
+    found: HashSet<Name>,
     forgets: Vec<TensorId>,
     /// Tensors with bytes that were found, and are neither written nor given back.
     kept: usize,
@@ -118,6 +126,16 @@ impl Mail for Hands {
         self.unwritten.push_back((Tx::Message, packet.kind));
         self.wire.push_back(Wire::Message(Box::new(packet.clone()), text.into()));
     }
+
+    fn numbered(&mut self, request: &NumberedRequest) -> bool {
+        if self.is_full {
+            return false;
+        }
+        if self.does("numbered") {
+            self.wire.push_back(Wire::Numbered(*request));
+        }
+        true
+    }
 }
 
 impl Actions<Vec<u8>, ()> for Hands {
@@ -156,13 +174,13 @@ impl Actions<Vec<u8>, ()> for Hands {
         self.writes.push((*to, tensor));
     }
 
-    fn find(&mut self, id: &TensorId) {
+    fn find(&mut self, id: TensorId, again: bool) {
         if !self.does("find") {
             return;
         }
-        let what = id.clone();
-        assert!(!self.finds.contains(&what), "{what:?} is looked for twice");
-        self.finds.push(what);
+        assert!(!self.finds.contains(&id), "{id:?} is looked for twice");
+        assert!(!again || self.found.contains(&id.name), "{id:?} was not found before");
+        self.finds.push(id);
     }
 
     fn forget(&mut self, id: &TensorId) {
@@ -180,13 +198,13 @@ impl Actions<Vec<u8>, ()> for Hands {
         assert_eq!(tensor, contents(id, tensor.len() as u64));
     }
 
-    fn deliver(&mut self, id: &TensorId, meta: &Meta, sequence: Option<u64>) {
+    fn deliver(&mut self, id: TensorId, meta: &Meta, sequence: Option<u64>) {
         if !self.does("deliver") {
             return;
         }
-        self.ends(id);
+        self.ends(&id);
         let bytes = sequence.map_or(Some(Vec::new()), |sequence| self.slots.remove(&sequence).expect("an open slot").2);
-        assert_eq!(bytes.expect("what has landed"), contents(id, meta.bytes), "{id}");
+        assert_eq!(bytes.expect("what has landed"), contents(&id, meta.bytes), "{id}");
     }
 
     fn fail(&mut self, id: &TensorId, why: Error) {
@@ -238,10 +256,12 @@ impl World {
             writes: Vec::new(),
             unwritten: VecDeque::new(),
             message_is_out: false,
+            is_full: false,
             slots: HashMap::default(),
             room,
             uses: 0,
             finds: Vec::new(),
+            found: HashSet::default(),
             forgets: Vec::new(),
             kept: 0,
             wanted: HashSet::default(),
@@ -305,21 +325,26 @@ impl World {
         let tensor = contents(&id, if bytes > 1 << 30 { 0 } else { bytes });
         let meta = Meta::new(1, &[bytes as i64], bytes, kind % 8 == 3).unwrap();
         self.hands[end].kept += usize::from(!tensor.is_empty());
-        self.happens(end, "found", |channel, hands| channel.found(&id, meta, tensor, hands));
+        self.hands[end].found.insert(id.name.clone());
+        self.happens(end, "found", |channel, hands| channel.found(&id, &meta, tensor, hands));
         // Once is enough.
         self.happens(end, "not found", |channel, hands| channel.not_found(&id, &Error::remote("gone"), hands));
-        self.happens(end, "found", |channel, hands| channel.found(&id, meta, Vec::new(), hands));
+        self.happens(end, "found", |channel, hands| channel.found(&id, &meta, Vec::new(), hands));
     }
 
     /// The next message of this end's arrives.
     fn arrives(&mut self, end: usize) {
         let Some(wire) = self.hands[end].wire.pop_front() else { return };
         let peer = 1 - end;
-        let what = format!("{:?} received", wire.kind());
+        let what = format!("{} received", wire.kind());
         match wire {
             Wire::Ack => {
                 self.hands[peer].message_is_out = false;
                 self.happens(peer, &what, |channel, hands| channel.acked(hands).unwrap());
+            }
+            Wire::Numbered(request) => {
+                let request = NumberedRequest::decode(&request.encode()).unwrap();
+                self.happens(peer, &what, |channel, hands| channel.numbered(&request, hands).unwrap());
             }
             Wire::Message(packet, text) => {
                 // Over the wire.
@@ -357,6 +382,11 @@ impl World {
         }
     }
 
+    fn polled(&mut self, end: usize, is_full: bool) {
+        self.hands[end].is_full = is_full;
+        self.happens(end, "polled", |channel, hands| channel.send_waiting(hands));
+    }
+
     /// An end that is `late` seldom hears that its writes are done. One end asks for nothing if the tensors go `one_way`.
     fn step(&mut self, (late, one_way): (usize, bool), choice: u8, which: u8) {
         let (end, number) = (usize::from(choice % 2), usize::from(which));
@@ -368,6 +398,7 @@ impl World {
             3 if which.is_multiple_of(2) => self.answer(end, number / 16, which / 2),
             3 => self.lands(end, number),
             4..=9 => self.arrives(end),
+            10 => self.polled(end, which < 64),
             _ if end == late && !which.is_multiple_of(8) => self.arrives(1 - end),
             _ => self.is_written(end),
         }
@@ -381,6 +412,7 @@ impl World {
                 self.is_written(end);
                 self.answer(end, 0, 6);
                 self.lands(end, 0);
+                self.polled(end, false);
             }
         }
         for end in [0, 1] {
@@ -401,6 +433,7 @@ fn sent(world: &mut World, answer: Option<u8>) -> Vec<(usize, Vec<u8>)> {
     for end in (0..40).map(|turn| turn % 2) {
         match world.hands[end].wire.front() {
             Some(Wire::Ack) => sent.push((end, ACK.to_vec())),
+            Some(Wire::Numbered(request)) => sent.push((end, request.encode().to_vec())),
             Some(Wire::Message(packet, text)) => sent.push((end, [&packet.encode()[..], text.as_bytes()].concat())),
             None => {}
         }
@@ -423,7 +456,9 @@ fn a_tensor_goes_in_messages_of_these_bytes() {
     let memory = |slot: u8| [(523, thousand.to_vec()), (531, vec![0, 0, slot << 4]), (713, vec![slot])];
     let with = |slot: u8, kind: u8, step: u64| {
         let memory = memory(slot);
-        let all: Vec<(usize, &[u8])> = shape.iter().copied().chain(memory.iter().map(|(at, bytes)| (*at, &bytes[..]))).collect();
+        let number = (721, &[1][..]);
+        let all: Vec<(usize, &[u8])> =
+            shape.iter().copied().chain(memory.iter().map(|(at, bytes)| (*at, &bytes[..]))).chain([number]).collect();
         golden(kind, b"a", step, &all)
     };
     let ack = vec![0, 0, 0];
@@ -439,7 +474,8 @@ fn a_tensor_goes_in_messages_of_these_bytes() {
     assert_eq!(sent(&mut world, Some(6)), expected);
     // The next one is like it.
     world.request(0, &TensorId::new("a", 8), false);
-    assert_eq!(sent(&mut world, Some(6)), [(0, with(2, 4, 8)), (1, ack.clone())]);
+    let next: Vec<u8> = [(1 << 32) | u64::from(b'N'), 8, 2, 2 << 20].into_iter().flat_map(u64::to_le_bytes).chain([0; 32]).collect();
+    assert_eq!(sent(&mut world, Some(6)), [(0, next)]);
     // One that is taken back: nobody has it yet.
     world.request(0, &TensorId::new("b", 9), false);
     world.withdraw(0, 0);
@@ -496,6 +532,9 @@ impl Mail for Dull {
     fn message(&mut self, packet: &Packet, _: &str) {
         assert!(packet.id.name.len() <= message::NAME_MAX);
     }
+    fn numbered(&mut self, request: &NumberedRequest) -> bool {
+        request.number <= MAX_NAMES as u32
+    }
 }
 
 impl Actions<(), ()> for Dull {
@@ -505,10 +544,10 @@ impl Actions<(), ()> for Dull {
     }
     fn close(&mut self, _: u64) {}
     fn write(&mut self, _: &Announced, _: ()) {}
-    fn find(&mut self, _: &TensorId) {}
+    fn find(&mut self, _: TensorId, _: bool) {}
     fn forget(&mut self, _: &TensorId) {}
     fn give_back(&mut self, _: &TensorId, _: ()) {}
-    fn deliver(&mut self, _: &TensorId, _: &Meta, _: Option<u64>) {}
+    fn deliver(&mut self, _: TensorId, _: &Meta, _: Option<u64>) {}
     fn fail(&mut self, _: &TensorId, _: Error) {}
     fn no_memory(&mut self, _: &TensorId, _: Error) {}
     fn withdrawn(&mut self, _: &TensorId) {}
@@ -531,15 +570,19 @@ proptest! {
                 Kind::BufferIdle,
             ][usize::from(which / 3 % 7)];
             let meta = Meta { bytes, ..Meta::default() };
-            let packet = Packet { buffer_size: bytes, index: u64::from(which % 8), meta, ..Packet::new(kind, id.clone()) };
+            let (number, index) = (u32::from(which % 4), u64::from(which % 8));
+            let packet = Packet { buffer_size: bytes, index, meta, number, ..Packet::new(kind, id.clone()) };
+            let request = NumberedRequest { number, step, index, memory: RemoteMr { addr: u64::MAX - u64::from(which % 2), ..RemoteMr::default() } };
             let mut taken = Ok(());
-            match what % 12 {
+            match what % 14 {
                 0..=3 => taken = channel.message(&packet, "why", &mut hands),
                 4 => taken = channel.acked(&mut hands),
                 5 => taken = channel.landed(u64::from(which % 8), bytes, &mut hands),
                 6 => taken = channel.request(id, None, &mut hands).map(drop),
                 7 => channel.withdraw(id, &mut hands),
-                8 => channel.found(id, meta, (), &mut hands),
+                8 => channel.found(id, &meta, (), &mut hands),
+                11 => taken = channel.numbered(&request, &mut hands),
+                12 => channel.send_waiting(&mut hands),
                 9 => channel.forgotten(id, &mut hands),
                 10 => channel.not_found(id, &Error::remote("gone"), &mut hands),
                 _ => channel.written([Tx::Ack, Tx::Message, Tx::Tensor(0)][usize::from(which % 3)], &mut hands),
@@ -578,7 +621,8 @@ fn what_breaks_the_protocol_is_refused_in_words() {
     for (bytes, has, addr) in [(5, 4, 0), (4, 5, 0), ((1 << 30) + 1, (1 << 30) + 1, 0), (4, 4, u64::MAX - 2)] {
         let memory = RemoteMr { addr, rkeys: [1; 8] };
         let error = sent(Packet { buffer_size: bytes, memory, ..packet(Kind::TensorRequest, "x", has) });
-        assert_eq!(error, format!("it sent {bytes} bytes of memory at {addr:#x} for x, which has {has}"));
+        let which = if bytes == has && bytes <= 1 << 30 { String::new() } else { format!(", which has {has}") };
+        assert_eq!(error, format!("it sent {bytes} bytes of memory at {addr:#x} for x{which}"));
     }
     let (mut channel, mut hands) = asking();
     assert_eq!(channel.landed(0, 5, &mut hands).unwrap_err().to_string(), "it sent a tensor that was not asked for");
@@ -587,6 +631,35 @@ fn what_breaks_the_protocol_is_refused_in_words() {
     channel.message(&packet(Kind::TensorRequest, "x", 0), "", &mut hands).unwrap();
     let error = channel.message(&packet(Kind::TensorRequest, "x", 0), "", &mut hands).unwrap_err().to_string();
     assert_eq!(error, "it sent a second request for x of step 1");
+}
+
+/// A number that is none, or none yet, names nothing; memory that cannot be is refused; and of one request there is one.
+#[test]
+fn a_request_by_a_number_is_checked_as_any_other() {
+    let (mut channel, mut hands) = (Direct::<(), ()>::default(), Dull::default());
+    let memory = RemoteMr { addr: 1 << 20, rkeys: [1; 8] };
+    let request = NumberedRequest { number: 7, step: 2, index: 3, memory };
+    let error = channel.numbered(&request, &mut hands).unwrap_err().to_string();
+    assert_eq!(error, "it sent a request for number 7, which no tensor has");
+    let meta = Meta::new(1, &[4], 4, false).unwrap();
+    let again =
+        |step, number| Packet { meta, buffer_size: 4, memory, number, ..Packet::new(Kind::TensorReRequest, TensorId::new("x", step)) };
+    let mut asks = |channel: &mut Direct<(), ()>, step, number| {
+        channel.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", step)), "", &mut hands).unwrap();
+        channel.written(Tx::Ack, &mut hands);
+        channel.found(&TensorId::new("x", step), &meta, (), &mut hands);
+        let asked = channel.message(&again(step, number), "", &mut hands);
+        channel.written(Tx::Ack, &mut hands);
+        asked
+    };
+    let error = asks(&mut channel, 0, 65_537).unwrap_err().to_string();
+    assert_eq!(error, "it sent number 65537 for x of step 0; at most 65536 may be");
+    asks(&mut channel, 1, 7).unwrap();
+    let mut asks = |request| channel.numbered(&request, &mut hands);
+    let outside = NumberedRequest { memory: RemoteMr { addr: u64::MAX - 2, ..memory }, ..request };
+    assert_eq!(asks(outside).unwrap_err().to_string(), "it sent 4 bytes of memory at 0xfffffffffffffffd for x");
+    asks(request).unwrap();
+    assert_eq!(asks(request).unwrap_err().to_string(), "it sent a second request for x of step 2");
 }
 
 /// An end that was told of so many bytes of `a`, has asked again, and has heard that its messages were read.
@@ -598,6 +671,46 @@ fn told(bytes: u64) -> (Direct<Vec<u8>, ()>, Hands, u64) {
     channel.written(Tx::Ack, &mut hands);
     hands.unwritten.clear();
     (channel, hands, sequence)
+}
+
+/// Else the producer, who was asked by that number for another shape last, writes one of that into memory for this one.
+#[test]
+fn a_number_stands_for_the_shape_that_the_producer_was_asked_for() {
+    let (mut channel, mut hands) = asking();
+    let [one, two, three] = [1, 2, 3].map(|step| TensorId::new("a", step));
+    let next = |channel: &mut Direct<Vec<u8>, ()>, hands: &mut Hands| {
+        for _ in 0..8 {
+            (hands.message_is_out, hands.unwritten) = (false, VecDeque::new());
+            channel.written(Tx::Message, hands);
+            let _ = channel.acked(hands);
+        }
+    };
+    hands.wanted.insert(two.clone());
+    channel.request(&two, None, &mut hands).unwrap();
+    let hears = |hands: &mut Hands, channel: &mut Direct<Vec<u8>, ()>, kind, id: &TensorId, bytes: u64| {
+        let meta = Meta::new(1, &[bytes as i64], bytes, false).unwrap();
+        channel.message(&Packet { meta, ..Packet::new(kind, id.clone()) }, "", hands).unwrap_or_else(|error| panic!("{error}"));
+        hands.unwritten.clear();
+        channel.written(Tx::Ack, hands);
+    };
+    // There is no slot for either of two shapes, and the later one is taken back; then there is one for the other.
+    hands.room = 0;
+    hears(&mut hands, &mut channel, Kind::MetaDataUpdate, &one, 1000);
+    hears(&mut hands, &mut channel, Kind::MetaDataUpdate, &two, 9000);
+    hands.withdrawing.insert(two.clone());
+    channel.withdraw(&two, &mut hands);
+    hands.room = 2;
+    hears(&mut hands, &mut channel, Kind::TensorWithdrawn, &two, 0);
+    let sequence = *hands.slots.keys().next().expect("it has opened a slot");
+    hands.slots.get_mut(&sequence).unwrap().2 = Some(contents(&one, 1000));
+    channel.landed(sequence, 1000, &mut hands).unwrap();
+    hands.wanted.insert(three.clone());
+    channel.request(&three, None, &mut hands).unwrap();
+    next(&mut channel, &mut hands);
+    match hands.wire.back() {
+        Some(Wire::Message(packet, _)) => assert_eq!((packet.kind, packet.id.step, packet.buffer_size), (Kind::TensorRequest, 3, 9000)),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -617,7 +730,7 @@ fn what_lands_must_be_what_was_told() {
     let (mut producer, mut hands) = asking();
     producer.message(&Packet::new(Kind::TensorRequest, TensorId::new("x", 1)), "", &mut hands).unwrap();
     let meta = Meta::new(1, &[4], 4, false).unwrap();
-    producer.found(&TensorId::new("x", 1), meta, vec![0; 4], &mut hands);
+    producer.found(&TensorId::new("x", 1), &meta, vec![0; 4], &mut hands);
     hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
     producer.written(Tx::Ack, &mut hands);
     let other = Packet { meta: Meta { data_type: 2, ..meta }, buffer_size: 4, ..Packet::new(Kind::TensorReRequest, TensorId::new("x", 1)) };
@@ -648,7 +761,7 @@ fn a_peer_takes_what_it_asks_for() {
         let asked =
             channel.message(&Packet { meta, buffer_size: 4, ..Packet::new(Kind::TensorRequest, TensorId::new("x", step)) }, "", &mut hands);
         channel.written(Tx::Ack, &mut hands);
-        channel.found(&TensorId::new("x", step), meta, (), &mut hands);
+        channel.found(&TensorId::new("x", step), &meta, (), &mut hands);
         asked
     };
     (0..MAX_REQUESTS as u64).for_each(|step| asks(&mut channel, step).unwrap());

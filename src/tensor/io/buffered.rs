@@ -57,8 +57,8 @@ impl Actions<Tensor> for ChannelIo {
         }
     }
 
-    fn find(&mut self, id: &TensorId) {
-        self.tell_find(id);
+    fn find(&mut self, id: TensorId) {
+        self.tell_find(id, false);
     }
 
     fn forget(&mut self, id: &TensorId) {

@@ -56,8 +56,8 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
         }
     }
 
-    fn find(&mut self, id: &TensorId) {
-        self.tell_find(id);
+    fn find(&mut self, id: TensorId, again: bool) {
+        self.tell_find(id, again);
     }
 
     fn forget(&mut self, id: &TensorId) {
@@ -68,7 +68,7 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
         self.events.push_back(ChannelEvent::Back { id: id.clone(), tensor });
     }
 
-    fn deliver(&mut self, id: &TensorId, meta: &Meta, sequence: Option<u64>) {
+    fn deliver(&mut self, id: TensorId, meta: &Meta, sequence: Option<u64>) {
         self.count(CommCounter::Completions);
         let tensor = match sequence.map(|sequence| self.take_opened(sequence)) {
             Some(Some(memory)) => Tensor::placed(*meta, memory),
@@ -78,7 +78,7 @@ impl Actions<Tensor, Arc<Memory>> for ChannelIo {
             }
             None => Tensor::received(*meta, Vec::new()),
         };
-        self.events.push_back(ChannelEvent::Here { id: id.clone(), tensor });
+        self.events.push_back(ChannelEvent::Here { id, tensor });
     }
 
     fn fail(&mut self, id: &TensorId, why: Error) {

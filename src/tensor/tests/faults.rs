@@ -3,8 +3,9 @@
 use super::super::adapter::Adapter;
 use super::super::io::{ACKS, MESSAGES, TENSORS, Tamper};
 use super::super::key::TensorId;
-use super::super::message::{HEADER, Kind, Packet};
+use super::super::message::{HEADER, Kind, NumberedRequest, Packet, RemoteMr};
 use super::*;
+use crate::link::limits::CONTROL_SIZE;
 use crate::store::Store;
 
 /// What the callback of a receive gets.
@@ -254,7 +255,7 @@ fn packet(kind: Kind, change: impl Fn(&mut [u8; HEADER])) -> [u8; HEADER] {
 #[test]
 fn what_a_peer_must_not_send_fails_that_channel_alone() {
     type Hostile = fn(&mut Adapter);
-    let to_all: [(Hostile, &str); 9] = [
+    let to_all: [(Hostile, &str); 10] = [
         (|peer| peer.send_garbage(MESSAGES, HEADER, &[0xff; 64]), "a packet of kind 255"),
         (|peer| peer.send_garbage(MESSAGES, HEADER, &[0; HEADER]), "a message of kind 0"),
         (
@@ -282,11 +283,20 @@ fn what_a_peer_must_not_send_fails_that_channel_alone() {
         ),
         (|peer| peer.send_garbage(ACKS, 3, &[1, 0, 0]), "3 bytes that begin with [1, 0, 0] as an ack; it has [0, 0, 0]"),
         (|peer| peer.send_garbage(ACKS, 4, &[0; 4]), "4 bytes that begin with [0, 0, 0] as an ack; it has [0, 0, 0]"),
+        (|peer| peer.send_control(&[b'X'; CONTROL_SIZE]), "an unknown control message"),
     ];
-    let buffered: (Hostile, &str) =
-        (|peer| peer.send_garbage(TENSORS, 77, &packet(Kind::TensorWrite, |_| ())), "a tensor into buffer 77, which is not");
+    let numbered: Hostile = |peer| {
+        let request = NumberedRequest { number: 3, step: 1, index: 0, memory: RemoteMr::default() };
+        peer.send_control(&request.encode());
+    };
+    let to_buffered: [(Hostile, &str); 2] = [
+        (|peer| peer.send_garbage(TENSORS, 77, &packet(Kind::TensorWrite, |_| ())), "a tensor into buffer 77, which is not"),
+        (numbered, "an unknown control message"),
+    ];
+    let to_direct: [(Hostile, &str); 1] = [(numbered, "a request for number 3, which no tensor has")];
     for way @ Way(_, mode) in WIRES {
-        for (send, words) in to_all.into_iter().chain((mode == Mode::Buffered).then_some(buffered)) {
+        let to_one = if mode == Mode::Buffered { to_buffered.as_slice() } else { &to_direct };
+        for &(send, words) in to_all.iter().chain(to_one) {
             let (sent, read, done) = (Barrier::new(3), Barrier::new(2), Barrier::new(3));
             workers(way, 3, |worker, manager| {
                 let step = step(&manager, 1);
