@@ -29,12 +29,23 @@ pub enum Answer {
     Failed(Error),
 }
 
+/// Where a tensor is produced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// This worker.
+    Here,
+    /// The other one of that number.
+    Worker(usize),
+}
+
 /// A receive.
 pub struct Call {
     /// Its step.
     pub step: StepRef,
     /// What is received.
     pub key: Key,
+    /// Where that is produced.
+    pub origin: Origin,
     /// The worker that was asked.
     pub worker: Option<usize>,
     /// The user's memory, which the tensor is to be in.
@@ -47,8 +58,17 @@ pub struct Call {
     callback: Option<Callback>,
 }
 
-/// A callback, its answer, and the memory which the tensor is to be in.
-pub type DueAnswer = (Callback, Answer, Option<Arc<Memory>>);
+/// A receive that is over, and of which a user is to be told.
+pub struct DueAnswer {
+    /// His.
+    pub callback: Callback,
+    /// For him.
+    pub answer: Answer,
+    /// The memory which the tensor is to be in.
+    pub into: Option<Arc<Memory>>,
+    /// What is left of it: it is freed after the callback, which is called sooner so.
+    _call: Option<Box<Call>>,
+}
 
 impl Call {
     /// For how long it has waited, for what, and from whom.
@@ -117,16 +137,16 @@ pub struct Calls {
 
 impl Calls {
     /// Notes one.
-    pub fn begin(&mut self, step: StepRef, key: Key, into: Option<Arc<Memory>>, callback: Option<Callback>) -> CallId {
+    pub fn begin(&mut self, step: StepRef, (key, origin): (Key, Origin), into: Option<Arc<Memory>>, callback: Option<Callback>) -> CallId {
         let id = self.number();
-        self.open.push(id, Call { step, key, worker: None, into, is_exposed: false, since: clock::coarse(), callback });
+        self.open.push(id, Call { step, key, origin, worker: None, into, is_exposed: false, since: clock::coarse(), callback });
         id
     }
 
     /// Notes one that has ended before it began.
     pub fn over(&mut self, callback: Option<Callback>, answer: Answer) -> CallId {
         let id = self.number();
-        self.ends(id, callback, None, answer);
+        self.ends(id, callback, answer, None);
         id
     }
 
@@ -149,7 +169,7 @@ impl Calls {
     pub fn end(&mut self, id: CallId, answer: Answer) {
         match self.open.remove(id) {
             Some(call) if call.is_exposed => drop(self.held.insert(id, (call, answer))),
-            Some(call) => self.ends(id, call.callback, call.into, answer),
+            Some(mut call) => self.ends(id, call.callback.take(), answer, Some(call)),
             None => {}
         }
     }
@@ -159,15 +179,18 @@ impl Calls {
         if let Some(call) = self.open.get_mut(id) {
             call.is_exposed = false;
         }
-        if let Some((call, answer)) = self.held.remove(&id) {
-            self.ends(id, call.callback, call.into, answer);
+        if let Some((mut call, answer)) = self.held.remove(&id) {
+            self.ends(id, call.callback.take(), answer, Some(call));
         }
     }
 
-    fn ends(&mut self, id: CallId, callback: Option<Callback>, into: Option<Arc<Memory>>, answer: Answer) {
+    fn ends(&mut self, id: CallId, callback: Option<Callback>, answer: Answer, mut call: Option<Box<Call>>) {
         self.count += 1;
         match callback {
-            Some(callback) => self.due.push_back((callback, answer, into)),
+            Some(callback) => {
+                let into = call.as_mut().and_then(|call| call.into.take());
+                self.due.push_back(DueAnswer { callback, answer, into, _call: call });
+            }
             None => drop(self.ended.insert(id, answer)),
         }
     }
@@ -259,7 +282,7 @@ mod tests {
     fn a_receive_that_takes_too_long_is_reported_once() {
         let mut calls = Calls::default();
         let step = Steps::new(true).find(7);
-        let key = |edge: &str| Key::new("/job:a/device:CPU:0", 1, "b", edge, 0, 0).unwrap();
+        let key = |edge: &str| (Key::new("/job:a/device:CPU:0", 1, "b", edge, 0, 0).unwrap(), Origin::Worker(0));
         let before = clock::coarse();
         let [a, _, c] = ["a", "b", "c"].map(|edge| calls.begin(step, key(edge), None, None));
         assert!(matches!(calls.stalled(before, 1_000_000_000), (None, at) if at >= before + 1_000_000_000));

@@ -13,7 +13,7 @@ use crate::link::Failure;
 use crate::link::driver::{Driven, Driver};
 
 use super::adapter::Adapter;
-use super::calls::{Answer, Call, Callback, Calls};
+use super::calls::{Answer, Call, Callback, Calls, Origin};
 use super::event::Landed;
 use super::io::Fill;
 use super::key::{Key, Keys, Name, TensorId};
@@ -85,8 +85,8 @@ pub struct Core {
     tolerate_dup_recv: bool,
     /// Receives.
     pub calls: Calls,
-    /// What was received.
-    pub keys: Keys,
+    /// What was received, and where it is produced.
+    keys: Keys<Origin>,
     /// Tensors that nobody waits for.
     late: VecDeque<(usize, TensorId, Arc<Landed>)>,
     state: State,
@@ -187,7 +187,10 @@ impl Core {
     /// Several are wanted. No callback is called if it is closed.
     pub fn recv_all(&mut self, step: StepRef, all: Vec<(Result<Key>, Callback)>) -> Result<()> {
         self.check()?;
-        all.into_iter().try_for_each(|(key, callback)| self.recv(step, key, None, Some(callback)).map(drop))
+        all.into_iter().try_for_each(|(key, callback)| {
+            let key = key.and_then(|key| self.produced(key));
+            self.recv(step, key, None, Some(callback)).map(drop)
+        })
     }
 
     /// None is: the callback is called, with whatever.
@@ -197,23 +200,37 @@ impl Core {
         Ok(())
     }
 
+    /// A key by its text, for [`Core::recv`].
+    ///
+    /// Errors: no key; one for another worker, or from one that is not known.
+    pub fn key(&mut self, text: &str) -> Result<(Key, Origin)> {
+        let Core { keys, name, workers, index_of, .. } = self;
+        keys.parse(text, |key| origin(key, name, workers, index_of))
+    }
+
+    /// The same of one that was parsed.
+    pub fn produced(&self, key: Key) -> Result<(Key, Origin)> {
+        let origin = origin(&key, &self.name, &self.workers, &self.index_of)?;
+        Ok((key, origin))
+    }
+
     /// A tensor is wanted, in this memory if there is any. Whatever else is wrong, with its key for instance, is the receive's answer.
     ///
     /// Errors: it is closed; the callback is not called then.
-    pub fn recv(&mut self, step: StepRef, key: Result<Key>, into: Option<Arc<Memory>>, callback: Option<Callback>) -> Result<CallId> {
+    pub fn recv(
+        &mut self,
+        step: StepRef,
+        key: Result<(Key, Origin)>,
+        into: Option<Arc<Memory>>,
+        callback: Option<Callback>,
+    ) -> Result<CallId> {
         self.check()?;
-        let key = match key {
-            Ok(key) if !key.is_for(&self.name) => {
-                Err(Error::usage(format!("Invalid rendezvous key (dst): {} @ {}", key.text(), self.name)))
-            }
-            key => key,
-        };
         let key = match key {
             Ok(key) => key,
             Err(error) => return Ok(self.calls.over(callback, Answer::Failed(error))),
         };
         let waiter = Waiter::Call(self.calls.next());
-        let deferred = self.steps.get(step).and_then(|found| found.defer(key.name(), waiter));
+        let deferred = self.steps.get(step).and_then(|found| found.defer(key.0.name(), waiter));
         let id = self.calls.begin(step, key, into, callback);
         match deferred {
             Ok(true) => {}
@@ -234,7 +251,7 @@ impl Core {
         let Core { calls, steps, workers, .. } = self;
         let Some(call) = calls.get(id) else { return Ok(()) };
         let (step, what) = (call.step, call.key.in_step(call.step.id));
-        if call.key.is_from(&self.name) {
+        let Origin::Worker(index) = call.origin else {
             return match steps.get(step)?.table.recv(&what.name, Waiter::Call(id)) {
                 Ok(None) => Ok(()),
                 Ok(Some((_, tensor))) => {
@@ -243,13 +260,8 @@ impl Core {
                 }
                 Err((_, error)) => Err(error),
             };
-        }
-        let index = self.index_of.get(call.key.src_worker()).copied();
-        let Some((index, worker)) = index.and_then(|index| Some((index, workers.get_mut(index)?))) else {
-            let names: Vec<&str> = workers.iter().map(|worker| worker.name.as_str()).collect();
-            let (name, others) = (&self.name, names.join(", "));
-            return Err(Error::usage(format!("there is no worker {:?}; there are {name} and {others}", call.key.src_worker())));
         };
+        let Some(worker) = workers.get_mut(index) else { return Ok(()) };
         call.worker = Some(index);
         // It may have come after an earlier receive's time.
         if let Some(tensor) = steps.get(step)?.table.take(&what.name) {
@@ -495,6 +507,22 @@ impl Core {
             _ => all,
         })
     }
+}
+
+/// Where the tensor of a key is produced that the worker of this name is to receive.
+///
+/// Errors: it is for another worker, or from none of these.
+fn origin(key: &Key, name: &str, workers: &[Worker], index_of: &HashMap<String, usize>) -> Result<Origin> {
+    if !key.is_for(name) {
+        return Err(Error::usage(format!("Invalid rendezvous key (dst): {} @ {name}", key.text())));
+    }
+    if key.is_from(name) {
+        return Ok(Origin::Here);
+    }
+    index_of.get(key.src_worker()).copied().map(Origin::Worker).ok_or_else(|| {
+        let others: Vec<&str> = workers.iter().map(|worker| worker.name.as_str()).collect();
+        Error::usage(format!("there is no worker {:?}; there are {name} and {}", key.src_worker(), others.join(", ")))
+    })
 }
 
 impl Driven for Core {

@@ -198,23 +198,31 @@ impl Key {
     }
 }
 
-/// Keys that were parsed, as most are used again in the next step: by the hash of their text, the last ones.
-#[derive(Default)]
-pub struct Keys(HashMap<u64, Key>);
+/// Keys that were parsed, as most are used again in the next step, and what is known of each: by the hash of their text, the last ones.
+pub struct Keys<T>(HashMap<u64, (Key, T)>);
 
-impl Keys {
-    /// Errors: as [`Key::parse`].
-    pub fn parse(&mut self, text: &str) -> Result<Key> {
+impl<T> Default for Keys<T> {
+    fn default() -> Self {
+        Keys(HashMap::default())
+    }
+}
+
+impl<T: Copy> Keys<T> {
+    /// A key, and what `look` finds out about it, if that is not known.
+    ///
+    /// Errors: as [`Key::parse`]; those of `look`.
+    pub fn parse(&mut self, text: &str, look: impl FnOnce(&Key) -> Result<T>) -> Result<(Key, T)> {
         let hash = hash(text);
-        if let Some(key) = self.0.get(&hash).filter(|key| key.text() == text) {
-            return Ok(key.clone());
+        if let Some((key, known)) = self.0.get(&hash).filter(|(key, _)| key.text() == text) {
+            return Ok((key.clone(), *known));
         }
         let key = Key::parse(text)?;
+        let found = look(&key)?;
         if self.0.len() >= MAX_NAMES {
             self.0.clear();
         }
-        self.0.insert(hash, key.clone());
-        Ok(key)
+        self.0.insert(hash, (key.clone(), found));
+        Ok((key, found))
     }
 }
 
@@ -281,13 +289,16 @@ mod tests {
         let mut keys = Keys::default();
         for edge in (0..MAX_NAMES + 2).chain([0, 1]) {
             let text = Key::new(SRC, 1, DST, &format!("edge {edge}"), 0, 0).unwrap().text().to_owned();
-            assert_eq!(
-                (keys.parse(&text).unwrap(), keys.parse(&text).unwrap()),
-                (Key::parse(text.as_str()).unwrap(), Key::parse(text.as_str()).unwrap())
-            );
+            let parsed = Key::parse(text.as_str()).unwrap();
+            assert_eq!(keys.parse(&text, |_| Ok(edge)).unwrap(), (parsed.clone(), edge));
+            assert_eq!(keys.parse(&text, |_| panic!("looked again")).unwrap(), (parsed, edge));
             assert!(keys.0.len() <= MAX_NAMES);
         }
-        assert!(keys.parse("no key").is_err());
+        assert!(keys.parse("no key", |_| Ok(0)).is_err());
+        let unknown = Key::new(SRC, 1, DST, "unknown", 0, 0).unwrap();
+        for _ in 0..2 {
+            assert!(keys.parse(unknown.text(), |_| Err(Error::usage("not known"))).is_err());
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::base::mem::UserMemory;
 use crate::base::sync::lock;
 
 use super::adapter::Mode;
-use super::calls::{Answer, Callback};
+use super::calls::{Answer, Callback, Origin};
 use super::core::Core;
 use super::key::Key;
 use super::memory::{Memory, Release};
@@ -94,7 +94,7 @@ impl Rendezvous {
     ///
     /// Errors: the manager is closed. The callback is not called then.
     pub fn recv_async(&self, key: &str, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
-        self.ask(|core| core.keys.parse(key), None, callback)
+        self.ask(|core| core.key(key), None, callback)
     }
 
     /// The same into this memory, which is the library's until then, and as long as the tensor is.
@@ -103,12 +103,12 @@ impl Rendezvous {
     pub fn recv_into_async(&self, key: &str, into: UserMemory, callback: impl FnOnce(Result<Tensor>) + Send + 'static) -> Result<()> {
         let key = Key::parse(key);
         let into = self.destination(&key, into)?;
-        self.ask(|_| key, Some(into), callback)
+        self.ask(|core| core.produced(key?), Some(into), callback)
     }
 
     fn ask(
         &self,
-        key: impl FnOnce(&mut Core) -> Result<Key>,
+        key: impl FnOnce(&mut Core) -> Result<(Key, Origin)>,
         into: Option<Arc<Memory>>,
         callback: impl FnOnce(Result<Tensor>) + Send + 'static,
     ) -> Result<()> {
@@ -147,7 +147,10 @@ impl Rendezvous {
 
     fn wait(&self, key: Result<Key>, into: Option<Arc<Memory>>, timeout: Duration) -> Result<Tensor> {
         let Shared { driver, .. } = &*self.shared;
-        let id = driver.with(|core| core.recv(self.step, key, into.clone(), None))?;
+        let id = driver.with(|core| {
+            let key = key.and_then(|key| core.produced(key));
+            core.recv(self.step, key, into.clone(), None)
+        })?;
         let answer = self.shared.wait(deadline(timeout), |core| core.calls.take(id));
         // It may have come since; or it comes once nobody writes to its memory any more.
         let answer = answer.or_else(|| driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id))));

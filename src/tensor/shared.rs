@@ -105,7 +105,7 @@ impl Shared {
                 release();
                 true
             }
-            Due::Answer((callback, answer, into)) => {
+            Due::Answer(DueAnswer { callback, answer, into, .. }) => {
                 let tensor = self.settle(answer, into.as_ref());
                 // It is the user's again, but for the tensor.
                 drop(into);

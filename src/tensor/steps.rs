@@ -106,7 +106,7 @@ impl Steps {
 
     /// A step of this worker's; it is made if there is none.
     pub fn find(&mut self, id: u64) -> StepRef {
-        let step = self.find_or_create(id);
+        let step = in_place(self.steps.entry(id), &mut self.generation, self.tolerate_dup_recv);
         step.own = true;
         StepRef { id, generation: step.generation }
     }
@@ -115,18 +115,12 @@ impl Steps {
     ///
     /// Errors: it was cleaned up, and this worker has not used its number again.
     pub fn find_for_other(&mut self, id: u64) -> Result<&mut Step> {
-        if !self.steps.contains_key(&id) && self.cleaned.contains(id) { Err(cleanup(id)) } else { Ok(self.find_or_create(id)) }
-    }
-
-    fn find_or_create(&mut self, id: u64) -> &mut Step {
-        match self.steps.entry(id) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                self.generation += 1;
-                let table = Table::new(self.tolerate_dup_recv);
-                entry.insert(Step { generation: self.generation, own: false, table, initialized: false, deferred: Vec::new() })
-            }
+        let Steps { steps, generation, cleaned, tolerate_dup_recv } = self;
+        let entry = steps.entry(id);
+        if matches!(entry, Entry::Vacant(_)) && cleaned.contains(id) {
+            return Err(cleanup(id));
         }
+        Ok(in_place(entry, generation, *tolerate_dup_recv))
     }
 
     /// Errors: it was cleaned up.
@@ -169,6 +163,18 @@ impl Steps {
             step.forget(waiter);
             !step.is_unused()
         });
+    }
+}
+
+/// The step of an entry, which is made if there is none.
+fn in_place<'a>(entry: Entry<'a, u64, Step>, generation: &mut u64, tolerate_dup_recv: bool) -> &'a mut Step {
+    match entry {
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => {
+            *generation += 1;
+            let table = Table::new(tolerate_dup_recv);
+            entry.insert(Step { generation: *generation, own: false, table, initialized: false, deferred: Vec::new() })
+        }
     }
 }
 
