@@ -55,10 +55,17 @@ impl Context {
     }
 
     /// Connects this rank's end to another's, with that one's address of its end towards this rank. Nothing must be asked of either before both ranks
-    /// have connected.
+    /// have connected. From now on what comes is seen to while nobody waits: the peer's end may be made, and reach this one, at any time.
     ///
     /// Errors: as for [`Context::address`]; an address that is none, or of a rank on another fabric.
     pub fn connect_pair(&self, peer: usize, address: &[u8]) -> Result<()> {
+        self.connect_end(peer, address)?;
+        self.driver.attend("rh-mesh");
+        Ok(())
+    }
+
+    /// The same, for whoever waits until the peer's end is there.
+    pub(super) fn connect_end(&self, peer: usize, address: &[u8]) -> Result<()> {
         self.other(peer)?;
         let wrong = |why: String| Error::remote(format!("rank {peer}: its address {why}"));
         let (remote, len) = Address::decode(address).map_err(wrong)?;
@@ -170,7 +177,7 @@ impl Context {
         let place = if self.rank() < peer { self.rank() } else { self.rank() - 1 };
         let found = addresses::find(addresses, place).map_err(|why| Error::remote(format!("rank {peer}: its address {why}")))?;
         match (found, self.size()) {
-            ((Some(address), others), own) if others + 1 == own => self.connect_pair(peer, &address),
+            ((Some(address), others), own) if others + 1 == own => self.connect_end(peer, &address),
             ((_, others), own) => Err(Error::usage(format!("rank {peer}: it is one of {} ranks, this rank one of {own}", others + 1))),
         }
     }
@@ -267,7 +274,7 @@ impl Mesh {
             back.view(peer * PLACE, 8)?.read(&mut len);
             let mut address = vec![0; usize::from_le_bytes(len).min(MAX_ADDRESS)];
             back.view(peer * PLACE + 8, address.len())?.read(&mut address);
-            mesh.connect_pair(peer, &address)?;
+            mesh.connect_end(peer, &address)?;
         }
         out.give_back();
         back.give_back();

@@ -228,7 +228,7 @@ fn pair_by_hand(size: usize) -> [Mesh; 2] {
 fn pair_by_hand_of(size: usize, config: Config) -> [Mesh; 2] {
     let meshes = [0, 1].map(|rank| Mesh::new(Device::open(config.clone(), "").unwrap(), rank, size).unwrap());
     let addresses = [0, 1].map(|rank: usize| meshes[rank].address(1 - rank).unwrap());
-    (0..2).for_each(|rank| meshes[rank].connect_pair(1 - rank, &addresses[1 - rank]).unwrap());
+    (0..2).for_each(|rank| meshes[rank].connect_end(1 - rank, &addresses[1 - rank]).unwrap());
     meshes
 }
 
@@ -252,6 +252,20 @@ fn a_store_is_refused_by_whoever_has_connected_by_hand() {
             });
         }
     });
+}
+
+#[test]
+fn what_is_sent_before_the_peer_is_there_arrives_though_nobody_waits() {
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let meshes = [0, 1].map(|rank| Mesh::new(device(wire), rank, 2).unwrap());
+        let addresses = [0, 1].map(|rank: usize| meshes[rank].address(1 - rank).unwrap());
+        meshes[0].connect_pair(1, &addresses[1]).unwrap();
+        let (sent, taken) = (memory(&[7; 8]), memory(&[0; 8]));
+        meshes[0].broadcast(given(&sent, 8), 0, options(0)).unwrap();
+        meshes[1].connect_pair(0, &addresses[0]).unwrap();
+        meshes[1].broadcast(given(&taken, 8), 0, options(0)).unwrap();
+        assert_eq!(contents(&taken, 8), [7; 8]);
+    }
 }
 
 /// After all that stands before it.
