@@ -12,6 +12,8 @@
 #   make bench-store   the store's server beside torch's, one client for both
 #   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
 #   make bench-tensor  tensors beside the plugin itself, gRPC, and what this machine's memory allows
+#   make bench-torch   the backend of torch.distributed beside torch's gloo
+#   make wheel     the Python package with the library in it, into target/wheel
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make fuzz      random bytes to what the store's server and the mesh's ranks read with, for SECONDS (default 60)
 #   make header    include/railhead.h from src/abi
@@ -60,7 +62,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -223,6 +225,14 @@ bench-mesh: build
 bench-tensor: deps-test build
 	@$(CARGO) bench --quiet --profile release --bench tensor --no-run
 	@python3 benches/tensor.py $(PROGRAM) $(LIBRARY) target/anchors $(BENCH_ARGS) -- $(CARGO) bench --quiet --profile release --bench tensor
+
+# BENCH_ARGS: --rounds N or --only TEXT.
+bench-torch: deps-test library
+	@python=$$(python3 tests/torch/setup.py target/torch) || { echo "SKIP: $$python"; exit 0; }; \
+	PYTHONPATH=python RAILHEAD_LIBRARY=$(abspath $(LIBRARY)) $$python benches/python.py $(BENCH_ARGS)
+
+wheel: library
+	@python3 python/build.py $(LIBRARY) target/wheel && ls target/wheel/*.whl
 
 instructions: deps-test build
 	RH_LIBRARY=$(abspath $(LIBRARY)) $(CARGO) bench --quiet $(STAGED) --bench instructions

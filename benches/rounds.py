@@ -1,4 +1,4 @@
-"""What `make bench-mesh` and `make bench-tensor` share: programs that are built, run and read, and how figures are shown."""
+"""What `make bench-mesh`, `make bench-tensor` and `make bench-torch` share: programs that are built, run and read, and how figures are shown."""
 
 import json
 import os

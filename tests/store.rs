@@ -1,5 +1,5 @@
-//! The store: what each kind of it promises, its server and clients, its C interface, rendezvous, and real torch on either side. One program for
-//! all of these tests, so that their waits overlap.
+//! The store: what each kind of it promises, its server and clients, its C interface, rendezvous, and real torch on either side; and the Python
+//! package, which needs torch, too. One program for all of these tests, so that their waits overlap.
 
 #[path = "support/ports.rs"]
 mod ports;
@@ -10,6 +10,7 @@ mod store {
     pub mod clients;
     pub mod file;
     pub mod promises;
+    pub mod python;
     pub mod rendezvous;
     pub mod tcp;
     pub mod torch;

@@ -26,7 +26,7 @@ fn links_lead_somewhere() {
 fn named_files_exist() {
     let mut seen = 0;
     for (page, text) in pages() {
-        let folders = ["src/", "tests/", "include/", "cli/", "c_examples/", "docs/", "benches/"];
+        let folders = ["src/", "tests/", "include/", "cli/", "c_examples/", "docs/", "benches/", "python/"];
         for path in quoted(&text).filter_map(|text| text.split_whitespace().next()) {
             // What a build makes, and NCCL's own files.
             if !folders.iter().any(|folder| path.starts_with(folder)) || path.contains("build/") || path.ends_with(".cc") {

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(300);
 
 /// The interpreter, or a SKIP line and `None`.
-fn python() -> Option<&'static Path> {
+pub fn python() -> Option<&'static Path> {
     static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let found = PYTHON.get_or_init(|| {
         if let Some(python) = std::env::var_os("RH_TORCH_PYTHON") {
@@ -73,15 +73,15 @@ fn script<A: AsRef<OsStr>>(python: &Path, name: &str, arguments: impl IntoIterat
 }
 
 /// Processes that are killed if the test fails.
-struct Running(Vec<Child>);
+pub struct Running(Vec<Child>);
 
 impl Running {
-    fn start(commands: impl IntoIterator<Item = Command>) -> Self {
+    pub fn start(commands: impl IntoIterator<Item = Command>) -> Self {
         Running(commands.into_iter().map(|mut command| command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"))).collect())
     }
 
     /// Waits for all and returns what each printed.
-    fn succeed(mut self) -> Vec<String> {
+    pub fn succeed(mut self) -> Vec<String> {
         let outputs: Vec<_> = std::mem::take(&mut self.0).into_iter().map(|child| child.wait_with_output().expect("wait")).collect();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         for (index, output) in outputs.iter().enumerate() {
@@ -100,7 +100,7 @@ impl Drop for Running {
     }
 }
 
-fn good(command: Command) {
+pub fn good(command: Command) {
     let printed = Running::start([command]).succeed();
     assert_eq!(printed[0].trim(), "good");
 }
@@ -449,7 +449,7 @@ fn a_torch_client_that_is_killed_while_it_waits_is_nobodys_loss() {
 }
 
 /// The library under test: $RH_LIBRARY, else as `cargo test` leaves it, beside the test's own binary.
-fn library() -> PathBuf {
+pub fn library() -> PathBuf {
     if let Some(path) = std::env::var_os("RH_LIBRARY") {
         return path.into();
     }
