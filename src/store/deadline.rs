@@ -13,6 +13,10 @@ pub const GRACE: Duration = Duration::from_millis(80);
 pub struct Deadline(Option<u64>);
 
 impl Deadline {
+    /// A moment of which nobody is in time.
+    #[cfg(test)]
+    pub const LONG_PAST: Deadline = Deadline(Some(0));
+
     /// The given time from now. A duration that the clock cannot hold, such as [`super::FOREVER`], is never.
     pub fn after(timeout: Duration) -> Self {
         Deadline(u64::try_from(timeout.as_nanos()).ok().and_then(|nanos| clock::now().checked_add(nanos)))

@@ -321,6 +321,8 @@ impl Connection {
     pub fn wait_reply(&mut self) -> Result<bool> {
         while self.taken == self.filled {
             if !self.fill(self.deadline)? {
+                // However late this thread is by now, the server gets its time to reply: without the cancellation the connection would be of no use.
+                self.deadline = Deadline::after(Duration::ZERO);
                 if let Err(error) = self.send(RequestType::CancelWait, &[]) {
                     // The server goes on waiting, and cannot be told otherwise.
                     self.give_up(error.to_string());
@@ -457,4 +459,23 @@ fn refusal(stream: &TcpStream) -> String {
 
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tcp::{Server, ServerOptions};
+
+    #[test]
+    fn a_wait_that_is_noticed_late_to_be_over_is_cancelled_all_the_same() {
+        let server = Server::start(ServerOptions { port: 0, bind: Some([127, 0, 0, 1].into()), ..ServerOptions::default() }).unwrap();
+        let mut connection = Connection::open("127.0.0.1", server.port(), &Secret::default(), Duration::from_secs(60)).unwrap();
+        connection.send(RequestType::Wait, &[Part::Count(1), Part::Key("none")]).unwrap();
+        // As after a pause of this process.
+        connection.set_deadline(Deadline::LONG_PAST);
+        assert!(!connection.wait_reply().unwrap());
+        connection.set_deadline(Deadline::after(Duration::from_secs(60)));
+        connection.send(RequestType::Add, &[Part::Key("n"), Part::Int(3)]).unwrap();
+        assert_eq!(connection.number().unwrap(), 3);
+    }
 }
