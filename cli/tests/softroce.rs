@@ -25,6 +25,7 @@ mod conformance {
     pub mod queue;
     pub mod read;
     pub mod receive;
+    pub mod reset;
     pub mod size;
     pub mod wire;
 }

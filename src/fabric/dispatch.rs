@@ -323,6 +323,25 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether everything outstanding on a queue pair in ERROR was reported, and nothing that the peer sent can land any more.
+    pub fn drained(&mut self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.drained(),
+            QueuePair::Verbs(qp) => qp.drained(),
+        }
+    }
+
+    /// Takes a queue pair in ERROR that is drained back to INIT, as this generation: the first was 0. The endpoint is what it was, and what it is to
+    /// be connected to is the peer's endpoint of before; it meets the peer once that one is of the same generation.
+    ///
+    /// Errors: another state; not drained; a generation that is not later; a device that refuses.
+    pub fn reset(&mut self, generation: u32) -> Result<()> {
+        match self {
+            QueuePair::Soft(qp) => qp.reset(generation),
+            QueuePair::Verbs(qp) => qp.reset(generation),
+        }
+    }
+
     /// Why the queue pair is in ERROR, in words for a log.
     pub fn error(&self) -> Option<&str> {
         match self {

@@ -15,6 +15,8 @@
 //!   receive request; WRITE_WITH_IMM consumes one and ignores its memory. No receive posted: the requester waits (RNR) up to its
 //!   `rnr_retry`. A wrong remote key, range or access is `RemAccessErr` and takes both queue pairs to ERROR. In ERROR everything outstanding
 //!   completes with `WrFlushErr`. A dead peer is `RetryExcErr` on the oldest request. Zero-length requests are legal.
+//! * `reset` takes a queue pair from ERROR, once it is drained, back to INIT as a later generation. It is connected to the same endpoint as before, and
+//!   meets only a peer of its own generation: nothing of an earlier one is accepted or lands any more.
 //! * Ordered publish: of a WRITE of 8 to 64 bytes whose end is 8-aligned, the last 8 bytes become visible (Release) after the
 //!   rest. This is what makes a flag at the end of a slot trustworthy.
 //! * `poll` returns a completion only after every acknowledgement owed for earlier work was handed to the kernel or to shared

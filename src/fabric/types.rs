@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use crate::base::error::{Error, Result};
 pub use crate::base::mem::UserMemory;
 
 bitflags::bitflags! {
@@ -172,6 +173,18 @@ pub enum QpState {
     Rts,
     /// Everything outstanding was or will be flushed.
     Error,
+}
+
+/// What every provider asks of a [`reset`](super::QueuePair::reset).
+pub(super) fn check_reset(state: QpState, drained: bool, from: u32, to: u32) -> Result<()> {
+    if state != QpState::Error || !drained {
+        let what = if state == QpState::Error { "not drained" } else { "not in ERROR" };
+        return Err(Error::internal(format!("reset of a queue pair that is {what}")));
+    }
+    if to <= from {
+        return Err(Error::internal(format!("reset to generation {to} of a queue pair of generation {from}: it must be later")));
+    }
+    Ok(())
 }
 
 /// Why requests were not taken. Nothing was posted, unless the queue pair is in ERROR.

@@ -281,7 +281,8 @@ static void perform(struct qp *qp) {
     while (qp->ibv.state == IBV_QPS_RTS && qp->performed < qp->posted && !n_deaf) {
         struct request *it = &qp->sq[qp->performed % qp->cap.max_send_wr];
         struct qp *to = peer(qp);
-        bool stranger = to && to->ibv.state != IBV_QPS_INIT && to->attr.dest_qp_num != qp->ibv.qp_num;
+        /* Its packets' numbers are none that are expected. */
+        bool stranger = to && to->ibv.state != IBV_QPS_INIT && (to->attr.dest_qp_num != qp->ibv.qp_num || to->attr.rq_psn != qp->attr.sq_psn);
         if (!to || stranger || to->ibv.state == IBV_QPS_ERR || to->ibv.state == IBV_QPS_RESET) {
             end_send(qp, IBV_WC_RETRY_EXC_ERR);
             return;
@@ -808,7 +809,7 @@ int ibv_modify_qp(struct ibv_qp *raw, struct ibv_qp_attr *attr, int mask) {
         return (int)n_modify_errno;
     }
     lock();
-    bool next = attr->qp_state == IBV_QPS_ERR || (raw->state < IBV_QPS_RTS && attr->qp_state == raw->state + 1);
+    bool next = attr->qp_state == IBV_QPS_ERR || attr->qp_state == IBV_QPS_RESET || (raw->state < IBV_QPS_RTS && attr->qp_state == raw->state + 1);
     if (!next) {
         violation("a queue pair goes from state %d to %d", raw->state, attr->qp_state);
         unlock();
@@ -819,18 +820,27 @@ int ibv_modify_qp(struct ibv_qp *raw, struct ibv_qp_attr *attr, int mask) {
         say(" pkey_index=%d port=%d access=%#x", attr->pkey_index, attr->port_num, attr->qp_access_flags);
     } else if (attr->qp_state == IBV_QPS_RTR) {
         qp->attr.dest_qp_num = attr->dest_qp_num;
+        qp->attr.rq_psn = attr->rq_psn;
         qp->attr.min_rnr_timer = attr->min_rnr_timer;
         say(" mtu=%d dest=%u rq_psn=%u rnr_timer=%d reads=%d sl=%d tc=%d dlid=%d sgid=%d global=%d hops=%d dgid=%d", attr->path_mtu, attr->dest_qp_num,
             attr->rq_psn, attr->min_rnr_timer, attr->max_dest_rd_atomic, attr->ah_attr.sl, attr->ah_attr.grh.traffic_class,
             attr->ah_attr.dlid, attr->ah_attr.grh.sgid_index, attr->ah_attr.is_global, attr->ah_attr.grh.hop_limit, attr->ah_attr.grh.dgid.raw[15]);
     } else if (attr->qp_state == IBV_QPS_RTS) {
         qp->attr.rnr_retry = attr->rnr_retry;
+        qp->attr.sq_psn = attr->sq_psn;
         say(" timeout=%d retry=%d rnr_retry=%d sq_psn=%u reads=%d", attr->timeout, attr->retry_cnt, attr->rnr_retry, attr->sq_psn, attr->max_rd_atomic);
     }
     say("\n");
     if (attr->qp_state == IBV_QPS_ERR) {
         break_qp(qp);
         tell_those_who_wait_for(raw->qp_num);
+    } else if (attr->qp_state == IBV_QPS_RESET) {
+        raw->state = IBV_QPS_RESET;
+        qp->posted = qp->performed = qp->known = qp->rposted = qp->rtaken = qp->rknown = 0;
+        struct cq *cq = (struct cq *)raw->send_cq;
+        for (uint64_t i = cq->head; i < cq->tail; i++) {
+            if (cq->ring[i % cq->ibv.cqe].qp == qp) violation("a queue pair is reset before its completions were taken");
+        }
     } else {
         raw->state = attr->qp_state;
         struct qp *from = raw->state == IBV_QPS_RTR ? peer(qp) : NULL;

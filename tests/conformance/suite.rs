@@ -51,6 +51,9 @@ macro_rules! conforms {
                 full_send_queue, full_receive_queue, batch_is_all_or_nothing, counters_wrap, unsignaled, unsignaled_failure_is_reported,
                 what_can_wait_is_sent, memory_of_what_is_sent_is_free, poll_takes_no_more_than_asked,
             }
+            reset {
+                goes_on_as_the_next_generation, refused_unless_drained, generations_do_not_meet, nothing_lands_after_it, a_hundred_generations,
+            }
             read { every_size, many_outstanding, ordered_after_write, into_memory_that_may_not_be_written }
             publish { no_torn_slot, unaligned_or_long_writes_are_whole_at_completion }
             churn {
@@ -77,6 +80,7 @@ macro_rules! conforms_as_shared_memory {
             keys { bad_remote_key, stale_remote_key, bad_remote_bounds, bad_remote_access, bad_local_key, foreign_qp_keeps_working }
             error { flush_reports_all_in_order, peer_destroyed }
             connect { peer_stops_polling, pairs_in_many_threads }
+            reset { goes_on_as_the_next_generation, nothing_lands_after_it }
             notify { wakes_a_sleeper, no_lost_wakeup }
             read { every_size, ordered_after_write }
             publish { no_torn_slot, unaligned_or_long_writes_are_whole_at_completion }
@@ -104,6 +108,8 @@ macro_rules! conforms_as_a_device {
             error { flush_reports_all_in_order, set_error_is_learnt_by_peer, posting_in_wrong_state, peer_destroyed }
             // It drops what comes before it is ready to receive.
             connect { work_before_peer_connects, connected_to_itself }
+            // It flushes what is posted in ERROR, goes through its states again, and drops packets with a number that is not expected.
+            reset { goes_on_as_the_next_generation, generations_do_not_meet, nothing_lands_after_it }
             // Its events come through the kernel.
             notify { arm_then_drain, wakes_a_sleeper, no_lost_wakeup, error_notifies }
             // Its queues have their own bounds, and it tells of a failure that nobody asked for.

@@ -52,6 +52,16 @@ pub struct Address {
 pub const MAX_STREAMS: u8 = 16;
 
 impl Address {
+    /// The same of a later generation, whose secret nobody has to be told: it follows from the first one's.
+    pub fn of_generation(&self, generation: u32) -> Address {
+        let mut it = self.clone();
+        if generation > 0 {
+            let derived = mac::hmac(&self.token, &[b"generation", &generation.to_le_bytes()]);
+            it.token.iter_mut().zip(derived).for_each(|(byte, new)| *byte = new);
+        }
+        it
+    }
+
     /// For the peer.
     pub fn encode(&self) -> Endpoint {
         let mut out = Writer::new([0; ENDPOINT_SIZE]);

@@ -59,6 +59,10 @@ pub struct PendingStreams {
 }
 
 impl PendingStreams {
+    fn new(token: Token) -> Arc<PendingStreams> {
+        Arc::new(PendingStreams { token, ready: AtomicBool::new(false), streams: Mutex::new(Some(VecDeque::new())) })
+    }
+
     /// The oldest.
     pub fn take(&self) -> Option<IncomingStream> {
         // Pairs with the Release in `Hub::deliver`; the lock orders the rest.
@@ -179,11 +183,18 @@ impl Hub {
             .find(|qpn| *qpn != 0 && !state.pending.contains_key(qpn))
             .ok_or_else(|| Error::usage("2^24 queue pairs exist on the device, the most there can be"))?;
         state.next_qpn = qpn + 1;
-        let pending = Arc::new(PendingStreams { token, ready: AtomicBool::new(false), streams: Mutex::new(Some(VecDeque::new())) });
+        let pending = PendingStreams::new(token);
         state.pending.insert(qpn, pending.clone());
         let mut addr = self.addr;
         addr.set_port(state.listeners.as_ref().map_or(0, |listeners| listeners.port));
         Ok(AddedQp { qpn, pending, addr })
+    }
+
+    /// A queue pair's secret is another one from now on.
+    pub fn renew_qp(&self, qpn: u32, token: Token) -> Arc<PendingStreams> {
+        let pending = PendingStreams::new(token);
+        lock(&self.state).pending.insert(qpn, pending.clone());
+        pending
     }
 
     /// Removes a queue pair; the last one closes the listeners.

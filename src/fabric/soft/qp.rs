@@ -42,15 +42,16 @@ pub struct QueuePair {
     shared: Arc<Shared>,
     pending: Arc<PendingStreams>,
     local: Address,
+    caps: QpCaps,
+    /// How often it was reset, or more: the peer's must be the same.
+    generation: u32,
     notify: bool,
-    send_slots: usize,
-    traffic_class: Option<u8>,
     /// Polls to skip before [`Connecting`] is stepped again.
     skip_polls: u32,
     /// When to serve the hub.
     turn: Turn,
-    /// Grants that the peer may still be writing under after the wire was closed. Dropping them waits for the peer.
-    open_grants: Option<shm::Grants>,
+    /// What the peer may still be writing under after a wire of shared memory was closed. Dropping it waits for the peer.
+    last_grants: Option<shm::Grants>,
 }
 
 impl QueuePair {
@@ -74,12 +75,12 @@ impl QueuePair {
             wire: Wire::Unconnected,
             pending: added.pending,
             local,
+            caps: *caps,
+            generation: 0,
             notify,
-            send_slots: (caps.send_depth as usize).next_power_of_two(),
-            traffic_class: caps.traffic_class,
             skip_polls: 0,
             turn: shared.hub.turn(),
-            open_grants: None,
+            last_grants: None,
             shared,
         })
     }
@@ -102,12 +103,12 @@ impl QueuePair {
         }
         let args = ConnectArgs {
             config: self.shared.config.clone(),
-            local: self.local.clone(),
-            remote,
+            local: self.local.of_generation(self.generation),
+            remote: remote.of_generation(self.generation),
             pending: self.pending.clone(),
             notify: self.notify,
-            send_slots: self.send_slots,
-            traffic_class: self.traffic_class,
+            send_slots: (self.caps.send_depth as usize).next_power_of_two(),
+            traffic_class: self.caps.traffic_class,
             stats: self.wq.stats.clone(),
         };
         match Connecting::new(args) {
@@ -208,6 +209,25 @@ impl QueuePair {
     /// Takes the queue pair to ERROR.
     pub fn set_error(&mut self) {
         self.fail(Fault::oldest(WcStatus::WrFlushErr, "taken to ERROR by its owner"));
+    }
+
+    /// Whether everything outstanding was reported, and the peer writes nothing more.
+    pub fn drained(&self) -> bool {
+        self.wq.idle() && self.last_grants.as_ref().is_none_or(shm::Grants::peer_is_gone)
+    }
+
+    /// From ERROR to INIT, as a later generation: with a secret that only a peer of the same generation knows, and queues that count from the start.
+    pub fn reset(&mut self, generation: u32) -> Result<()> {
+        check_reset(self.state(), self.drained(), self.generation, generation)?;
+        let qpn = self.local.qpn;
+        self.pending = self.shared.hub.renew_qp(qpn, self.local.of_generation(generation).token);
+        self.wq = WorkQueues::new(&self.caps, self.wq.stats.clone(), qpn, 0);
+        self.wire = Wire::Unconnected;
+        self.generation = generation;
+        self.skip_polls = 0;
+        self.turn = self.shared.hub.turn();
+        self.last_grants = None;
+        Ok(())
     }
 
     /// Sends and receives what it can without waiting; true if anything moved. `armed`: the caller will sleep if nothing did.
@@ -329,7 +349,7 @@ impl QueuePair {
         // A peer that dials now, or has dialed and is still pending, gets its stream closed instead of no answer.
         self.pending.close();
         match std::mem::replace(&mut self.wire, Wire::Closed) {
-            Wire::Shm(wire) => self.open_grants = wire.close(),
+            Wire::Shm(wire) => self.last_grants = Some(wire.close()),
             Wire::Tcp(wire) => self.shared.hub.linger(wire.close()),
             _ => {}
         }

@@ -317,6 +317,11 @@ impl WorkQueues {
         self.fault = Some((at, fault));
     }
 
+    /// Whether nothing is outstanding.
+    pub fn idle(&self) -> bool {
+        self.sq.reported == self.sq.posted && self.rq.reported == self.rq.posted
+    }
+
     /// Why the queue pair is in ERROR.
     pub fn error(&self) -> Option<&str> {
         self.fault.as_ref().map(|(_, fault)| fault.why.as_str())

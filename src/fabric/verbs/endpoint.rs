@@ -58,6 +58,12 @@ pub struct Address {
 }
 
 impl Address {
+    /// The same of a later generation. Its first packet's number is far from an earlier one's (24 bits of the golden ratio apart), so that no packet of
+    /// these is expected any more.
+    pub fn of_generation(&self, generation: u32) -> Address {
+        Address { psn: self.psn.wrapping_add(generation.wrapping_mul(0x9e_3779)) & 0xff_ffff, ..*self }
+    }
+
     /// As bytes.
     pub fn encode(&self) -> Endpoint {
         let mut out = [0; ENDPOINT_SIZE];

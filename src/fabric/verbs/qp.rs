@@ -63,6 +63,8 @@ pub struct QueuePair {
     device: RawQp,
     /// `device`'s pointer, for the device's functions.
     raw: *mut ibv_qp,
+    /// Where it completes.
+    cq: *mut ibv_cq,
     post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
     post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
     state: QpState,
@@ -79,6 +81,10 @@ pub struct QueuePair {
     bounce: Option<Bounce>,
     stats: RailStats,
     caps: QpCaps,
+    /// How often it was reset, or more: the peer's must be the same.
+    generation: u32,
+    /// In ERROR: the number of the request that was posted to learn when all before it are flushed.
+    last: Option<u64>,
     local: Address,
     /// Whether the endpoint was asked for: then the ECE options that it names cannot change any more.
     endpoint_sent: Cell<bool>,
@@ -134,6 +140,7 @@ impl QueuePair {
         let mut qp = QueuePair {
             device,
             raw,
+            cq,
             post_send,
             post_recv,
             state: QpState::Init,
@@ -147,6 +154,8 @@ impl QueuePair {
             bounce: None,
             stats,
             caps: *caps,
+            generation: 0,
+            last: None,
             local,
             endpoint_sent: Cell::new(false),
             remote: None,
@@ -194,7 +203,8 @@ impl QueuePair {
         self.remote = Some(remote);
         let agreed = self.agree_ece(&remote)?;
         // What it reads at once is bounded by what the peer answers.
-        self.device.connect(&self.local, &remote, &self.caps).map_err(|e| e.into_error(&self.path()))?;
+        let [from, to] = [&self.local, &remote].map(|end| end.of_generation(self.generation));
+        self.device.connect(&from, &to, &self.caps).map_err(|e| e.into_error(&self.path()))?;
         if agreed {
             self.local.ece = self.device.ece().map_or(Ece::None, Ece::Agreed);
         }
@@ -203,7 +213,8 @@ impl QueuePair {
     }
 
     /// Enhanced connection establishment (ECE), as rdma-core's manual describes it: the side that connects first takes from the peer's offer the
-    /// options that it can use, and names them in its endpoint; the peer then uses these. Whether this side is to name them still.
+    /// options that it can use, and names them in its endpoint; the peer then uses these, as both do again after a reset. Whether this side is to name
+    /// them still.
     fn agree_ece(&mut self, remote: &Address) -> Result<bool> {
         match (self.local.ece, remote.ece) {
             (Ece::Offered(_), Ece::Offered(offer)) if !self.endpoint_sent.get() => match self.device.set_ece(offer) {
@@ -213,10 +224,10 @@ impl QueuePair {
                     self.local.ece = Ece::None;
                 }
             },
-            (Ece::Offered(_), Ece::Agreed(choice)) => self.device.set_ece(choice).map_err(|e| {
+            (Ece::Offered(_), Ece::Agreed(choice)) | (Ece::Agreed(choice), _) => self.device.set_ece(choice).map_err(|e| {
                 let (path, options) = (self.path(), choice.options);
                 Error::system(
-                    format!("{path}: enhancements {options:#x}, which the peer's NIC chose of ours; NCCL_IB_ECE_ENABLE=0 does without"),
+                    format!("{path}: enhancements {options:#x}, which the two NICs had agreed on; NCCL_IB_ECE_ENABLE=0 does without"),
                     e,
                 )
             })?,
@@ -333,6 +344,49 @@ impl QueuePair {
         // SAFETY: the queue pair is live; the chain's links are valid and end with NULL, and the device copies them before returning.
         let code = unsafe { (self.post_send)(self.raw, &raw mut (*base).wr, &mut bad) };
         if code == 0 { Ok(()) } else { Err(self.not_taken(first, base, bad, code)) }
+    }
+
+    /// Whether everything outstanding was reported. A request that was not signaled and was performed before the queue pair failed is reported only by
+    /// a later one: in ERROR, where each is flushed, one more tells (as the kernel's ib_drain_qp does it: Linux 6.12 drivers/infiniband/core/verbs.c).
+    #[cold]
+    pub fn drained(&mut self) -> bool {
+        if self.state() != QpState::Error {
+            return false;
+        }
+        if !self.sends.idle() && self.last.is_none() && self.sends.room() > 0 {
+            let number = self.sends.posted() & NUMBER;
+            let nothing = Payload::Inline(&[]);
+            let wr = SendWr {
+                wr_id: 0,
+                opcode: Opcode::Write,
+                payload: nothing,
+                remote_addr: 0,
+                rkey: 0,
+                imm: 0,
+                signaled: true,
+                when_sent: false,
+            };
+            if self.post_chunk(&[wr]).is_ok() {
+                self.last = Some(number);
+            }
+        }
+        self.sends.idle() && self.recvs.idle()
+    }
+
+    /// From ERROR to INIT, as a later generation.
+    pub fn reset(&mut self, generation: u32) -> Result<()> {
+        let drained = self.drained();
+        check_reset(self.state(), drained, self.generation, generation)?;
+        let to_init = self.device.to_reset().and_then(|()| self.device.init());
+        to_init.map_err(|e| e.into_error(&self.path()))?;
+        // Events of the earlier generation say nothing of this one.
+        self.shared.unwatch_qp(self.raw);
+        self.async_status = self.shared.watch_qp(self.raw, self.cq);
+        self.events = 0;
+        (self.state, self.error, self.generation) = (QpState::Init, None, generation);
+        (self.unsignaled, self.last, self.expired) = (0, None, false);
+        (self.progress_seen, self.overdue, self.query_at) = ((0, 0), false, 0);
+        Ok(())
     }
 
     /// The device took fewer requests than its queue has room for.

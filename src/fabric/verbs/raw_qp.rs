@@ -91,7 +91,13 @@ impl RawQp {
         unsafe { (*self.raw).qp_num }
     }
 
-    /// To INIT: receives may be posted.
+    /// To RESET: what it holds is dropped.
+    pub fn to_reset(&self) -> std::result::Result<(), ModifyError> {
+        let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RESET, ..Default::default() };
+        self.modify("RESET", &mut attr, ibv_qp_attr_mask::IBV_QP_STATE)
+    }
+
+    /// From RESET to INIT: receives may be posted.
     pub fn init(&self) -> std::result::Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: ibv_qp_state::IBV_QPS_INIT,

@@ -222,6 +222,11 @@ impl Grants {
         slots.fold(false, |busy, slot| self.leases.stop(slot, self.leases.leases[slot].load(Ordering::Relaxed)) | busy)
     }
 
+    /// Whether the requester writes nothing more: it is dead, or its queue pair is closed.
+    pub fn peer_is_gone(&self) -> bool {
+        self.leases.peer_is_gone()
+    }
+
     /// Withdraws every grant. On return the requester writes nothing.
     #[cold]
     pub fn withdraw(&mut self) {

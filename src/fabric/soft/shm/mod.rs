@@ -297,8 +297,8 @@ impl ShmWire {
     }
 
     /// Closes the wire. The peer still finds every ack, and relies on nothing else. The result are grants under which the peer may still be
-    /// writing a part: the caller drops them with the queue pair, and the drop waits for the peer.
-    pub fn close(self) -> Option<Grants> {
+    /// writing a part: the caller drops them with the queue pair, or once the peer is gone. The drop waits for the peer.
+    pub fn close(self) -> Grants {
         self.segment.side(self.segment.me).closed.store(1, Ordering::SeqCst);
         self.tx.retire();
         let peer = self.segment.side(1 - self.segment.me);

@@ -157,9 +157,10 @@ impl Responder {
         }
     }
 
-    /// Stops the grants. The result are those under which the peer may be writing a part now, to be kept until it has finished.
-    pub fn close(mut self) -> Option<Grants> {
-        self.grants.stop().then_some(self.grants)
+    /// Stops the grants. The peer may be writing a part under the result until it is gone, or the result dropped.
+    pub fn close(mut self) -> Grants {
+        self.grants.stop();
+        self.grants
     }
 
     /// Receives the descriptors that the peer has published, and gives the requester the acks that they carry; true if anything moved. Stops before a

@@ -47,6 +47,9 @@ impl QueuePair {
             };
             return sent.signaled.then_some(completion);
         }
+        if self.last == Some(number) {
+            return None;
+        }
         let status = self.on_error(verb(sent.opcode), sent.len, wc, true);
         Some(Completion { wr_id: sent.wr_id, status, opcode: status::sent(sent.opcode), byte_len: 0, imm: None, qp_num: self.local.qpn })
     }
