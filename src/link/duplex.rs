@@ -19,7 +19,7 @@ use super::address::{Address, Local};
 use super::incoming::{Imm, Records};
 use super::limits::{CONTROL_SIZE, CONTROLS, IMM_LIMIT, MAX_MESSAGE, MAX_RAILS};
 use super::liveness::Liveness;
-use super::queue_pairs::{BATCH, ORDERED_QP, QueuePairs, RailDevice, Side};
+use super::queue_pairs::{BATCH, QueuePairs, RailDevice, Side};
 use super::sends::{self, Message, stripe_completed};
 use super::wr_id::{RequestId, WrId, WrKind};
 use super::{Connection, Failure, Link, too_long};
@@ -227,18 +227,18 @@ impl Duplex {
         let link = &mut self.link;
         let message = Message { sequence: to.sequence, remote_addr: to.addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id: NO_REQUEST };
         if let Some(qp) = link.qps.qp_for_fast_path(len, self.split_min) {
-            let Some(id) = link.requests.insert(sends::request(len, 1 << qp, to.sequence)) else { return Ok(None) };
+            let Some(id) = link.requests.insert(sends::request(len, 1, to.sequence)) else { return Ok(None) };
             let data = message.write(&link.qps, qp, 0, len, Imm::Whole(len as u32));
             let posted = link.qps.post_send(qp, [data], WrKind::Data, id, true);
             link.qps.next_qp();
             return self.posted(id, posted.map_err(|error| (qp, error)));
         }
         let plan = link.qps.plan(len, self.split_min);
-        let Some(qps) = link.qps.qps_for_message(plan).filter(|_| link.requests.has_room()) else {
+        if !link.qps.has_room(plan) || !link.requests.has_room() {
             link.qps.unplan(plan);
             return Ok(None);
-        };
-        let Some(id) = link.requests.insert(sends::request(len, qps, to.sequence)) else { return Ok(None) };
+        }
+        let Some(id) = link.requests.insert(sends::request(len, plan.stripes, to.sequence)) else { return Ok(None) };
         let posted = Message { id, ..message }.post(&mut self.link, plan);
         self.posted(id, posted)
     }
@@ -262,10 +262,10 @@ impl Duplex {
         }
         let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
         fits(&Target { len: rest, ..*to }, len)?;
-        if !self.link.can_post() || self.link.qps.room(ORDERED_QP) < sends::MOST_ENTRIES {
+        if !self.link.can_post() || self.link.qps.room(self.link.qps.ordered()) < sends::MOST_ENTRIES {
             return Ok(None);
         }
-        let Some(id) = self.link.requests.insert(sends::request(len, 1 << ORDERED_QP, to.sequence)) else { return Ok(None) };
+        let Some(id) = self.link.requests.insert(sends::request(len, 1, to.sequence)) else { return Ok(None) };
         let remote_addr = to.addr.wrapping_add(offset);
         let message = Message { sequence: to.sequence, remote_addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id };
         let posted = message.post_in_order(&mut self.link, len, value);

@@ -4,14 +4,14 @@
 /// Stripes begin at multiples of it from the first byte of the message, as NCCL's do (its protocols LL and LL128 need that).
 const STRIPE_ALIGN: usize = 128;
 
-/// A message cut into stripes: stripe `i` is `chunk` bytes (the last one what is left) on queue pair `(first + i) % qps`.
+/// A message cut into stripes: stripe `i` is `chunk` bytes (the last one what is left), and goes to place `(first + i) % qps` of those that take messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// Stripes, at least 1.
     pub stripes: usize,
     /// Bytes of each but the last.
     chunk: usize,
-    /// Queue pair of stripe 0.
+    /// Place of stripe 0.
     pub first: usize,
     qps: usize,
     len: usize,
@@ -35,7 +35,7 @@ impl Plan {
         self.len
     }
 
-    /// Queue pair, offset and length of stripe `i`.
+    /// Place, offset and length of stripe `i`.
     #[inline]
     pub fn stripe(self, i: usize) -> (usize, usize, usize) {
         let offset = (i * self.chunk).min(self.len);

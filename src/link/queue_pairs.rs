@@ -16,16 +16,12 @@ use crate::fabric::{
     RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-use super::limits::{CONTROLS, IMM_LIMIT, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
+use super::limits::{CONTROLS, IMM_LIMIT, MAX_QPS, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
 use super::plan::{Plan, wrapped};
 use super::wr_id::{RequestId, WrId, WrKind};
 
 /// Unsignaled requests in a row at most: only the completion of a signaled one frees their entries of the send queue.
 const SIGNAL_EVERY: u16 = 64;
-
-/// The queue pair of all that has to stay in one order across messages: clear-to-sends, control messages, and data that goes behind them. The first of
-/// the first rail. Messages take it as they take any other.
-pub const ORDERED_QP: usize = 0;
 
 /// Completions taken from a queue at once.
 pub const BATCH: usize = 16;
@@ -119,7 +115,10 @@ pub struct QueuePairs {
     remote_keys: [u32; MAX_RAILS],
     /// That memory.
     remote_memory: u64,
-    /// Where the next message's first stripe goes.
+    /// The queue pairs that messages take, in order.
+    live: [u8; MAX_QPS],
+    live_count: usize,
+    /// Where among these the next message's first stripe goes.
     next: usize,
     /// Whether a message takes all queue pairs, rather than one per rail.
     splits_data: bool,
@@ -178,6 +177,8 @@ impl QueuePairs {
             inbox: Vec::new(),
             remote_keys: [0; MAX_RAILS],
             remote_memory: 0,
+            live: [0; MAX_QPS],
+            live_count: 0,
             next: 0,
             splits_data: devices.iter().all(|device| device.capabilities.splits_data),
             counts_plain_writes: devices.iter().all(|device| device.capabilities.counts_plain_writes),
@@ -207,7 +208,28 @@ impl QueuePairs {
                 all.qps.push(Qp { rail: rail as u8, id: qp, room: caps.send_depth, unsignaled: 0, ar_threshold });
             }
         }
+        all.use_all();
         Ok(all)
+    }
+
+    /// Messages take every queue pair.
+    fn use_all(&mut self) {
+        self.live_count = self.qps.len().min(MAX_QPS);
+        self.live.iter_mut().zip(0..).for_each(|(place, qp)| *place = qp);
+        self.next = 0;
+    }
+
+    /// The queue pair at a place of the order in which messages take them.
+    #[inline(always)]
+    pub fn live(&self, place: usize) -> usize {
+        self.live.get(place).map_or(0, |qp| usize::from(*qp))
+    }
+
+    /// The queue pair of all that has to stay in one order across messages: clear-to-sends, control messages, and data that goes behind them. Messages take
+    /// it as they take any other.
+    #[inline(always)]
+    pub fn ordered(&self) -> usize {
+        0
     }
 
     /// From now on a message is done once its memory is not needed any more, be it that the peer does not have it yet: if it goes on one queue pair,
@@ -268,6 +290,7 @@ impl QueuePairs {
         self.queues.truncate(rails);
         self.sleep_fds.truncate(rails);
         self.inbox.truncate(rails);
+        self.use_all();
     }
 
     /// Connects every queue pair to its counterpart; `endpoints` rail by rail. `memory` and `keys` are the peer's.
@@ -307,7 +330,7 @@ impl QueuePairs {
     /// How a message of `len` bytes is cut, and the first of the queue pairs that it takes.
     #[inline]
     pub fn plan(&mut self, len: usize, split_min: usize) -> Plan {
-        let qps = self.qps.len();
+        let qps = self.live_count;
         let most = if self.splits_data { qps } else { self.queues.len() };
         let plan = Plan::new(len, qps, most, split_min, self.next);
         self.next = wrapped(self.next + plan.stripes, qps);
@@ -318,15 +341,16 @@ impl QueuePairs {
     /// `None` for any other message, and if the queue is full. It stays the same until [`QueuePairs::next_qp`].
     #[inline(always)]
     pub fn qp_for_fast_path(&self, len: usize, split_min: usize) -> Option<usize> {
-        let qp = self.qps.get(self.next)?;
+        let at = self.live(self.next);
+        let qp = self.qps.get(at)?;
         let short = len < IMM_LIMIT && len <= qp.ar_threshold as usize && (len < split_min || self.qps.len() == 1);
-        (short && qp.room >= message_entries(qp.ar_threshold)).then_some(self.next)
+        (short && qp.room >= message_entries(qp.ar_threshold)).then_some(at)
     }
 
     /// The next message begins on the next queue pair.
     #[inline]
     pub fn next_qp(&mut self) {
-        self.next = wrapped(self.next + 1, self.qps.len());
+        self.next = wrapped(self.next + 1, self.live_count);
     }
 
     /// Undoes the last `plan`: nothing of it was posted.
@@ -335,13 +359,12 @@ impl QueuePairs {
         self.next = plan.first;
     }
 
-    /// The queue pairs that a message takes, a bit each; `None` if the send queue of one does not take whatever the message may need there.
+    /// Whether the send queues that a message takes have room for whatever it may need there.
     #[inline]
-    pub fn qps_for_message(&self, plan: Plan) -> Option<u64> {
-        (0..plan.stripes).try_fold(0u64, |taken, i| {
-            let qp = plan.stripe(i).0;
-            let roomy = self.qps.get(qp).is_some_and(|qp| qp.room >= message_entries(qp.ar_threshold));
-            roomy.then_some(taken | 1 << qp)
+    pub fn has_room(&self, plan: Plan) -> bool {
+        (0..plan.stripes).all(|i| {
+            let qp = self.qps.get(self.live(plan.stripe(i).0));
+            qp.is_some_and(|qp| qp.room >= message_entries(qp.ar_threshold))
         })
     }
 
@@ -362,13 +385,25 @@ impl QueuePairs {
         id: RequestId,
         signal: bool,
     ) -> std::result::Result<(), PostError> {
-        self.post_with(qp, wrs, (kind, id, signal), false)
+        self.post_with(qp, wrs, (kind, id, 0, signal), false)
+    }
+
+    /// The same of a message's stripe, signaled.
+    #[inline(always)]
+    pub fn post_stripe<const N: usize>(
+        &mut self,
+        qp: usize,
+        wrs: [Wr<'_>; N],
+        stripe: usize,
+        id: RequestId,
+    ) -> std::result::Result<(), PostError> {
+        self.post_with(qp, wrs, (WrKind::Data, id, stripe as u8, true), false)
     }
 
     /// The same of one that is not signaled, and can wait until something else is sent.
     #[inline(always)]
     pub fn post_held(&mut self, qp: usize, wr: Wr<'_>, kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
-        self.post_with(qp, [wr], (kind, id, false), true)
+        self.post_with(qp, [wr], (kind, id, 0, false), true)
     }
 
     /// Sends what is held on a queue pair.
@@ -384,11 +419,11 @@ impl QueuePairs {
         &mut self,
         qp: usize,
         wrs: [Wr<'_>; N],
-        (kind, id, signal): (WrKind, RequestId, bool),
+        (kind, id, stripe, signal): (WrKind, RequestId, u8, bool),
         held: bool,
     ) -> std::result::Result<(), PostError> {
         let QueuePairs { queues, qps, .. } = self;
-        let wr_id = WrId { kind, qp: qp as u8, retires: 0, id };
+        let wr_id = WrId { kind, stripe, qp: qp as u8, retires: 0, id };
         let Some(qp) = qps.get_mut(qp) else { return Err(PostError::Invalid("no such queue pair")) };
         let Some(cq) = queues.get_mut(usize::from(qp.rail)) else { return Err(PostError::Invalid("no such rail")) };
         let when_sent = self.when_sent && kind == WrKind::Data;
@@ -403,7 +438,7 @@ impl QueuePairs {
     #[inline(never)]
     pub fn post_send_group(&mut self, qp: usize, wrs: &[Wr<'_>], kind: WrKind, id: RequestId) -> std::result::Result<(), PostError> {
         let QueuePairs { queues, qps, .. } = self;
-        let wr_id = WrId { kind, qp: qp as u8, retires: 0, id };
+        let wr_id = WrId { kind, stripe: 0, qp: qp as u8, retires: 0, id };
         let Some(qp) = qps.get_mut(qp) else { return Err(PostError::Invalid("no such queue pair")) };
         let Some(cq) = queues.get_mut(usize::from(qp.rail)) else { return Err(PostError::Invalid("no such rail")) };
         let empty = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: (0, 0), imm: 0 };
@@ -423,7 +458,7 @@ impl QueuePairs {
     pub fn post_recv(&mut self, qp: usize) -> std::result::Result<(), PostError> {
         let Some(it) = self.qps.get(qp) else { return Err(PostError::Invalid("no such qp")) };
         let Some(cq) = self.queues.get_mut(usize::from(it.rail)) else { return Err(PostError::Invalid("no such rail")) };
-        let wr_id = WrId { kind: WrKind::Recv, qp: qp as u8, retires: 0, id: RequestId(0) }.encode();
+        let wr_id = WrId { kind: WrKind::Recv, stripe: 0, qp: qp as u8, retires: 0, id: RequestId(0) }.encode();
         cq.qp(it.id).post_recv(&RecvWr { wr_id, sge: Sge::default() })
     }
 
@@ -460,7 +495,7 @@ impl QueuePairs {
     /// Posts the READ of a flush on the queue pair of `rail` that is connected to itself. It is as deep as there are requests, so its completions
     /// retire nothing.
     pub fn post_flush(&mut self, rail: usize, wr: Wr<'_>, id: RequestId) -> std::result::Result<(), PostError> {
-        let request = SendWr { signaled: true, ..wr.with(WrId { kind: WrKind::Flush, qp: rail as u8, retires: 0, id }) };
+        let request = SendWr { signaled: true, ..wr.with(WrId { kind: WrKind::Flush, stripe: 0, qp: rail as u8, retires: 0, id }) };
         let Some(qp) = self.flush_qps.get(rail) else { return Err(PostError::Invalid("no such rail")) };
         let Some(cq) = self.queues.get_mut(rail) else { return Err(PostError::Invalid("no such rail")) };
         cq.qp(*qp).post_send(&[request])

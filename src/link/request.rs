@@ -23,8 +23,8 @@ pub struct Request {
     pub n: u8,
     /// Still to complete: 1 for a send, messages of a receive, READs of a flush. 0 = done.
     pub left: u8,
-    /// Queue pairs whose stripe of this send has not completed: a bit each.
-    pub pending_qps: u64,
+    /// Stripes of this send that have not completed: a bit each.
+    pub pending_stripes: u64,
     /// Sequence number of its first slot.
     pub sequence: u64,
     /// Sizes, as far as known.
@@ -47,7 +47,7 @@ pub struct RequestTable {
     free_count: usize,
 }
 
-const EMPTY: Request = Request { n: 0, left: 0, pending_qps: 0, sequence: 0, bytes: [0; MAX_RECVS] };
+const EMPTY: Request = Request { n: 0, left: 0, pending_stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
 const LAST_GENERATION: u32 = u32::MAX >> 8;
 
 impl RequestTable {

@@ -7,22 +7,22 @@ use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
 
 use super::Link;
 use super::incoming::{CompletionRecord, Imm, epoch};
-use super::limits::{IMM_LIMIT, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
+use super::limits::{IMM_LIMIT, MAX_QPS, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
 use super::memory::Registration;
 use super::plan::Plan;
-use super::queue_pairs::{ORDERED_QP, QueuePairs, Wr};
+use super::queue_pairs::{QueuePairs, Wr};
 use super::request::Request;
 use super::wr_id::{RequestId, WrId, WrKind};
 
 /// Entries of a send queue that a message takes on one queue pair at most: a record, data, and an immediate.
 pub const MOST_ENTRIES: u32 = 3;
 
-/// The request of a message of `len` bytes that takes these queue pairs.
+/// The request of a message of `len` bytes in so many stripes, 1..=64.
 #[inline(always)]
-pub fn request(len: usize, pending_qps: u64, sequence: u64) -> Request {
+pub fn request(len: usize, stripes: usize, sequence: u64) -> Request {
     let mut bytes = [0; MAX_RECVS];
     bytes[0] = len as u32;
-    Request { n: 1, left: 1, pending_qps, sequence, bytes }
+    Request { n: 1, left: 1, pending_stripes: u64::MAX >> (MAX_QPS - stripes), sequence, bytes }
 }
 
 /// What knows the keys of a message's memory for local use.
@@ -76,18 +76,19 @@ impl<K: LocalKeys> Message<'_, K> {
         }
     }
 
-    /// Posts it behind all that was posted on [`ORDERED_QP`], with this value as its immediate.
+    /// Posts it on the queue pair of what is ordered, with this value as its immediate.
     pub fn post_in_order(self, link: &mut Link, len: usize, value: u32) -> std::result::Result<(), (usize, PostError)> {
+        let ordered = link.qps.ordered();
         let qps = &mut link.qps;
-        let data = self.write(qps, ORDERED_QP, 0, len, Imm::Whole(value));
-        let posted = if len <= qps.ar_threshold(ORDERED_QP) as usize {
-            qps.post_send(ORDERED_QP, [data], WrKind::Data, self.id, true)
+        let data = self.write(qps, ordered, 0, len, Imm::Whole(value));
+        let posted = if len <= qps.ar_threshold(ordered) as usize {
+            qps.post_send(ordered, [data], WrKind::Data, self.id, true)
         } else {
             let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
             let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
-            qps.post_send(ORDERED_QP, [body, empty], WrKind::Data, self.id, true)
+            qps.post_send(ordered, [body, empty], WrKind::Data, self.id, true)
         };
-        posted.map_err(|error| (ORDERED_QP, error))
+        posted.map_err(|error| (ordered, error))
     }
 
     /// Posts it as planned, in any number of work requests.
@@ -97,7 +98,8 @@ impl<K: LocalKeys> Message<'_, K> {
         let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
         let record = CompletionRecord { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
         for stripe in 0..plan.stripes {
-            let (qp, offset, len) = plan.stripe(stripe);
+            let (place, offset, len) = plan.stripe(stripe);
+            let qp = qps.live(place);
             let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
             let data = self.write(qps, qp, offset, len, imm);
             let remote = qps.remote(qp, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
@@ -106,10 +108,10 @@ impl<K: LocalKeys> Message<'_, K> {
             let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
             let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
             let posted = match (whole, len <= qps.ar_threshold(qp) as usize) {
-                (true, true) => qps.post_send(qp, [data], WrKind::Data, self.id, true),
-                (true, false) => qps.post_send(qp, [body, empty], WrKind::Data, self.id, true),
-                (false, true) => qps.post_send(qp, [record, data], WrKind::Data, self.id, true),
-                (false, false) => qps.post_send(qp, [record, body, empty], WrKind::Data, self.id, true),
+                (true, true) => qps.post_stripe(qp, [data], stripe, self.id),
+                (true, false) => qps.post_stripe(qp, [body, empty], stripe, self.id),
+                (false, true) => qps.post_stripe(qp, [record, data], stripe, self.id),
+                (false, false) => qps.post_stripe(qp, [record, body, empty], stripe, self.id),
             };
             if !whole {
                 // The rails count a record's bytes as they count a message's.
@@ -125,8 +127,8 @@ impl<K: LocalKeys> Message<'_, K> {
 #[inline]
 pub fn stripe_completed(link: &mut Link, wr: &WrId, _: &Completion) {
     let Some(request) = link.requests.get_mut(wr.id) else { return };
-    request.pending_qps &= !(1 << wr.qp);
-    if request.pending_qps == 0 && request.left > 0 {
+    request.pending_stripes &= !(1 << wr.stripe);
+    if request.pending_stripes == 0 && request.left > 0 {
         request.left = 0;
         stage::reach(Stage::SendDone);
     }

@@ -1,5 +1,7 @@
-//! The 64 bits that a work request carries into its completion: what it was for, on which queue pair, for which request.
+//! The 64 bits that a work request carries into its completion: what it was for, on which queue pair, for which request and stripe.
 //! Made and read by the thread that drives the link.
+
+use super::limits::MAX_QPS;
 
 /// Names an outstanding request of a link: generation << 8 | index. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +38,17 @@ impl WrKind {
     }
 }
 
-/// A decoded work request id: `kind:8 | qp:8 | retires:16 | id:32`.
+/// A stripe, or a queue pair.
+const SIX_BITS: u8 = MAX_QPS as u8 - 1;
+const _: () = assert!(MAX_QPS == 64);
+
+/// A decoded work request id: `kind:4 | stripe:6 | qp:6 | retires:16 | id:32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrId {
     /// What for.
     pub kind: WrKind,
+    /// Of a message: which stripe.
+    pub stripe: u8,
     /// On which queue pair.
     pub qp: u8,
     /// Send queue entries that its completion frees: its own and those of the unsignaled ones before it.
@@ -61,13 +69,14 @@ impl WrId {
             WrKind::Control => 5,
             WrKind::Probe => 6,
         };
-        kind << 56 | u64::from(self.qp) << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
+        let (stripe, qp) = (u64::from(self.stripe & SIX_BITS), u64::from(self.qp & SIX_BITS));
+        kind << 60 | stripe << 54 | qp << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
     }
 
     /// `None` for what [`WrId::encode`] never made.
     #[inline]
     pub fn decode(wr_id: u64) -> Option<WrId> {
-        let kind = match wr_id >> 56 {
+        let kind = match wr_id >> 60 {
             1 => WrKind::Data,
             2 => WrKind::Cts,
             3 => WrKind::Recv,
@@ -76,7 +85,8 @@ impl WrId {
             6 => WrKind::Probe,
             _ => return None,
         };
-        Some(WrId { kind, qp: (wr_id >> 48) as u8, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
+        let (stripe, qp) = ((wr_id >> 54) as u8 & SIX_BITS, (wr_id >> 48) as u8 & SIX_BITS);
+        Some(WrId { kind, stripe, qp, retires: (wr_id >> 32) as u16, id: RequestId(wr_id as u32) })
     }
 }
 
@@ -87,10 +97,10 @@ mod tests {
     #[test]
     fn work_request_ids_round_trip() {
         for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Control, WrKind::Probe] {
-            let wr = WrId { kind, qp: 63, retires: 0xabcd, id: RequestId(0xffff_ffff) };
+            let wr = WrId { kind, stripe: 63, qp: 62, retires: 0xabcd, id: RequestId(0xffff_ffff) };
             assert_eq!(WrId::decode(wr.encode()), Some(wr));
         }
         assert_eq!(WrId::decode(0), None);
-        assert_eq!(WrId::decode(7 << 56), None);
+        assert_eq!(WrId::decode(7 << 60), None);
     }
 }

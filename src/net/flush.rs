@@ -45,7 +45,7 @@ impl Flusher {
         if !link.requests.has_room() {
             return Err(Error::usage(format!("iflush: {MAX_REQUESTS} requests are outstanding, as many as may be")));
         }
-        let request = Request { n: 0, left: self.regions.len() as u8, pending_qps: 0, sequence: 0, bytes: [0; MAX_RECVS] };
+        let request = Request { n: 0, left: self.regions.len() as u8, pending_stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
         let Some(id) = link.requests.insert(request) else { return Ok(None) };
         let rkeys = registration.rkeys();
         for (rail, region) in self.regions.iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::link::device_thread::{Member, WaitSet};
 use crate::link::incoming::{IncomingMessage, Records};
 use crate::link::limits::{MAX_MESSAGE, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
 use crate::link::memory::{MemoryKind, MrHandle, MrTable, Registration};
-use crate::link::queue_pairs::{ORDERED_QP, QueuePairs, Side, Wr};
+use crate::link::queue_pairs::{QueuePairs, Side, Wr};
 use crate::link::request::{Request, Sizes};
 use crate::link::wr_id::{RequestId, WrKind};
 use crate::link::{Connection, Link, too_long};
@@ -121,10 +121,10 @@ impl Receiver {
             free &= self.state.is_free(sequence);
         }
         // A queue pair has as many receives posted as there can be outstanding, so none is missing there.
-        if !free || !self.link.requests.has_room() || (self.link.qps.room(ORDERED_QP) as usize) < n {
+        if !free || !self.link.requests.has_room() || (self.link.qps.room(self.link.qps.ordered()) as usize) < n {
             return self.poll_then_no_request();
         }
-        let request = Request { n: n as u8, left: n as u8, pending_qps: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
+        let request = Request { n: n as u8, left: n as u8, pending_stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
         let Some(id) = self.link.requests.insert(request) else { return Ok(None) };
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
@@ -143,7 +143,7 @@ impl Receiver {
             (None, all) => post_cts_group(&mut self.link, self.tail, all.get(..n).unwrap_or_default(), id),
         };
         if let Err(error) = posted {
-            return self.link.not_posted(id, WrKind::Cts, ORDERED_QP, error);
+            return self.link.not_posted(id, WrKind::Cts, self.link.qps.ordered(), error);
         }
         self.tail += n as u64;
         self.state.unused += n as u32;
@@ -155,13 +155,13 @@ impl Receiver {
     /// Posts the clear-to-sends that waited for the peer, once it can take them, as many as there is room for.
     #[cold]
     fn post_early(&mut self) {
-        while self.link.confirmed() && self.link.qps.room(ORDERED_QP) > 0 {
+        while self.link.confirmed() && self.link.qps.room(self.link.qps.ordered()) > 0 {
             let Some((sequence, slot, id)) = self.early.as_mut().and_then(|early| early.0.pop_front()) else {
                 self.early = None;
                 return;
             };
             if let Err(error) = post_cts(&mut self.link, sequence, &slot, id) {
-                self.link.post_failed(WrKind::Cts, ORDERED_QP, error);
+                self.link.post_failed(WrKind::Cts, self.link.qps.ordered(), error);
                 self.early = None;
                 return;
             }
@@ -223,7 +223,7 @@ impl Receiver {
     #[inline(always)]
     fn send_held_cts(&mut self) {
         if self.state.needs_held_cts() {
-            self.link.qps.send_held(ORDERED_QP);
+            self.link.qps.send_held(self.link.qps.ordered());
         }
     }
 
@@ -266,14 +266,14 @@ fn cts_of(mrs: &MrTable, dev: usize, buffer: &RecvBuffer, n: usize) -> Result<Sl
 #[inline(always)]
 fn post_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: RequestId) -> std::result::Result<(), PostError> {
     let write = cts_write(&link.qps, sequence, slot);
-    link.qps.post_send(ORDERED_QP, [write], WrKind::Cts, id, false)
+    link.qps.post_send(link.qps.ordered(), [write], WrKind::Cts, id, false)
 }
 
 /// The same for one that the sender does not need yet.
 #[inline(always)]
 fn post_held_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: RequestId) -> std::result::Result<(), PostError> {
     let write = cts_write(&link.qps, sequence, slot);
-    link.qps.post_held(ORDERED_QP, write, WrKind::Cts, id)
+    link.qps.post_held(link.qps.ordered(), write, WrKind::Cts, id)
 }
 
 /// The same for a group, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
@@ -283,11 +283,11 @@ fn post_cts_group(link: &mut Link, sequence: u64, slots: &[[u8; SLOT_SIZE]], id:
     for ((sequence, slot), write) in (sequence..).zip(slots).zip(&mut writes) {
         *write = cts_write(&link.qps, sequence, slot);
     }
-    link.qps.post_send_group(ORDERED_QP, writes.get(..slots.len()).unwrap_or_default(), WrKind::Cts, id)
+    link.qps.post_send_group(link.qps.ordered(), writes.get(..slots.len()).unwrap_or_default(), WrKind::Cts, id)
 }
 
 #[inline(always)]
 fn cts_write<'a>(qps: &QueuePairs, sequence: u64, slot: &'a [u8; SLOT_SIZE]) -> Wr<'a> {
-    let remote = qps.remote(ORDERED_QP, (sequence % SLOTS as u64) as usize * SLOT_SIZE);
+    let remote = qps.remote(qps.ordered(), (sequence % SLOTS as u64) as usize * SLOT_SIZE);
     Wr { opcode: Opcode::Write, payload: Payload::Inline(slot), remote, imm: 0 }
 }

@@ -84,7 +84,7 @@ impl Sender {
             return self.isend_slow(index, addr, len, registration);
         };
         let sequence = self.head + index as u64;
-        let Some(id) = self.link.requests.insert(sends::request(len, 1 << qp, sequence)) else { return self.poll_then_no_request() };
+        let Some(id) = self.link.requests.insert(sends::request(len, 1, sequence)) else { return self.poll_then_no_request() };
         let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, keys: registration, id };
         let write = message.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
         if let Err(error) = self.link.qps.post_send(qp, [write], WrKind::Data, id, true) {
@@ -100,13 +100,12 @@ impl Sender {
     fn isend_slow(&mut self, index: usize, addr: usize, len: usize, registration: Option<&Registration>) -> Result<Option<RequestId>> {
         let Some(slot) = self.group.get(index) else { return Ok(None) };
         let plan = self.link.qps.plan(len, self.split_min);
-        let qps = self.link.qps.qps_for_message(plan).filter(|_| self.link.requests.has_room());
-        let Some(qps) = qps else {
+        if !self.link.qps.has_room(plan) || !self.link.requests.has_room() {
             self.link.qps.unplan(plan);
             return self.poll_then_no_request();
-        };
+        }
         let sequence = self.head + index as u64;
-        let Some(id) = self.link.requests.insert(sends::request(len, qps, sequence)) else { return Ok(None) };
+        let Some(id) = self.link.requests.insert(sends::request(len, plan.stripes, sequence)) else { return Ok(None) };
         let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, keys: registration, id };
         if let Err((qp, error)) = message.post(&mut self.link, plan) {
             return self.link.not_posted(id, WrKind::Data, qp, error);

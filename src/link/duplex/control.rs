@@ -9,7 +9,7 @@ use crate::fabric::{Opcode, Payload};
 use super::super::Link;
 use super::super::incoming::{Imm, Records};
 use super::super::limits::{CONTROL_SIZE, CONTROLS, RECORD_SIZE, SLOTS};
-use super::super::queue_pairs::{ORDERED_QP, Wr};
+use super::super::queue_pairs::Wr;
 use super::super::wr_id::{RequestId, WrKind};
 
 /// What the immediate of a control message names.
@@ -53,7 +53,7 @@ enum Last {
 impl ControlRing {
     /// Sends one. False: no place now. On a queue pair that takes nothing it counts as sent, as one that is flushed; the link fails then.
     pub fn send(&mut self, link: &mut Link, bytes: &[u8; CONTROL_SIZE]) -> bool {
-        if usize::from(self.sent.wrapping_sub(self.acked)) >= CONTROLS || link.qps.room(ORDERED_QP) == 0 {
+        if usize::from(self.sent.wrapping_sub(self.acked)) >= CONTROLS || link.qps.room(link.qps.ordered()) == 0 {
             return false;
         }
         let place = place(self.sent);
@@ -110,7 +110,7 @@ impl ControlRing {
     /// Acks what was read, if that has been long to come.
     #[inline]
     pub fn return_credit(&mut self, link: &mut Link) {
-        if self.read.wrapping_sub(self.acked_back) >= CREDIT_EVERY && link.qps.room(ORDERED_QP) > 0 {
+        if self.read.wrapping_sub(self.acked_back) >= CREDIT_EVERY && link.qps.room(link.qps.ordered()) > 0 {
             self.post(link, &[], RING, 0);
         }
     }
@@ -118,16 +118,17 @@ impl ControlRing {
     /// Posts a message or a credit, for which there is room.
     fn post(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) {
         let imm = Imm::Whole(bit | u32::from(self.read)).encode(CONTROL_SLOT);
-        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(ORDERED_QP, place), imm };
+        let wr =
+            Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(link.qps.ordered(), place), imm };
         let last = self.last == Last::ToSend;
-        match link.qps.post_send(ORDERED_QP, [wr], WrKind::Control, if last { LAST } else { NO_REQUEST }, last) {
+        match link.qps.post_send(link.qps.ordered(), [wr], WrKind::Control, if last { LAST } else { NO_REQUEST }, last) {
             Ok(()) => {
                 self.acked_back = self.read;
                 if last {
                     self.last = Last::Sent;
                 }
             }
-            Err(error) => link.post_failed(WrKind::Control, ORDERED_QP, error),
+            Err(error) => link.post_failed(WrKind::Control, link.qps.ordered(), error),
         }
         link.stats.add(CommCounter::Bytes, bytes.len() as u64);
     }

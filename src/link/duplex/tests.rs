@@ -469,12 +469,12 @@ fn what_a_peer_has_sent_before_it_went_is_received() {
         }
         let World { a, mut b, .. } = world;
         drop(a);
-        while b.link.link.qps.why(WrKind::Control, ORDERED_QP).is_none() {
+        while b.link.link.qps.why(WrKind::Control, 0).is_none() {
             assert!(clock::now() < end, "{wire:?}: its end is not noticed");
             let _ = b.link.link.qps.poll_connected();
         }
         // As a NIC says; the software fabric flushes what is posted.
-        b.link.link.post_failed(WrKind::Control, ORDERED_QP, PostError::State(QpState::Error));
+        b.link.link.post_failed(WrKind::Control, 0, PostError::State(QpState::Error));
         assert!(!b.link.send_control(&numbered(0)).unwrap(), "{wire:?}: it takes a post");
         let mut received = 0;
         while b.link.check().is_ok() {
@@ -493,16 +493,16 @@ fn hostile(imms: &[u32]) {
     world.b.link.open_standing().unwrap();
     for imm in imms {
         let link = &mut world.a.link.link;
-        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(&[]), remote: link.qps.remote(ORDERED_QP, 0), imm: *imm };
-        let _ = link.qps.post_send(ORDERED_QP, [wr], WrKind::Control, NO_REQUEST, false);
+        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(&[]), remote: link.qps.remote(0, 0), imm: *imm };
+        let _ = link.qps.post_send(0, [wr], WrKind::Control, NO_REQUEST, false);
         world.poll();
     }
     world.until("what was written", |world| {
         let link = &mut world.a.link.link;
-        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: link.qps.remote(ORDERED_QP, 0), imm: 0 };
-        world.b.link.check().is_err() || (link.qps.post_send(ORDERED_QP, [nothing], WrKind::Control, NO_REQUEST, true).is_err()) || {
+        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: link.qps.remote(0, 0), imm: 0 };
+        world.b.link.check().is_err() || (link.qps.post_send(0, [nothing], WrKind::Control, NO_REQUEST, true).is_err()) || {
             world.poll();
-            !world.a.link.link.qps.has_unsignaled(ORDERED_QP)
+            !world.a.link.link.qps.has_unsignaled(0)
         }
     });
     for event in &world.b.events {

@@ -7,7 +7,7 @@ use crate::base::clock;
 use crate::base::log::{self, log_info, log_warn};
 use crate::base::stats::{CommCounter, WaitCause};
 use crate::fabric::{Opcode, Payload};
-use crate::link::queue_pairs::{ORDERED_QP, Side, Wr};
+use crate::link::queue_pairs::{Side, Wr};
 use crate::link::stall::{Step, Subject, Waiting};
 use crate::link::wr_id::{RequestId, WrKind};
 
@@ -22,7 +22,7 @@ impl Link {
     pub(super) fn probe_unsignaled(&mut self, now: u64) {
         let both = self.side == Side::Both;
         let most = if both { PROBE_NS } else { self.unsignaled_max_ns };
-        if !both && !self.qps.has_unsignaled(ORDERED_QP) {
+        if !both && !self.qps.has_unsignaled(self.qps.ordered()) {
             self.unsignaled_since = 0;
         } else if self.unsignaled_since == 0 {
             self.unsignaled_since = now.max(1);
@@ -101,16 +101,16 @@ impl Link {
 
     /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     pub(super) fn probe(&mut self, id: RequestId) {
-        if self.side == Side::Send || self.qps.room(ORDERED_QP) == 0 || !self.can_post() {
+        if self.side == Side::Send || self.qps.room(self.qps.ordered()) == 0 || !self.can_post() {
             return;
         }
         // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.
         if !self.confirmed() && !self.qps.keeps_early_requests {
             return;
         }
-        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(ORDERED_QP, 0), imm: 0 };
+        let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(self.qps.ordered(), 0), imm: 0 };
         // A queue pair that takes nothing has failed, which the next poll says in its own words.
-        let _ = self.qps.post_send(ORDERED_QP, [nothing], WrKind::Probe, id, true);
+        let _ = self.qps.post_send(self.qps.ordered(), [nothing], WrKind::Probe, id, true);
     }
 }
 
