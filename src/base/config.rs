@@ -248,6 +248,8 @@ table! {
         "Queue pairs per rail of a connection.";
     split_min: u32, "RAILHEAD_SPLIT_MIN", 65536, 128..=1 << 30,
         "Smallest message, in bytes, that is striped over a connection's queue pairs.";
+    failover: bool, "RAILHEAD_FAILOVER", true, (),
+        "Whether a comm of several rails goes on when one fails, and takes it up again, if both ends have it so. 0: it fails with it.";
     traffic_class: i32, "RAILHEAD_TC" or "NCCL_IB_TC", -1, -1..=255,
         "Traffic class of the data (IPv4 TOS, IPv6 traffic class). -1: what the communicator asks for, else the system's.";
     force_merge: String, "RAILHEAD_FORCE_MERGE" or "NCCL_NET_FORCE_MERGE", String::new(), ANY_TEXT,

@@ -237,6 +237,14 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether the peer's host, or the way to it, does not answer what was sent, which is sent again. A NIC gives up by itself, and does not tell before.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.is_unanswered(),
+            QueuePair::Verbs(_) => false,
+        }
+    }
+
     /// If the queue pair failed because this process has no descriptor, memory or port left for it: what the system said.
     pub fn lack(&self) -> Option<i32> {
         match self {

@@ -5,6 +5,7 @@ use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::stats::{CommStats, WaitCause};
 
+use super::failover::Cells;
 use super::liveness::{Liveness, Peer, Verdict, cause};
 use super::queue_pairs::QueuePairs;
 
@@ -20,6 +21,8 @@ pub struct Connection<M> {
     pub liveness: Liveness,
     /// Where the comm counts.
     pub stats: CommStats,
+    /// Where the ends talk about their rails, if both go on when one fails.
+    pub cells: Option<Cells>,
 }
 
 impl<M> Connection<M> {

@@ -115,7 +115,7 @@ impl Unconnected {
         self.qps.connect(&used, remote.memory, &remote.rkeys)?;
         self.stats.set_peer(&peer.label, remote.local.pid as i32);
         let liveness = Liveness::new(None, None, &peer, config);
-        let connection = Connection { qps: self.qps, memory: self.records, peer, liveness, stats: self.stats };
+        let connection = Connection { qps: self.qps, memory: self.records, peer, liveness, stats: self.stats, cells: None };
         let (mut link, records) = Link::new(connection, Side::Both, what, config);
         link.waits_over();
         for qp in 0..link.qps.len() {
@@ -410,7 +410,7 @@ impl Ends {
                 }
             }
             WrKind::Control => self.controls.completed(wr.id),
-            WrKind::Cts | WrKind::Flush | WrKind::Probe => {}
+            WrKind::Cts | WrKind::Flush | WrKind::Probe | WrKind::Rail => {}
         }
     }
 

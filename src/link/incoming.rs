@@ -36,6 +36,9 @@ impl CompletionRecord {
     }
 }
 
+/// Bytes of the records. Behind them is whatever else the peer writes.
+pub const RECORDS_SIZE: usize = SLOTS * RECORD_SIZE;
+
 /// The receiver's side: a record per slot.
 pub struct Records {
     pages: Pages,
@@ -49,7 +52,7 @@ impl Records {
 
     /// With so many bytes behind them, for whatever else the peer writes.
     pub fn with_more(bytes: usize) -> Result<Self> {
-        Ok(Records { pages: Pages::new(SLOTS * RECORD_SIZE + bytes)? })
+        Ok(Records { pages: Pages::new(RECORDS_SIZE + bytes)? })
     }
 
     /// The memory, to be registered for the sender.

@@ -1,7 +1,8 @@
 //! The link itself: polling, arming, and what its layers ask of it. Used by the thread that drives it. How it fails is in `link/failing.rs`, what it says of a
-//! long wait in `link/waiting.rs`.
+//! long wait in `link/waiting.rs`, how it goes on without a rail in `link/rails.rs`.
 
 mod failing;
+mod rails;
 mod waiting;
 
 use std::os::fd::RawFd;
@@ -15,8 +16,9 @@ use crate::fabric::{Completion, PostError, WcStatus};
 
 use super::connection::Connection;
 use super::device_thread::WaitSet;
+use super::failover::Failover;
 use super::failure::Failure;
-use super::limits::{MAX_MESSAGE, RECORD_SIZE};
+use super::limits::{MAX_MESSAGE, MAX_REQUESTS, RECORD_SIZE};
 use super::liveness::{Liveness, Verdict, cause};
 use super::queue_pairs::{BATCH, NO_COMPLETION, QueuePairs, Side};
 use super::request::{RequestTable, Sizes};
@@ -55,6 +57,12 @@ pub struct Link {
     /// Evidence that the peer is lost. What had arrived before is still completed: the link fails once its queues are empty.
     fault: Option<PendingFault>,
     failed: Option<Failure>,
+    /// What goes on when a rail fails, where there are several.
+    failover: Option<Box<Failover>>,
+    /// Something is to be done about rails.
+    rails_active: bool,
+    /// Polls since; only the remainder matters.
+    rail_polls: u32,
     /// See [`Link::set_peer_left`].
     peer_left: bool,
     /// A call has returned the failure.
@@ -64,7 +72,12 @@ pub struct Link {
 impl Link {
     /// From a handshake; `what` is "send comm 3 on eth0 to" or the like. Also gives the memory that the peer writes to.
     pub fn new<M>(connection: Connection<M>, side: Side, what: &str, config: &Config) -> (Link, M) {
-        let Connection { qps, memory, peer, liveness, stats } = connection;
+        let Connection { qps, memory, peer, mut liveness, stats, cells } = connection;
+        let failover = cells.filter(|_| qps.rails() > 1).map(|cells| {
+            liveness.outlasts_its_connection();
+            let messages = if side == Side::Recv { 0 } else { MAX_REQUESTS };
+            Box::new(Failover::new(cells, qps.rails(), qps.len(), qps.depth() as usize, messages, side == Side::Send, clock::now()))
+        });
         let link = Link {
             qps,
             requests: RequestTable::new(),
@@ -81,6 +94,9 @@ impl Link {
             batch: [NO_COMPLETION; BATCH],
             fault: None,
             failed: None,
+            failover,
+            rails_active: false,
+            rail_polls: 0,
             peer_left: false,
             reported: false,
         };
@@ -162,7 +178,13 @@ impl Link {
         if self.poll_completions(on) || self.qps.needs_repoll() {
             return (engine::Progress::Moved, false);
         }
+        match (self.rails_active, &self.failover) {
+            (true, _) => wait.poll_soon(),
+            (false, Some(_)) => wait.for_rails(),
+            (false, None) => {}
+        }
         if self.requests.unfinished().0 == 0 {
+            self.hear_of_rails();
             return (engine::Progress::Idle, false);
         }
         // The thread polls too rarely for one look in many polls.
@@ -206,6 +228,9 @@ impl Link {
                 match WrId::decode(completion.wr_id) {
                     Some(wr) if completion.status == WcStatus::Success => {
                         self.qps.retire(&wr);
+                        if self.failover.is_some() {
+                            self.count_arrival(&wr);
+                        }
                         if wr.kind == WrKind::Probe {
                             self.stall.answer(wr.id);
                             probes += 1;
@@ -224,6 +249,9 @@ impl Link {
         }
         if found > 0 {
             self.liveness.busy();
+        }
+        if self.rails_active {
+            self.poll_rails();
         }
         // Whoever waited when a probe was posted still does.
         if found > probes {
@@ -291,6 +319,9 @@ impl Link {
             self.resolve(fault, now);
             return false;
         }
+        if self.failover.is_some() {
+            self.hear_of_rails();
+        }
         let verdict = self.liveness.look(now);
         if waits_for.cause == WaitCause::None {
             self.waits_over();
@@ -301,7 +332,17 @@ impl Link {
         match verdict {
             Verdict::NotChecked => {}
             Verdict::Checked => {
-                if let Some(text) = self.qps.broken() {
+                if self.failover.is_some() {
+                    self.check_rails(now);
+                }
+                let broken = {
+                    let failover = self.failover.as_deref();
+                    self.qps.broken(|rail| failover.is_none_or(|failover| !failover.is_down(rail)))
+                };
+                if let Some((rail, text)) = broken {
+                    if self.rail_is_broken(rail, &text) {
+                        return false;
+                    }
                     self.fault = Some(PendingFault { status: WcStatus::WrFlushErr, text, since: now });
                     return false;
                 }

@@ -85,6 +85,8 @@ pub struct Liveness {
     ended: Option<(u64, &'static str)>,
     /// When the queue pairs were first seen to have failed; 0 before.
     failed_since: u64,
+    /// The control connection may be lost though the peer is there.
+    outlasts: bool,
     /// The peer said that it closes.
     bye: bool,
     stopped: bool,
@@ -108,11 +110,17 @@ impl Liveness {
             is_waited_for: true,
             ended: None,
             failed_since: 0,
+            outlasts: false,
             bye: false,
             stopped: false,
             peer_timeout_ns: u64::from(config.peer_timeout_s) * 1_000_000_000,
             epoch: fork::epoch(),
         }
+    }
+
+    /// The network of the control connection may fail, and others carry on: that it does not answer any more is no evidence.
+    pub fn outlasts_its_connection(&mut self) {
+        self.outlasts = true;
     }
 
     /// Whether the handshake is complete, as far as was read.
@@ -269,6 +277,10 @@ impl Liveness {
                 Ok(n) => self.frame_len += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if self.outlasts && is_of_the_network(&e) => {
+                    self.stream = None;
+                    return Ok(None);
+                }
                 Err(e) if e.kind() == io::ErrorKind::TimedOut => {
                     return Ok(Some("the control connection timed out: its host does not answer"));
                 }
@@ -315,6 +327,12 @@ impl Liveness {
     pub fn say_for_test(&mut self, bytes: &[u8]) {
         self.stream.as_mut().unwrap().write_all(bytes).unwrap();
     }
+}
+
+/// Whether an error of a connection comes from the way to the peer.
+fn is_of_the_network(e: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    matches!(e.kind(), TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown)
 }
 
 /// The cause that the stats page shows: a stopped peer explains every other wait.

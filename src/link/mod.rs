@@ -19,6 +19,7 @@ pub mod device;
 pub mod device_thread;
 pub mod driver;
 pub mod duplex;
+mod failover;
 mod failure;
 pub mod incoming;
 pub mod limits;
@@ -34,5 +35,6 @@ mod stall;
 pub mod wr_id;
 
 pub use connection::Connection;
+pub use failover::{CELLS_SIZE, Cells};
 pub use failure::Failure;
 pub use link::{Link, too_long};

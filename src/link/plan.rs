@@ -28,6 +28,12 @@ impl Plan {
         Plan { stripes: len.div_ceil(chunk).max(1), chunk, first, qps, len }
     }
 
+    /// All in one stripe.
+    #[inline]
+    pub fn whole(len: usize) -> Plan {
+        Plan { stripes: 1, chunk: len, first: 0, qps: 1, len }
+    }
+
     /// Bytes of the message.
     #[inline]
     #[allow(clippy::len_without_is_empty)] // One without bytes has a stripe all the same.

@@ -13,7 +13,7 @@ use crate::base::process::Process;
 use crate::base::stats::RailStats;
 use crate::fabric::{
     Access, Capabilities, Completion, CompletionQueue, Domain, Endpoint, Opcode, PagesRegion, Payload, PostError, QpCaps, QpId, QpState,
-    RecvWr, SendWr, Sge, WcOpcode, WcStatus,
+    QueuePair, RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 use super::limits::{CONTROLS, IMM_LIMIT, MAX_QPS, MAX_RAILS, MAX_RECVS, MAX_REQUESTS, SLOT_SIZE, SLOTS};
@@ -22,6 +22,9 @@ use super::wr_id::{RequestId, WrId, WrKind};
 
 /// Unsignaled requests in a row at most: only the completion of a signaled one frees their entries of the send queue.
 const SIGNAL_EVERY: u16 = 64;
+
+/// The number of no queue pair.
+pub const NO_QP: usize = usize::MAX;
 
 /// Completions taken from a queue at once.
 pub const BATCH: usize = 16;
@@ -36,7 +39,9 @@ fn message_entries(ar_threshold: u32) -> u32 {
 struct Qp {
     rail: u8,
     id: QpId,
-    /// Free entries of the send queue.
+    /// Entries of the send queue.
+    depth: u32,
+    /// Free ones.
     room: u32,
     /// Requests posted since the last signaled one.
     unsignaled: u16,
@@ -118,6 +123,11 @@ pub struct QueuePairs {
     /// The queue pairs that messages take, in order.
     live: [u8; MAX_QPS],
     live_count: usize,
+    live_rails: usize,
+    /// See [`QueuePairs::ordered`].
+    ordered: usize,
+    /// The peer's queue pairs, by number, if there is more than one rail: one that was reset is connected to its own again.
+    endpoints: Vec<Endpoint>,
     /// Where among these the next message's first stripe goes.
     next: usize,
     /// Whether a message takes all queue pairs, rather than one per rail.
@@ -179,6 +189,9 @@ impl QueuePairs {
             remote_memory: 0,
             live: [0; MAX_QPS],
             live_count: 0,
+            live_rails: 0,
+            ordered: 0,
+            endpoints: Vec::new(),
             next: 0,
             splits_data: devices.iter().all(|device| device.capabilities.splits_data),
             counts_plain_writes: devices.iter().all(|device| device.capabilities.counts_plain_writes),
@@ -205,31 +218,42 @@ impl QueuePairs {
                         cq.qp(qp).max_inline()
                     )));
                 }
-                all.qps.push(Qp { rail: rail as u8, id: qp, room: caps.send_depth, unsignaled: 0, ar_threshold });
+                all.qps.push(Qp { rail: rail as u8, id: qp, depth: caps.send_depth, room: caps.send_depth, unsignaled: 0, ar_threshold });
             }
         }
-        all.use_all();
+        all.use_rails(|_| true);
         Ok(all)
     }
 
-    /// Messages take every queue pair.
-    fn use_all(&mut self) {
-        self.live_count = self.qps.len().min(MAX_QPS);
-        self.live.iter_mut().zip(0..).for_each(|(place, qp)| *place = qp);
-        self.next = 0;
+    /// Messages take the queue pairs of these rails.
+    pub fn use_rails(&mut self, takes: impl Fn(usize) -> bool) {
+        (self.live, self.live_count, self.next) = ([u8::MAX; MAX_QPS], 0, 0);
+        let live = self.qps.iter().zip(0u8..).filter(|(qp, _)| takes(usize::from(qp.rail)));
+        for (place, (_, qp)) in self.live.iter_mut().zip(live) {
+            *place = qp;
+            self.live_count += 1;
+        }
+        let mut rails: u64 = 0;
+        self.qps.iter().filter(|qp| takes(usize::from(qp.rail))).for_each(|qp| rails |= 1 << qp.rail);
+        self.live_rails = rails.count_ones() as usize;
     }
 
     /// The queue pair at a place of the order in which messages take them.
     #[inline(always)]
     pub fn live(&self, place: usize) -> usize {
-        self.live.get(place).map_or(0, |qp| usize::from(*qp))
+        self.live.get(place).map_or(NO_QP, |qp| usize::from(*qp))
     }
 
     /// The queue pair of all that has to stay in one order across messages: clear-to-sends, control messages, and data that goes behind them. Messages take
-    /// it as they take any other.
+    /// it as they take any other. [`NO_QP`], which has no room, while none of it may be sent.
     #[inline(always)]
     pub fn ordered(&self) -> usize {
-        0
+        self.ordered
+    }
+
+    /// From now on it is that one.
+    pub fn set_ordered(&mut self, qp: usize) {
+        self.ordered = qp;
     }
 
     /// From now on a message is done once its memory is not needed any more, be it that the peer does not have it yet: if it goes on one queue pair,
@@ -290,7 +314,7 @@ impl QueuePairs {
         self.queues.truncate(rails);
         self.sleep_fds.truncate(rails);
         self.inbox.truncate(rails);
-        self.use_all();
+        self.use_rails(|_| true);
     }
 
     /// Connects every queue pair to its counterpart; `endpoints` rail by rail. `memory` and `keys` are the peer's.
@@ -301,6 +325,12 @@ impl QueuePairs {
                 let endpoint = remote.next().ok_or_else(|| Error::remote("the peer named too few queue pairs"))?;
                 cq.qp(qp.id).connect(endpoint)?;
             }
+        }
+        if self.queues.len() > 1 {
+            // From rail by rail to the order of the numbers.
+            let (rails, per_rail) = (self.queues.len(), self.qps.len() / self.queues.len());
+            let at = |qp: usize| endpoints.get(qp % rails * per_rail + qp / rails).copied();
+            self.endpoints = (0..self.qps.len()).filter_map(at).collect();
         }
         self.remote_memory = memory;
         for (place, key) in self.remote_keys.iter_mut().zip(keys) {
@@ -331,7 +361,7 @@ impl QueuePairs {
     #[inline]
     pub fn plan(&mut self, len: usize, split_min: usize) -> Plan {
         let qps = self.live_count;
-        let most = if self.splits_data { qps } else { self.queues.len() };
+        let most = if self.splits_data { qps } else { self.live_rails };
         let plan = Plan::new(len, qps, most, split_min, self.next);
         self.next = wrapped(self.next + plan.stripes, qps);
         plan
@@ -350,7 +380,7 @@ impl QueuePairs {
     /// The next message begins on the next queue pair.
     #[inline]
     pub fn next_qp(&mut self) {
-        self.next = wrapped(self.next + 1, self.live_count);
+        self.next = if self.next + 1 < self.live_count { self.next + 1 } else { 0 };
     }
 
     /// Undoes the last `plan`: nothing of it was posted.
@@ -372,6 +402,75 @@ impl QueuePairs {
     #[inline]
     pub fn ar_threshold(&self, qp: usize) -> u32 {
         self.qps.get(qp).map_or(u32::MAX, |qp| qp.ar_threshold)
+    }
+
+    /// The next of those that messages take that has room for one.
+    pub fn next_with_room(&mut self) -> Option<usize> {
+        let roomy = |qp: &usize| self.qps.get(*qp).is_some_and(|qp| qp.room >= message_entries(qp.ar_threshold));
+        let found = (0..self.live_count).map(|i| self.live(wrapped(self.next + i, self.live_count))).find(roomy);
+        self.next_qp();
+        found
+    }
+
+    /// The queue pairs of a rail.
+    pub fn qps_of(&self, rail: usize) -> impl Iterator<Item = usize> + use<> {
+        (rail..self.qps.len()).step_by(self.queues.len().max(1))
+    }
+
+    /// The rails that messages take, and the first queue pair of each.
+    pub fn live_rails(&self) -> impl Iterator<Item = (usize, usize)> {
+        let first = (0..self.live_count).map(|place| self.live(place)).take(self.live_rails);
+        first.map(|qp| (self.rail_of(qp), qp))
+    }
+
+    /// Takes the queue pairs of a rail to ERROR.
+    #[cold]
+    pub fn fail_rail(&mut self, rail: usize) {
+        self.of_rail(rail, |qp| qp.set_error());
+    }
+
+    /// Whether they have reported all that was outstanding, and nothing can land any more.
+    pub fn rail_drained(&mut self, rail: usize) -> bool {
+        let mut all = true;
+        self.of_rail(rail, |qp| all &= qp.drained());
+        all
+    }
+
+    /// Whether the peer's host does not answer on one of them.
+    pub fn rail_is_unanswered(&mut self, rail: usize) -> bool {
+        let mut any = false;
+        self.of_rail(rail, |qp| any |= qp.is_unanswered());
+        any
+    }
+
+    fn of_rail(&mut self, rail: usize, mut what: impl FnMut(&mut QueuePair)) {
+        let Some(cq) = self.queues.get_mut(rail) else { return };
+        self.qps.iter().filter(|qp| usize::from(qp.rail) == rail).for_each(|qp| what(&mut cq.qp(qp.id)));
+    }
+
+    /// Takes those of a rail, which are drained, to their next generation, posts receives, and connects them to the peer's.
+    ///
+    /// Errors: they do not go; then some may have.
+    pub fn reset_rail(&mut self, rail: usize, generation: u32, receives: usize) -> Result<()> {
+        for number in self.qps_of(rail) {
+            let (Some(qp), Some(cq)) = (self.qps.get_mut(number), self.queues.get_mut(rail)) else { continue };
+            let id = qp.id;
+            cq.qp(id).reset(generation)?;
+            (qp.room, qp.unsignaled) = (qp.depth, 0);
+            for _ in 0..receives {
+                self.post_recv(number).map_err(|e| Error::internal(format!("posting receives: {e}")))?;
+            }
+            let Some(endpoint) = self.endpoints.get(number) else { continue };
+            if let Some(cq) = self.queues.get_mut(rail) {
+                cq.qp(id).connect(endpoint)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Entries of the deepest send queue.
+    pub fn depth(&self) -> u32 {
+        self.qps.iter().map(|qp| qp.depth).max().unwrap_or(0)
     }
 
     /// Posts on a queue pair, all or none. Whoever calls has checked the room. `signal` for the last one to be signaled in any case; the others
@@ -518,13 +617,17 @@ impl QueuePairs {
         all(qps, flush_qps).find_map(|(rail, qp)| queues.get_mut(rail)?.qp(qp).lack())
     }
 
-    /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells.
-    pub fn broken(&mut self) -> Option<String> {
+    /// A queue pair that is in ERROR, and why: with nothing outstanding on it, no completion tells. Of those to the peer, on rails that are `in_use`, also
+    /// which rail.
+    pub fn broken(&mut self, in_use: impl Fn(usize) -> bool) -> Option<(Option<usize>, String)> {
         let QueuePairs { queues, qps, flush_qps, .. } = self;
-        all(qps, flush_qps).find_map(|(rail, qp)| {
+        let mut why = |rail: usize, qp| {
             let qp = queues.get_mut(rail)?.qp(qp);
             (qp.state() == QpState::Error).then(|| qp.error().unwrap_or("a queue pair failed").to_owned())
-        })
+        };
+        let own = flush_qps.iter().enumerate().find_map(|(rail, qp)| Some((None, why(rail, *qp)?)));
+        let mut used = qps.iter().map(|qp| (usize::from(qp.rail), qp.id)).filter(|(rail, _)| in_use(*rail));
+        own.or_else(|| used.find_map(|(rail, qp)| Some((Some(rail), why(rail, qp)?))))
     }
 
     /// Takes everything to ERROR, so that the peer learns.

@@ -2,16 +2,17 @@
 //! the link.
 
 use crate::base::stage::{self, Stage};
-use crate::base::stats::CommCounter;
+use crate::base::stats::{CommCounter, CommStats};
 use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
 
 use super::Link;
+use super::failover::Sent;
 use super::incoming::{CompletionRecord, Imm, epoch};
 use super::limits::{IMM_LIMIT, MAX_QPS, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
 use super::memory::Registration;
 use super::plan::Plan;
-use super::queue_pairs::{QueuePairs, Wr};
-use super::request::Request;
+use super::queue_pairs::{NO_QP, QueuePairs, Wr};
+use super::request::{Request, RequestTable};
 use super::wr_id::{RequestId, WrId, WrKind};
 
 /// Entries of a send queue that a message takes on one queue pair at most: a record, data, and an immediate.
@@ -94,40 +95,68 @@ impl<K: LocalKeys> Message<'_, K> {
     /// Posts it as planned, in any number of work requests.
     #[inline(never)]
     pub fn post(self, link: &mut Link, plan: Plan) -> std::result::Result<(), (usize, PostError)> {
-        let qps = &mut link.qps;
-        let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
-        let record = CompletionRecord { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
+        link.remember(&self, plan);
+        // A queue pair that fails meanwhile is none of those that messages take any more.
+        let qps: [usize; MAX_QPS] = std::array::from_fn(|place| link.qps.live(place));
         for stripe in 0..plan.stripes {
-            let (place, offset, len) = plan.stripe(stripe);
-            let qp = qps.live(place);
-            let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
-            let data = self.write(qps, qp, offset, len, imm);
-            let remote = qps.remote(qp, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
-            let record = Wr { opcode: Opcode::Write, payload: Payload::Inline(&record), remote, imm: 0 };
-            // Data too long to go with its immediate goes before it.
-            let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
-            let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
-            let posted = match (whole, len <= qps.ar_threshold(qp) as usize) {
-                (true, true) => qps.post_stripe(qp, [data], stripe, self.id),
-                (true, false) => qps.post_stripe(qp, [body, empty], stripe, self.id),
-                (false, true) => qps.post_stripe(qp, [record, data], stripe, self.id),
-                (false, false) => qps.post_stripe(qp, [record, body, empty], stripe, self.id),
-            };
-            if !whole {
-                // The rails count a record's bytes as they count a message's.
-                link.stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
-            }
-            posted.map_err(|error| (qp, error))?;
+            let qp = qps.get(plan.stripe(stripe).0).copied().unwrap_or(NO_QP);
+            let posted = self.post_stripe(&mut link.qps, &link.stats, plan, stripe, qp);
+            link.stripe_posted(qp, self.id, stripe, posted).map_err(|error| (qp, error))?;
         }
         Ok(())
     }
+
+    /// Posts a stripe of it on a queue pair.
+    fn post_stripe(
+        &self,
+        qps: &mut QueuePairs,
+        stats: &CommStats,
+        plan: Plan,
+        stripe: usize,
+        qp: usize,
+    ) -> std::result::Result<(), PostError> {
+        let whole = plan.stripes == 1 && plan.len() < IMM_LIMIT;
+        let record = CompletionRecord { size: plan.len() as u64, stripes: plan.stripes as u32, epoch: epoch(self.sequence) }.encode();
+        let (_, offset, len) = plan.stripe(stripe);
+        let imm = if whole { Imm::Whole(plan.len() as u32) } else { Imm::Stripe(stripe as u32) };
+        let data = self.write(qps, qp, offset, len, imm);
+        let remote = qps.remote(qp, (self.sequence % SLOTS as u64) as usize * RECORD_SIZE);
+        let record = Wr { opcode: Opcode::Write, payload: Payload::Inline(&record), remote, imm: 0 };
+        // Data too long to go with its immediate goes before it.
+        let body = Wr { opcode: Opcode::Write, imm: 0, ..data };
+        let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
+        let posted = match (whole, len <= qps.ar_threshold(qp) as usize) {
+            (true, true) => qps.post_stripe(qp, [data], stripe, self.id),
+            (true, false) => qps.post_stripe(qp, [body, empty], stripe, self.id),
+            (false, true) => qps.post_stripe(qp, [record, data], stripe, self.id),
+            (false, false) => qps.post_stripe(qp, [record, body, empty], stripe, self.id),
+        };
+        if !whole {
+            // The rails count a record's bytes as they count a message's.
+            stats.add(CommCounter::Bytes, RECORD_SIZE as u64);
+        }
+        posted
+    }
+}
+
+/// Posts a stripe of a message once more, on a queue pair.
+pub fn post_again(qps: &mut QueuePairs, stats: &CommStats, sent: &Sent, stripe: usize, qp: usize) -> std::result::Result<(), PostError> {
+    let Sent { id, sequence, addr, remote_addr, rkeys, lkeys, plan } = sent;
+    let message = Message { sequence: *sequence, remote_addr: *remote_addr, rkeys, addr: *addr, keys: Some(lkeys), id: *id };
+    message.post_stripe(qps, stats, *plan, stripe, qp)
 }
 
 /// A stripe has completed: the peer has all of it.
 #[inline]
 pub fn stripe_completed(link: &mut Link, wr: &WrId, _: &Completion) {
-    let Some(request) = link.requests.get_mut(wr.id) else { return };
-    request.pending_stripes &= !(1 << wr.stripe);
+    stripe_done(&mut link.requests, wr.id, wr.stripe);
+}
+
+/// The peer has all of a stripe.
+#[inline]
+pub fn stripe_done(requests: &mut RequestTable, id: RequestId, stripe: u8) {
+    let Some(request) = requests.get_mut(id) else { return };
+    request.pending_stripes &= !(1 << stripe);
     if request.pending_stripes == 0 && request.left > 0 {
         request.left = 0;
         stage::reach(Stage::SendDone);

@@ -22,6 +22,8 @@ pub enum WrKind {
     Control,
     /// A WRITE of nothing, to find out what the peer has taken; `id` is its number.
     Probe,
+    /// What is said of a rail, or a WRITE of nothing that probes one.
+    Rail,
 }
 
 impl WrKind {
@@ -34,6 +36,7 @@ impl WrKind {
             WrKind::Flush => "the READ of a flush",
             WrKind::Control => "the WRITE of a control message",
             WrKind::Probe => "the WRITE of nothing that probes the peer",
+            WrKind::Rail => "a WRITE about a rail",
         }
     }
 }
@@ -68,6 +71,7 @@ impl WrId {
             WrKind::Flush => 4,
             WrKind::Control => 5,
             WrKind::Probe => 6,
+            WrKind::Rail => 7,
         };
         let (stripe, qp) = (u64::from(self.stripe & SIX_BITS), u64::from(self.qp & SIX_BITS));
         kind << 60 | stripe << 54 | qp << 48 | u64::from(self.retires) << 32 | u64::from(self.id.0)
@@ -83,6 +87,7 @@ impl WrId {
             4 => WrKind::Flush,
             5 => WrKind::Control,
             6 => WrKind::Probe,
+            7 => WrKind::Rail,
             _ => return None,
         };
         let (stripe, qp) = ((wr_id >> 54) as u8 & SIX_BITS, (wr_id >> 48) as u8 & SIX_BITS);
@@ -96,11 +101,11 @@ mod tests {
 
     #[test]
     fn work_request_ids_round_trip() {
-        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Control, WrKind::Probe] {
+        for kind in [WrKind::Data, WrKind::Cts, WrKind::Recv, WrKind::Flush, WrKind::Control, WrKind::Probe, WrKind::Rail] {
             let wr = WrId { kind, stripe: 63, qp: 62, retires: 0xabcd, id: RequestId(0xffff_ffff) };
             assert_eq!(WrId::decode(wr.encode()), Some(wr));
         }
         assert_eq!(WrId::decode(0), None);
-        assert_eq!(WrId::decode(7 << 60), None);
+        assert_eq!(WrId::decode(8 << 60), None);
     }
 }

@@ -17,12 +17,13 @@ use crate::base::process::{Process, ProcessState};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
-use crate::link::Connection;
 use crate::link::device_thread::WaitSet;
-use crate::link::incoming::Records;
+use crate::link::incoming::{RECORDS_SIZE, Records};
 use crate::link::liveness::{Confirm, ConfirmError, Liveness, Peer};
 use crate::link::queue_pairs::{QueuePairs, Side};
+use crate::link::{CELLS_SIZE, Cells, Connection};
 
+use super::cts_fifo::CTS_FIFO_SIZE;
 use super::frames::{self, FrameReader, FrameWriter, Header, Kind, MAC_SIZE, PROTOCOL_VERSION, Params, Progress, WireError};
 use super::handshake::{LateConfirm, Mode, peer, tune};
 use super::listen_handle::SECRET_SIZE;
@@ -83,6 +84,7 @@ struct Made {
     peer: Peer,
     confirm: LateConfirm,
     qps_per_rail: usize,
+    failover: bool,
 }
 
 /// A rank of ours that may have died, or only have lost its connection: then it dials again.
@@ -355,7 +357,7 @@ impl Acceptor {
     /// Makes this side's queue pairs and H2.
     fn make(&self, theirs: &Params, h1: &[u8], from: SocketAddr) -> Result<(Vec<u8>, Made)> {
         let stats = stats::comm(CommKind::Recv, self.resources.device.name());
-        let records = Records::new()?;
+        let records = Records::with_more(CELLS_SIZE)?;
         let devices = self.resources.rails(&stats, usize::from(theirs.rails))?;
         let qps_per_rail = (self.resources.config.qps_per_rail as usize).min(usize::from(theirs.qps_per_rail));
         let traffic_class =
@@ -370,17 +372,19 @@ impl Acceptor {
             .flat_map(|of_rail| of_rail.iter().take(qps_per_rail).copied())
             .collect();
         qps.connect(&used, theirs.memory, &theirs.rkeys)?;
-        let ours = self.resources.params(&mut qps, qps_per_rail, records.pages().addr(), self.instance, traffic_class)?;
+        let mut ours = self.resources.params(&mut qps, qps_per_rail, records.pages().addr(), self.instance, traffic_class)?;
+        ours.failover &= theirs.failover;
         let h2 = frames::seal(Kind::Reply, PROTOCOL_VERSION, &self.secret, &[h1], &ours.encode());
         let peer = peer(theirs, &ours, from);
         stats.set_peer(&peer.label, theirs.pid as i32);
         let process = peer.pid.and_then(Process::find);
         let confirm = LateConfirm::new(self.secret, h1.to_vec(), h2.clone());
-        Ok((h2, Made { process, qps, records, stats, peer, confirm, qps_per_rail }))
+        let failover = ours.failover;
+        Ok((h2, Made { process, qps, records, stats, peer, confirm, qps_per_rail, failover }))
     }
 
     fn establish(&self, stream: TcpStream, made: Made, unconfirmed: bool) -> Box<Connection<Records>> {
-        let Made { process: _, qps, records, stats, peer, confirm, qps_per_rail } = made;
+        let Made { process: _, qps, records, stats, peer, confirm, qps_per_rail, failover } = made;
         log_info!(
             log::NET,
             "recv comm on {} from {}: {} rail(s), {qps_per_rail} queue pair(s) each, fabric {}",
@@ -391,7 +395,8 @@ impl Acceptor {
         );
         let liveness =
             Liveness::new(Some(stream), unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.resources.config);
-        Box::new(Connection { qps, memory: records, peer, liveness, stats })
+        let cells = failover.then(|| Cells::new(records.pages(), RECORDS_SIZE, CTS_FIFO_SIZE));
+        Box::new(Connection { qps, memory: records, peer, liveness, stats, cells })
     }
 
     /// Connections in progress, for tests.

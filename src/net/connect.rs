@@ -14,12 +14,13 @@ use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats, WaitCause};
 use crate::base::sync::lock;
 use crate::engine;
-use crate::link::Connection;
 use crate::link::device_thread::{Member, ProgressThread, WaitSet};
+use crate::link::incoming::RECORDS_SIZE;
 use crate::link::liveness::Liveness;
 use crate::link::queue_pairs::{QueuePairs, Side};
+use crate::link::{Cells, Connection};
 
-use super::cts_fifo::CtsFifo;
+use super::cts_fifo::{CTS_FIFO_SIZE, CtsFifo};
 use super::frames::{self, FrameReader, FrameWriter, Kind, PROTOCOL_VERSION, Params, Progress};
 use super::handshake::{peer, tune};
 use super::listen_handle::ListenHandle;
@@ -232,7 +233,11 @@ impl Dialer {
         let theirs = Params::decode(body).map_err(|e| Error::remote(format!("connect: the answer of {addr} makes no sense ({e})")))?;
         self.resources.check(header.version, Some(&theirs)).map_err(|why| Error::usage(format!("connect to {addr}: {why}")))?;
         let ours = self.ours.as_ref().ok_or_else(|| Error::internal("connect: no parameters"))?;
-        if theirs.instance != self.handle.instance || theirs.rails > ours.rails || theirs.qps_per_rail > ours.qps_per_rail {
+        if theirs.instance != self.handle.instance
+            || theirs.rails > ours.rails
+            || theirs.qps_per_rail > ours.qps_per_rail
+            || (theirs.failover && !ours.failover)
+        {
             return Err(Error::remote(format!("connect: the answer of {addr} does not fit the question")));
         }
         stage::reach(Stage::ConnectH2Received);
@@ -277,7 +282,8 @@ impl Dialer {
             theirs.qps_per_rail,
             theirs.fabric
         );
-        Ok(Connection { qps, memory: fifo, peer, liveness, stats })
+        let cells = theirs.failover.then(|| Cells::new(fifo.pages(), CTS_FIFO_SIZE, RECORDS_SIZE));
+        Ok(Connection { qps, memory: fifo, peer, liveness, stats, cells })
     }
 }
 

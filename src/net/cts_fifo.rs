@@ -17,8 +17,11 @@ use std::sync::atomic::Ordering;
 
 use crate::base::error::Result;
 use crate::base::mem::Pages;
+use crate::link::CELLS_SIZE;
 use crate::link::limits::{MAX_RAILS, MAX_RECVS, SLOT_SIZE, SLOTS};
 
+/// Bytes of the slots. Behind them is where the receiver says something of the rails.
+pub const CTS_FIFO_SIZE: usize = SLOTS * SLOT_SIZE;
 const AT_READY: usize = 56;
 const _: () = assert!(MAX_RAILS == 8 && AT_READY + 8 == SLOT_SIZE);
 
@@ -80,7 +83,7 @@ pub struct CtsFifo {
 impl CtsFifo {
     /// Empty, and not registered yet.
     pub fn new() -> Result<Self> {
-        Ok(CtsFifo { pages: Pages::new(SLOTS * SLOT_SIZE)? })
+        Ok(CtsFifo { pages: Pages::new(CTS_FIFO_SIZE + CELLS_SIZE)? })
     }
 
     /// The memory, to be registered for the receiver.

@@ -20,7 +20,7 @@ use crate::fabric::{ENDPOINT_SIZE, Endpoint};
 use crate::link::limits::{MAX_QPS_PER_RAIL, MAX_RAILS};
 
 /// Version of everything two Railheads say to each other, the layout of slots, records and immediates included.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of a frame's MAC (HMAC-SHA-256).
@@ -256,6 +256,8 @@ pub struct Params {
     pub rails: u8,
     /// Queue pairs on each rail.
     pub qps_per_rail: u8,
+    /// H1: whether the comm may go on when a rail fails. H2: whether it does.
+    pub failover: bool,
     /// Name of the fabric.
     pub fabric: String,
     /// Name of the host.
@@ -280,7 +282,7 @@ impl Params {
         out.extend_from_slice(&self.traffic_class.to_le_bytes());
         out.extend_from_slice(&self.max_message.to_le_bytes());
         out.extend_from_slice(&self.memory.to_le_bytes());
-        out.extend_from_slice(&[self.rails, self.qps_per_rail]);
+        out.extend_from_slice(&[self.rails, self.qps_per_rail, u8::from(self.failover)]);
         for name in [&self.fabric, &self.host, &self.device] {
             let name = cut(name, MAX_NAME);
             out.push(name.len() as u8);
@@ -308,6 +310,11 @@ impl Params {
         let memory = read.u64()?;
         let rails = read.u8()?;
         let qps_per_rail = read.u8()?;
+        let failover = match read.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(WireError::Field("word on failover")),
+        };
         if !(1..=MAX_RAILS).contains(&usize::from(rails)) {
             return Err(WireError::Field("number of rails"));
         }
@@ -334,6 +341,7 @@ impl Params {
             memory,
             rails,
             qps_per_rail,
+            failover,
             fabric,
             host,
             device,

@@ -33,8 +33,10 @@ pub(super) struct Receiver {
     dev: usize,
     /// v4 only: clear-to-sends that wait until the peer has connected its queue pairs.
     early: Option<Box<Early>>,
-    /// The clear-to-sends of the group that is being posted. A field, so that irecv does not zero 512 bytes per call.
-    encoded: [[u8; SLOT_SIZE]; MAX_RECVS],
+    /// Clear-to-sends, by their number: those of the group that is being posted, or, where a rail may fail, of all receives outstanding.
+    encoded: Box<[[u8; SLOT_SIZE]]>,
+    /// Which is the next to be posted once more, as it may have been lost with a rail: no new one before these.
+    repost: Option<u64>,
 }
 
 /// Clear-to-sends, in order, that wait until the peer has connected its queue pairs: v4 hands a comm out before.
@@ -100,8 +102,8 @@ impl Receiver {
         let mrs = resources.mrs.clone();
         let state =
             RecvState { records, slots: Box::new([FREE; SLOTS]), shared_deregs: mrs.shared_deregs(), mrs, unused: 0, held: 0, come: 0 };
-        let encoded = [[0; SLOT_SIZE]; MAX_RECVS];
-        Ok(Receiver { link, early, state, tail: 0, flusher: None, dev: resources.device.index(), encoded })
+        let encoded = vec![[0; SLOT_SIZE]; if link.has_failover() { SLOTS } else { MAX_RECVS }].into_boxed_slice();
+        Ok(Receiver { link, early, state, tail: 0, flusher: None, dev: resources.device.index(), encoded, repost: None })
     }
 
     #[inline(never)]
@@ -113,15 +115,19 @@ impl Receiver {
         if !(1..=MAX_RECVS).contains(&n) {
             return Err(bad_group(n));
         }
-        let mut free = true;
+        let mut free = self.repost.is_none();
         for (i, buffer) in buffers.iter().enumerate() {
             let sequence = self.tail + i as u64;
-            let Some(place) = self.encoded.get_mut(i) else { break };
-            cts_of(mrs, self.dev, buffer, n)?.encode_to(sequence, place);
+            let cts = cts_of(mrs, self.dev, buffer, n)?;
+            // The one of a lap before may be needed still.
             free &= self.state.is_free(sequence);
+            if free && let Some(place) = place(&mut self.encoded, sequence) {
+                cts.encode_to(sequence, place);
+            }
         }
         // A queue pair has as many receives posted as there can be outstanding, so none is missing there.
-        if !free || !self.link.requests.has_room() || (self.link.qps.room(self.link.qps.ordered()) as usize) < n {
+        let ordered = self.link.qps.ordered();
+        if !free || !self.link.requests.has_room() || (self.link.qps.room(ordered) as usize) < n {
             return self.poll_then_no_request();
         }
         let request = Request { n: n as u8, left: n as u8, pending_stripes: 0, sequence: self.tail, bytes: [0; MAX_RECVS] };
@@ -133,17 +139,20 @@ impl Receiver {
                 *slot = RecvSlot { busy: true, index: i as u8, request: id, sequence, room, mr: buffer.mr, incoming };
             }
         }
-        let posted = match (&mut self.early, &self.encoded) {
-            (Some(early), all) => {
-                early.0.extend((self.tail..).zip(all.iter().take(n)).map(|(sequence, slot)| (sequence, *slot, id)));
+        let encoded = &mut self.encoded;
+        let posted = match &mut self.early {
+            Some(early) => {
+                early.0.extend((self.tail..).take(n).filter_map(|sequence| Some((sequence, *place(encoded, sequence)?, id))));
                 Ok(())
             }
-            (None, [one, ..]) if n == 1 && self.state.can_hold_cts(&self.link) => post_held_cts(&mut self.link, self.tail, one, id),
-            (None, [one, ..]) if n == 1 => post_cts(&mut self.link, self.tail, one, id),
-            (None, all) => post_cts_group(&mut self.link, self.tail, all.get(..n).unwrap_or_default(), id),
+            None => match place(encoded, self.tail) {
+                Some(one) if n == 1 && self.state.can_hold_cts(&self.link) => post_held_cts(&mut self.link, self.tail, one, id),
+                Some(one) if n == 1 => post_cts(&mut self.link, self.tail, one, id),
+                _ => post_cts_group(&mut self.link, self.tail, encoded, n, id),
+            },
         };
-        if let Err(error) = posted {
-            return self.link.not_posted(id, WrKind::Cts, self.link.qps.ordered(), error);
+        if let Err(error) = posted.or_else(|error| self.link.refused(ordered, error)) {
+            return self.link.not_posted(id, WrKind::Cts, ordered, error);
         }
         self.tail += n as u64;
         self.state.unused += n as u32;
@@ -166,6 +175,26 @@ impl Receiver {
                 return;
             }
         }
+    }
+
+    /// Posts clear-to-sends once more, in order, as many as there is room for. What the sender has of them already it finds unchanged.
+    #[cold]
+    fn repost(&mut self) {
+        while let Some(sequence) = self.repost.filter(|sequence| *sequence < self.tail) {
+            let ordered = self.link.qps.ordered();
+            let outstanding = self.state.slot(sequence).filter(|slot| slot.busy && slot.sequence == sequence).map(|slot| slot.request);
+            if let (Some(id), Some(cts)) = (outstanding, place(&mut self.encoded, sequence)) {
+                if self.link.qps.room(ordered) == 0 {
+                    return;
+                }
+                let posted = post_cts(&mut self.link, sequence, cts, id);
+                if let Err(error) = posted.or_else(|error| self.link.refused(ordered, error)) {
+                    return self.link.post_failed(WrKind::Cts, ordered, error);
+                }
+            }
+            self.repost = Some(sequence + 1);
+        }
+        self.repost = None;
     }
 
     #[inline(always)]
@@ -231,6 +260,12 @@ impl Receiver {
     #[inline]
     fn after_poll(&mut self, due: bool) {
         self.state.check_registrations(&mut self.link);
+        if self.link.ordered_moved() {
+            self.repost = Some(self.tail.saturating_sub(SLOTS as u64));
+        }
+        if self.repost.is_some() {
+            self.repost();
+        }
         if due {
             self.link.report_stall(None, "");
         }
@@ -278,12 +313,27 @@ fn post_held_cts(link: &mut Link, sequence: u64, slot: &[u8; SLOT_SIZE], id: Req
 
 /// The same for a group, in one posting. Each is a WRITE of its own: only a slot is published as a whole.
 #[inline(never)]
-fn post_cts_group(link: &mut Link, sequence: u64, slots: &[[u8; SLOT_SIZE]], id: RequestId) -> std::result::Result<(), PostError> {
+fn post_cts_group(
+    link: &mut Link,
+    sequence: u64,
+    encoded: &[[u8; SLOT_SIZE]],
+    n: usize,
+    id: RequestId,
+) -> std::result::Result<(), PostError> {
     let mut writes = [cts_write(&link.qps, sequence, &[0; SLOT_SIZE]); MAX_RECVS];
-    for ((sequence, slot), write) in (sequence..).zip(slots).zip(&mut writes) {
-        *write = cts_write(&link.qps, sequence, slot);
+    for (sequence, write) in (sequence..).zip(writes.iter_mut().take(n)) {
+        let Some(cts) = encoded.get(sequence as usize & (encoded.len() - 1)) else { continue };
+        *write = cts_write(&link.qps, sequence, cts);
     }
-    link.qps.post_send_group(link.qps.ordered(), writes.get(..slots.len()).unwrap_or_default(), WrKind::Cts, id)
+    link.qps.post_send_group(link.qps.ordered(), writes.get(..n).unwrap_or_default(), WrKind::Cts, id)
+}
+
+/// Where a clear-to-send is kept.
+#[inline(always)]
+fn place(encoded: &mut [[u8; SLOT_SIZE]], sequence: u64) -> Option<&mut [u8; SLOT_SIZE]> {
+    // A power of two.
+    let at = sequence as usize & encoded.len().wrapping_sub(1);
+    encoded.get_mut(at)
 }
 
 #[inline(always)]

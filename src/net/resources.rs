@@ -55,6 +55,7 @@ impl Resources {
             memory: memory as u64,
             rails: qps.rails() as u8,
             qps_per_rail: qps_per_rail as u8,
+            failover: self.config.failover && qps.rails() > 1,
             fabric: self.device.fabric().to_owned(),
             host: self.local.host.clone(),
             device: self.device.name().to_owned(),

@@ -9,6 +9,7 @@ use crate::link::device_thread::WaitSet;
 use crate::link::incoming::Imm;
 use crate::link::limits::{MAX_MESSAGE, MAX_RECVS};
 use crate::link::memory::{MrHandle, MrTable, Registration};
+use crate::link::plan::Plan;
 use crate::link::queue_pairs::Side;
 use crate::link::request::Sizes;
 use crate::link::sends::{self, Message, stripe_completed};
@@ -87,10 +88,12 @@ impl Sender {
         let Some(id) = self.link.requests.insert(sends::request(len, 1, sequence)) else { return self.poll_then_no_request() };
         let message = Message { sequence, remote_addr: slot.addr, rkeys: &slot.rkeys, addr, keys: registration, id };
         let write = message.write(&self.link.qps, qp, 0, len, Imm::Whole(len as u32));
-        if let Err(error) = self.link.qps.post_send(qp, [write], WrKind::Data, id, true) {
+        self.link.remember(&message, Plan::whole(len));
+        let posted = self.link.qps.post_send(qp, [write], WrKind::Data, id, true);
+        self.link.qps.next_qp();
+        if let Err(error) = self.link.stripe_posted(qp, id, 0, posted) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
         }
-        self.link.qps.next_qp();
         self.posted(index);
         Ok(Some(id))
     }

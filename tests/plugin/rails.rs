@@ -8,7 +8,7 @@ use support::netns::{Cable, usable};
 use support::plugin::Plugin;
 use support::{Ctx, Role, World};
 
-pub const ROLES: &[(&str, Role)] = &[("merges", merges), ("may_not_merge", may_not_merge)];
+pub const ROLES: &[(&str, Role)] = &[("merges", merges), ("may_not_merge", may_not_merge), ("carries_on", support::failover::carries_on)];
 
 fn version() -> u32 {
     std::env::var("RHT_VERSION").map_or(12, |v| v.parse().expect("a version"))
@@ -81,4 +81,34 @@ fn interfaces_are_not_merged_unasked() {
     }
     let cable = Cable::new();
     world("may_not_merge", &cable).spawn().finish();
+}
+
+/// Two hosts with two cables between them, each of which goes down and up again. The first is also that of the comms' handshakes.
+#[test]
+fn cables_are_cut_and_mended() {
+    if !usable() {
+        return;
+    }
+    let cable = Cable::new();
+    cable.double();
+    for progress in ["poll", "thread"] {
+        let world = World::new("carries_on", 2).env("RAILHEAD_SOCKET_IFNAME", "=rht,rht1").env("RAILHEAD_FORCE_MERGE", "rht,rht1");
+        let world = world.env("RAILHEAD_SOFT_WIRE", "tcp").env("RAILHEAD_FABRIC_TIMEOUT_S", "1").env("RAILHEAD_PROGRESS", progress);
+        let mut ranks = world.env("RHT_ROUNDS", "2").wrap(0, &cable.at(0)).wrap(1, &cable.at(1)).spawn();
+        for (interface, end) in [("rht1", 0), ("rht", 1)] {
+            (0..2).for_each(|rank| ranks.expect(rank, "ready"));
+            (0..2).for_each(|rank| ranks.tell(rank, "down"));
+            if interface == "rht1" && progress == "poll" {
+                // A process that is stopped is no rail that fails, be it for longer than a rail may be silent: its kernel answers.
+                ranks.ranks[1].signal(libc::SIGSTOP);
+                std::thread::sleep(std::time::Duration::from_secs(3));
+                ranks.ranks[1].signal(libc::SIGCONT);
+            }
+            cable.set(interface, end, "down");
+            (0..2).for_each(|rank| ranks.expect(rank, "ready"));
+            cable.set(interface, end, "up");
+            (0..2).for_each(|rank| ranks.tell(rank, "up"));
+        }
+        ranks.finish();
+    }
 }

@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 pub mod comms;
+pub mod failover;
 pub mod holdings;
 pub mod netns;
 pub mod pause;

@@ -19,6 +19,14 @@ pub fn usable() -> bool {
     ok
 }
 
+/// The kernel sees a carrier a little after the interface is up, and calls the interface running (IFF_RUNNING) later still.
+fn carrier(namespace: &str, interface: &str) {
+    super::until("a carrier", || {
+        let shown = Command::new("ip").args(["-n", namespace, "-o", "link", "show", interface]).output().expect("ip");
+        String::from_utf8_lossy(&shown.stdout).contains("state UP").then_some(())
+    });
+}
+
 /// Two namespaces with addresses 10.77.n.1 and .2 (and fd77:n::1 and ::2) on an interface `rht` each.
 pub struct Cable {
     names: [String; 2],
@@ -45,14 +53,27 @@ impl Cable {
             ip(&["-n", name, "addr", "add", &format!("{}/64", cable.v6[i]), "dev", "rht", "nodad"]);
             ip(&["-n", name, "link", "set", "rht", "up"]);
         }
-        // The kernel sees the carrier a little later, and calls the interface running (IFF_RUNNING) later still.
-        for name in &cable.names {
-            super::until("a carrier", || {
-                let shown = Command::new("ip").args(["-n", name, "-o", "link", "show", "rht"]).output().expect("ip");
-                String::from_utf8_lossy(&shown.stdout).contains("state UP").then_some(())
-            });
-        }
+        cable.names.iter().for_each(|name| carrier(name, "rht"));
         cable
+    }
+
+    /// Lays another one beside it, whose interface is `rht1` at both ends.
+    pub fn double(&self) {
+        let [a, b] = &self.names;
+        ip(&["-n", a, "link", "add", "rht1", "type", "veth", "peer", "name", "rht1", "netns", b]);
+        for (name, v4) in self.names.iter().zip(&self.v4) {
+            ip(&["-n", name, "addr", "add", &format!("{}/24", v4.replacen("10.77", "10.78", 1)), "dev", "rht1"]);
+            ip(&["-n", name, "link", "set", "rht1", "up"]);
+        }
+        self.names.iter().for_each(|name| carrier(name, "rht1"));
+    }
+
+    /// Takes an interface down at one end, or up again.
+    pub fn set(&self, interface: &str, end: usize, state: &str) {
+        ip(&["-n", &self.names[end], "link", "set", interface, state]);
+        if state == "up" {
+            self.names.iter().for_each(|name| carrier(name, interface));
+        }
     }
 
     /// The command that runs another one at an end of the cable.
@@ -62,7 +83,7 @@ impl Cable {
 
     /// Nothing comes through any more, and nobody says so.
     pub fn cut(&self) {
-        ip(&["-n", &self.names[1], "link", "set", "rht", "down"]);
+        self.set("rht", 1, "down");
     }
 }
 

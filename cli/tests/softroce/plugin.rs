@@ -15,6 +15,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("announces_early", announces_early),
     ("outlives", outlives),
     ("parts", parts),
+    ("carries_on", support::failover::carries_on),
 ];
 
 /// Each byte of each message between two processes, over RDMA devices that nobody asked for by name.
@@ -106,6 +107,18 @@ fn run_inside(pairs: u32, test: &str) -> Option<Ran> {
 #[test]
 fn two_rails_one_by_one_and_merged() {
     run_inside(2, "two_rails_one_by_one_and_merged");
+}
+
+#[test]
+fn rails_fail_and_come_back() {
+    let Some(ran) = run_inside(2, "rails_fail_and_come_back") else { return };
+    // Each end of each comm, one line for a failure and one for what is over.
+    for (what, least) in
+        [("rail 0 is down: ", 8), ("rail 1 is down: ", 12), ("rail 0 is up again, after ", 8), ("rail 1 is up again, after ", 12)]
+    {
+        let lines = ran.output.matches(what).count();
+        assert!(lines >= least, "{lines} times {what:?}");
+    }
 }
 
 /// The kernel's devices send in the first namespace whatever namespace they were made in (Linux 6.1, rxe_find_route6: init_net), so both stay there.
@@ -407,6 +420,25 @@ mod inside {
     #[ignore = "runs in the virtual machine"]
     fn receives_before_a_v4_peer_is_ready() {
         world("announces_early").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6").spawn().finish();
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn rails_fail_and_come_back() {
+        let rounds = crate::conformance::bed::count("RHT_ROUNDS", 6) as usize;
+        let world = world("carries_on").env("RHT_ROUNDS", &rounds.to_string()).env("RAILHEAD_DEBUG", "info");
+        let world = world.env("NCCL_NET_FORCE_MERGE", "rxe0,rxe2;rxe1,rxe3").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
+        let mut ranks = world.spawn();
+        for round in 0..rounds {
+            // Either end of either pair.
+            let end = [1, 3, 0, 2][round % 4];
+            for state in ["down", "up"] {
+                (0..2).for_each(|rank| ranks.expect(rank, "ready"));
+                sh(&format!("relink v{end} {state}"));
+                (0..2).for_each(|rank| ranks.tell(rank, state));
+            }
+        }
+        ranks.finish();
     }
 
     /// Lets messages flow, does something to the wire, and waits for both ranks' errors.

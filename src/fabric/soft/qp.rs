@@ -138,6 +138,11 @@ impl QueuePair {
         }
     }
 
+    /// Whether the peer's host does not answer, as far as this side knows.
+    pub fn is_unanswered(&self) -> bool {
+        matches!(&self.wire, Wire::Tcp(wire) if wire.is_unanswered())
+    }
+
     /// Number in completions.
     #[inline]
     pub fn qp_num(&self) -> u32 {

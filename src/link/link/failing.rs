@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Link;
+use super::rails::is_of_the_rail;
 use super::waiting::Seconds;
 use crate::base::clock;
 use crate::base::error::Error;
@@ -38,12 +39,16 @@ impl Link {
         if self.failed.is_some() {
             return;
         }
+        let what = wr.kind.what();
+        let why = self.qps.why(wr.kind, usize::from(wr.qp)).map_or(String::new(), |why| format!(": {why}"));
+        if self.failover.is_some() && wr.kind != WrKind::Flush && is_of_the_rail(status) {
+            let rail = self.qps.rail_of(usize::from(wr.qp));
+            return self.rail_failed(rail, status, format!("{what} ended with {status}{why}"));
+        }
         // A flush error only says that another request failed first.
         if self.fault.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
             return;
         }
-        let what = wr.kind.what();
-        let why = self.qps.why(wr.kind, usize::from(wr.qp)).map_or(String::new(), |why| format!(": {why}"));
         self.fault = Some(PendingFault { status, text: format!("{what} ended with {status}{why}"), since: 0 });
     }
 

@@ -17,6 +17,7 @@ fn sample() -> Params {
         memory: 0x7fff_1234_5678,
         rails: 2,
         qps_per_rail: 3,
+        failover: true,
         fabric: "soft".into(),
         host: "node-1.example".into(),
         device: "eth0+eth1".into(),

@@ -2,6 +2,7 @@
 //! waits for time; a loop that makes no progress ends by [`within`].
 
 mod connections;
+mod failover;
 mod failures;
 mod messages;
 mod strangers;

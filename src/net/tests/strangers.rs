@@ -24,6 +24,7 @@ fn params(instance: u32) -> Params {
         memory: 4096,
         rails: 1,
         qps_per_rail: 1,
+        failover: false,
         fabric: "soft".into(),
         host: "stranger".into(),
         device: "eth9".into(),

@@ -60,6 +60,14 @@ pub struct Segment {
 // SAFETY: the pointers lead into the mapping that `shm` keeps, which any thread may use; its contents are atomics, or copied as bytes.
 unsafe impl Send for Segment {}
 
+impl Drop for Segment {
+    /// This side writes nothing more: also one that had offered the segment, and never learnt that the peer uses it.
+    fn drop(&mut self) {
+        // Pairs with the load in `LeaseTable::peer_is_gone`.
+        self.side(self.me).closed.store(1, Ordering::SeqCst);
+    }
+}
+
 impl Segment {
     /// Makes the dialer's view of a fresh segment.
     pub fn create(shm: Shm, bounce: u64) -> Result<Self> {

@@ -186,6 +186,11 @@ impl TcpWire {
         std::iter::once((self.control.as_raw_fd(), self.blocked || self.more)).chain(self.streams.fds())
     }
 
+    /// Whether the peer's host does not answer.
+    pub fn is_unanswered(&self) -> bool {
+        self.fds().any(|(fd, _)| socket::is_unanswered(fd))
+    }
+
     /// Shuts the streams down for sending and reads away what has come. The caller keeps the descriptors, and reads away what comes, until the peer
     /// has closed its ends too: closing them earlier may reset the connection before the peer has read the last acks.
     pub fn close(mut self) -> Vec<TcpSocket> {

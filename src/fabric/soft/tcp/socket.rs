@@ -119,3 +119,15 @@ extern "C" fn at_exit() {
         clock::sleep(PAUSE);
     }
 }
+
+/// Whether what was sent on a stream is sent again, as the peer's kernel, or the way to it, does not answer: that of a process that is stopped does.
+pub fn is_unanswered(fd: RawFd) -> bool {
+    // SAFETY: zeros are a valid tcp_info, of numbers alone.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: getsockopt writes `len` bytes at most, of which `info` has so many. Both outlive the call; a descriptor that is no stream is an error.
+    let known = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len) } == 0;
+    // Where this host has no way to the peer, the kernel probes instead, as it does a full peer, which answers each (Linux 6.1 net/ipv4/tcp_output.c,
+    // tcp_send_probe0).
+    known && (info.tcpi_retransmits > 0 || info.tcpi_probes > 1)
+}

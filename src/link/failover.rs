@@ -1,0 +1,324 @@
+//! What a link of several rails needs to go on without one of them: what each end says of a rail, what is under way on its queue pairs, and what of it
+//! has to be sent again. Plain state; [`super::link`] moves it along (`link/rails.rs`), on the thread that drives the link.
+//!
+//! Immediates arrive on a queue pair in order, so of those that were posted on one that failed, a count tells which have landed. Each end counts, and
+//! says the count once nothing can land any more. What it says is written into a *cell* of the peer's memory, by a WRITE over a live rail. A cell holds
+//! one number, which only grows: three per generation of the rail: its queue pairs are reset for each ([`reset`](crate::fabric::QueuePair::reset)).
+//!
+//! | says | when | lets the peer |
+//! |---|---|---|
+//! | Up | its queue pairs are connected as this generation, with receives posted | probe the rail, then use it |
+//! | Down, with counts | its queue pairs are in ERROR and drained | complete what has landed, and send the rest again |
+//! | Settled | it has done that | begin the next generation |
+//!
+//! An end that says Down later than its peer does so because of the peer's. A generation that fails before it was used is gone through in the same way.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use crate::base::mem::Pages;
+
+use super::limits::{MAX_QPS_PER_RAIL, MAX_RAILS, SLOT_SIZE};
+use super::plan::Plan;
+use super::wr_id::RequestId;
+
+/// Bytes of a cell: `{u32 counts[8], 0, u64 word}`, word last.
+pub const CELL_SIZE: usize = SLOT_SIZE;
+const AT_WORD: usize = CELL_SIZE - 8;
+const _: () = assert!(MAX_QPS_PER_RAIL * 4 <= AT_WORD);
+/// Bytes of the cells of an end: for each rail, one per rail that the word may come over, so that no two are written by different queue pairs.
+pub const CELLS_SIZE: usize = MAX_RAILS * MAX_RAILS * CELL_SIZE;
+
+/// Nanoseconds until a rail that has failed is tried again, at first and at most: it doubles with each attempt in vain.
+pub const FIRST_PAUSE_NS: u64 = 100_000_000;
+/// See [`FIRST_PAUSE_NS`].
+pub const LAST_PAUSE_NS: u64 = 10_000_000_000;
+/// Nanoseconds that an attempt may take: a connection that is being made may wait for far longer on a network that says nothing.
+pub const ATTEMPT_NS: u64 = 5_000_000_000;
+
+/// What an end says of a rail, as a number that grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Word(u64);
+
+impl Word {
+    /// Connected as this generation. What is true of generation 0 before anything was said.
+    pub fn up(generation: u32) -> Word {
+        Word(u64::from(generation) * 3)
+    }
+
+    /// Drained.
+    pub fn down(generation: u32) -> Word {
+        Word(u64::from(generation) * 3 + 1)
+    }
+
+    /// The peer's Down is dealt with.
+    pub fn settled(generation: u32) -> Word {
+        Word(u64::from(generation) * 3 + 2)
+    }
+}
+
+/// Messages received on each queue pair of a rail, in the order of the rail's queue pairs. They wrap.
+pub type Counts = [u32; MAX_QPS_PER_RAIL];
+
+/// The bytes of a cell.
+pub fn encode_cell(word: Word, counts: &Counts) -> [u8; CELL_SIZE] {
+    let mut out = [0; CELL_SIZE];
+    out.chunks_exact_mut(4).zip(counts).for_each(|(out, count)| out.copy_from_slice(&count.to_le_bytes()));
+    out.iter_mut().skip(AT_WORD).zip(word.0.to_le_bytes()).for_each(|(out, byte)| *out = byte);
+    out
+}
+
+/// Where the cells are.
+pub struct Cells {
+    /// The memory that the peer writes to.
+    pages: Pages,
+    /// Where in it they begin.
+    here: usize,
+    /// Where in the peer's.
+    there: usize,
+}
+
+/// Place of the cell about a rail, over another one.
+fn cell(via: usize, rail: usize) -> usize {
+    (via * MAX_RAILS + rail) * CELL_SIZE
+}
+
+impl Cells {
+    /// Behind what else the peers write to each other: `here` bytes of it in `pages`, `there` in the peer's memory.
+    pub fn new(pages: &Pages, here: usize, there: usize) -> Cells {
+        Cells { pages: pages.clone(), here, there }
+    }
+
+    /// Offset in the peer's memory.
+    pub fn remote(&self, via: usize, rail: usize) -> usize {
+        self.there + cell(via, rail)
+    }
+
+    /// The last word about a rail, and which rail it came over. The pages belong to the peer: nothing that is read there is believed unchecked.
+    pub fn word(&self, rails: usize, rail: usize) -> (Word, usize) {
+        // Pairs with the ordered publish of the peer's WRITE.
+        let word = |via| u64::from_le(self.pages.load_u64(self.here + cell(via, rail) + AT_WORD, Ordering::Acquire));
+        (0..rails).map(|via| (Word(word(via)), via)).max_by_key(|(word, _)| *word).unwrap_or((Word(0), 0))
+    }
+
+    /// The counts that came with it.
+    pub fn counts(&self, via: usize, rail: usize) -> Counts {
+        let at = |index: usize| self.here + cell(via, rail) + index / 2 * 8;
+        // The word has been loaded, by an Acquire.
+        let pair = |index: usize| u64::from_le(self.pages.load_u64(at(index), Ordering::Relaxed));
+        std::array::from_fn(|index| (pair(index) >> (index % 2 * 32)) as u32)
+    }
+}
+
+/// How far a rail is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Messages take it.
+    Live,
+    /// In ERROR: not everything was reported.
+    Draining,
+    /// Down was said, and the peer's is waited for.
+    Down,
+    /// Settled was said. The connecting end begins the next generation, after a pause; the other one when it hears that.
+    Settled,
+    /// Up was said, and the peer's is waited for.
+    Connecting,
+    /// WRITEs of nothing are under way on each queue pair: messages take it once they have arrived.
+    Probing,
+}
+
+/// A rail.
+pub struct Rail {
+    /// Its generation.
+    pub generation: u32,
+    /// How far it is.
+    pub phase: Phase,
+    /// What the peer is to be told.
+    pub word: Word,
+    /// And the counts with it: of the last generation that has failed.
+    pub counts: Counts,
+    /// What was told, and over which rail.
+    pub told: (Word, usize),
+    /// Why it failed, until that was said.
+    pub why: String,
+    /// When it failed, or was live again.
+    pub since: u64,
+    /// Since when the peer's host has not answered on it; 0 while it does.
+    pub unanswered_since: u64,
+    /// When the last attempt began.
+    pub begun_at: u64,
+    /// When it is tried again, and after which pause then.
+    pub retry_at: u64,
+    pub pause: u64,
+}
+
+/// What is under way on a queue pair, and has been.
+pub struct Traffic {
+    /// Stripes under way, oldest first.
+    pub sent: VecDeque<(RequestId, u8)>,
+    /// Stripes that the peer has, of this generation.
+    pub done: u32,
+    /// Messages, or stripes of them, that came, of this generation.
+    pub received: u32,
+    /// The probe has arrived.
+    pub probed: bool,
+}
+
+/// What is needed to send a message again.
+#[derive(Clone, Copy)]
+pub struct Sent {
+    /// Its request.
+    pub id: RequestId,
+    /// See [`super::sends::Message`].
+    pub sequence: u64,
+    pub addr: usize,
+    pub remote_addr: u64,
+    pub rkeys: [u32; MAX_RAILS],
+    pub lkeys: [u32; MAX_RAILS],
+    /// How it was cut.
+    pub plan: Plan,
+}
+
+/// Everything about the rails of a link.
+pub struct Failover {
+    pub rails: Vec<Rail>,
+    /// By queue pair.
+    pub traffic: Vec<Traffic>,
+    pub cells: Cells,
+    /// Of messages, by the low byte of their request. Empty at an end that sends none.
+    pub messages: Vec<Option<Sent>>,
+    /// Stripes to be sent again.
+    pub lost: VecDeque<(RequestId, u8)>,
+    /// This end begins each generation.
+    pub connects: bool,
+    /// The rail of what is ordered.
+    pub ordered_rail: usize,
+    /// What is ordered goes on another queue pair since this was last asked.
+    pub ordered_moved: bool,
+}
+
+impl Failover {
+    /// Of so many rails and queue pairs, all live. `depth`: stripes under way on a queue pair at most. `messages`: requests at most, if this end sends.
+    pub fn new(cells: Cells, rails: usize, qps: usize, depth: usize, messages: usize, connects: bool, now: u64) -> Failover {
+        let rail = || Rail {
+            generation: 0,
+            phase: Phase::Live,
+            word: Word::up(0),
+            counts: [0; MAX_QPS_PER_RAIL],
+            told: (Word::up(0), 0),
+            why: String::new(),
+            since: now,
+            unanswered_since: 0,
+            begun_at: 0,
+            retry_at: 0,
+            pause: FIRST_PAUSE_NS,
+        };
+        let traffic = || Traffic { sent: VecDeque::with_capacity(depth), done: 0, received: 0, probed: false };
+        Failover {
+            rails: std::iter::repeat_with(rail).take(rails).collect(),
+            traffic: std::iter::repeat_with(traffic).take(qps).collect(),
+            cells,
+            messages: vec![None; messages],
+            lost: VecDeque::new(),
+            connects,
+            ordered_rail: 0,
+            ordered_moved: false,
+        }
+    }
+
+    /// How far a rail is.
+    pub fn phase(&self, rail: usize) -> Phase {
+        self.rails.get(rail).map_or(Phase::Draining, |rail| rail.phase)
+    }
+
+    /// Whether messages take it.
+    pub fn is_live(&self, rail: usize) -> bool {
+        self.phase(rail) == Phase::Live
+    }
+
+    /// Whether it has failed, and nothing was begun since: nothing is expected of its queue pairs.
+    pub fn is_down(&self, rail: usize) -> bool {
+        matches!(self.phase(rail), Phase::Draining | Phase::Down | Phase::Settled)
+    }
+
+    /// A stripe was posted.
+    #[inline]
+    pub fn posted(&mut self, qp: usize, id: RequestId, stripe: usize) {
+        if let Some(it) = self.traffic.get_mut(qp) {
+            it.sent.push_back((id, stripe as u8));
+        }
+    }
+
+    /// The oldest stripe on a queue pair has arrived.
+    #[inline]
+    pub fn arrived(&mut self, qp: usize) {
+        if let Some(it) = self.traffic.get_mut(qp) {
+            it.sent.pop_front();
+            it.done = it.done.wrapping_add(1);
+        }
+    }
+
+    /// Something was received on a queue pair.
+    #[inline]
+    pub fn received(&mut self, qp: usize) {
+        if let Some(it) = self.traffic.get_mut(qp) {
+            it.received = it.received.wrapping_add(1);
+        }
+    }
+
+    /// A probe has arrived.
+    pub fn probed(&mut self, qp: usize) {
+        if let Some(it) = self.traffic.get_mut(qp) {
+            it.probed = true;
+        }
+    }
+
+    /// What has to be known of a message to send it again.
+    #[inline]
+    pub fn remember(&mut self, message: Sent) {
+        if let Some(place) = self.messages.get_mut((message.id.0 & 0xff) as usize) {
+            *place = Some(message);
+        }
+    }
+
+    /// A message that is under way.
+    pub fn message(&self, id: RequestId) -> Option<Sent> {
+        let message = *self.messages.get((id.0 & 0xff) as usize)?;
+        message.filter(|message| message.id == id)
+    }
+
+    /// Whether everything is as it should be, and nothing has to be done.
+    pub fn is_calm(&self) -> bool {
+        self.lost.is_empty()
+            && self.rails.iter().all(|rail| rail.phase == Phase::Live && rail.told.0 == rail.word && self.is_live(rail.told.1))
+    }
+
+    /// Whether it only waits for the time to try a rail again, or for the peer to.
+    pub fn waits(&self) -> bool {
+        self.lost.is_empty() && self.rails.iter().all(|rail| matches!(rail.phase, Phase::Live | Phase::Settled) && rail.told.0 == rail.word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_grow_and_cells_come_back() {
+        assert!(Word::up(0) < Word::down(0) && Word::down(0) < Word::settled(0) && Word::settled(0) < Word::up(1));
+        assert!(Word::settled(u32::MAX) > Word::down(u32::MAX));
+        let pages = Pages::new(100 * 64 + CELLS_SIZE).unwrap();
+        let cells = Cells::new(&pages, 100 * 64, 7 * 64);
+        assert_eq!(cells.word(8, 3), (Word::up(0), 7), "nothing was written");
+        let counts = [1, 2, u32::MAX, 4, 5, 6, 7, 0x8000_0000];
+        for (via, word) in [(2, Word::down(9)), (5, Word::settled(9))] {
+            let bytes = encode_cell(word, &counts);
+            pages.write(100 * 64 + (cells.remote(via, 3) - 7 * 64), &bytes);
+            assert_eq!(cells.word(8, 3), (word, via));
+            assert_eq!(cells.counts(via, 3), counts);
+        }
+        assert_eq!(cells.word(5, 3), (Word::down(9), 2), "of five rails");
+        assert_eq!(cells.word(8, 2).0, Word::up(0), "about another one");
+        assert_eq!(cells.remote(7, 7) + CELL_SIZE, 7 * 64 + CELLS_SIZE);
+    }
+}

@@ -1,0 +1,421 @@
+//! Goes on without a rail that has failed, and takes it up again: see [`crate::link::failover`] for what the ends say to each other.
+
+use super::Link;
+use super::failing::PendingFault;
+use super::waiting::Seconds;
+use crate::base::clock;
+use crate::base::log::{self, log_info, log_warn};
+use crate::base::stats::RailCounter;
+use crate::fabric::{Opcode, Payload, PostError, WcStatus};
+use crate::link::failover::{ATTEMPT_NS, FIRST_PAUSE_NS, Failover, LAST_PAUSE_NS, Phase, Rail, Sent, Traffic, Word, encode_cell};
+use crate::link::limits::MAX_QPS_PER_RAIL;
+use crate::link::plan::Plan;
+use crate::link::queue_pairs::{NO_QP, Side, Wr};
+use crate::link::sends::{self, LocalKeys, Message};
+use crate::link::wr_id::{RequestId, WrId, WrKind};
+
+/// In the id of a [`WrKind::Rail`]: a probe. Else it is a cell.
+const PROBE: RequestId = RequestId(1);
+const CELL: RequestId = RequestId(2);
+/// Polls per look at rails for which there is nothing to do but to wait.
+const WAIT_POLLS: u32 = 64;
+
+/// Whether an error says that a path or a device has failed, and not that one of the ends did what it may not.
+pub(super) fn is_of_the_rail(status: WcStatus) -> bool {
+    use WcStatus::{GeneralErr, LocQpOpErr, RemOpErr, RetryExcErr, WrFlushErr};
+    // Of its own link that is down a device says that the queue pair cannot perform the request (mlx5; Soft-RoCE).
+    matches!(status, WrFlushErr | RetryExcErr | RemOpErr | GeneralErr | LocQpOpErr)
+}
+
+impl Link {
+    /// A queue pair has failed. If others carry on, so does the link.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn rail_failed(&mut self, rail: usize, status: WcStatus, text: String) {
+        let Some(mut failover) = self.failover.take() else { return };
+        self.give_up_rail(&mut failover, rail, status, text);
+        self.failover = Some(failover);
+    }
+
+    fn give_up_rail(&mut self, failover: &mut Failover, rail: usize, status: WcStatus, text: String) {
+        let now = clock::now();
+        let Some(it) = failover.rails.get_mut(rail).filter(|it| matches!(it.phase, Phase::Live | Phase::Connecting | Phase::Probing))
+        else {
+            return;
+        };
+        if it.phase == Phase::Live {
+            if now.saturating_sub(it.since) > LAST_PAUSE_NS {
+                it.pause = FIRST_PAUSE_NS;
+            }
+            (it.since, it.why) = (now, text.clone());
+        }
+        it.phase = Phase::Draining;
+        self.qps.fail_rail(rail);
+        if failover.ordered_rail == rail {
+            self.qps.set_ordered(NO_QP);
+        }
+        self.rails_changed(failover);
+        // Of those that are none, one may become live, and then the peer can be talked to.
+        if (0..failover.rails.len()).all(|rail| failover.is_down(rail)) {
+            self.fault.get_or_insert(PendingFault { status, text, since: 0 });
+        }
+    }
+
+    fn rails_changed(&mut self, failover: &mut Failover) {
+        self.rails_active = true;
+        self.qps.use_rails(|rail| failover.is_live(rail));
+        // Nothing that is ordered may be under way on the former queue pair when it goes on over another one.
+        if self.qps.ordered() == NO_QP && !matches!(failover.phase(failover.ordered_rail), Phase::Draining | Phase::Down) {
+            let next = self.qps.live_rails().next();
+            if let Some((rail, qp)) = next {
+                self.qps.set_ordered(qp);
+                (failover.ordered_rail, failover.ordered_moved) = (rail, true);
+            }
+        }
+    }
+
+    /// Whether it goes on when a rail fails.
+    pub fn has_failover(&self) -> bool {
+        self.failover.is_some()
+    }
+
+    /// Whether what is ordered goes on another queue pair since this was last asked: what was under way may be lost.
+    #[inline]
+    pub fn ordered_moved(&mut self) -> bool {
+        self.rails_active && self.failover.as_mut().is_some_and(|failover| std::mem::take(&mut failover.ordered_moved))
+    }
+
+    /// A look while nothing moves: the peer may have said something.
+    #[inline]
+    pub(super) fn hear_of_rails(&mut self) {
+        let Some(failover) = &self.failover else { return };
+        let rails = failover.rails.len();
+        let news = |(rail, it): (usize, &Rail)| failover.cells.word(rails, rail).0 > Word::up(it.generation);
+        if self.rails_active || failover.rails.iter().enumerate().any(news) {
+            self.step_rails();
+        }
+    }
+
+    /// A queue pair was found in ERROR that no completion has told of. False: that is the end of the link.
+    #[cold]
+    pub(super) fn rail_is_broken(&mut self, rail: Option<usize>, text: &str) -> bool {
+        let (Some(rail), true) = (rail, self.failover.is_some()) else { return false };
+        self.rail_failed(rail, WcStatus::WrFlushErr, text.to_owned());
+        true
+    }
+
+    /// A look that is rare: gives up rails on which the peer's host has not answered for too long, or that take too long to come back.
+    #[cold]
+    pub(super) fn check_rails(&mut self, now: u64) {
+        let Some(mut failover) = self.failover.take() else { return };
+        let timeout = self.unsignaled_max_ns * 4;
+        for rail in 0..failover.rails.len() {
+            let unanswered = !failover.is_down(rail) && self.qps.rail_is_unanswered(rail);
+            let Some(it) = failover.rails.get_mut(rail) else { continue };
+            match (unanswered, it.unanswered_since) {
+                (false, _) => it.unanswered_since = 0,
+                (true, 0) => it.unanswered_since = now.max(1),
+                (true, _) => {}
+            }
+            let silent = it.unanswered_since > 0 && now.saturating_sub(it.unanswered_since) >= timeout;
+            let slow = matches!(it.phase, Phase::Connecting | Phase::Probing) && now.saturating_sub(it.begun_at) >= ATTEMPT_NS;
+            if silent || slow {
+                let seconds = timeout / 1_000_000_000;
+                let text = format!("the peer's host has not answered for {seconds} s (RAILHEAD_FABRIC_TIMEOUT_S)");
+                self.give_up_rail(&mut failover, rail, WcStatus::RetryExcErr, text);
+            }
+        }
+        self.failover = Some(failover);
+    }
+
+    /// What has to be known of a message to send it again.
+    #[inline]
+    pub fn remember<K: LocalKeys>(&mut self, message: &Message<'_, K>, plan: Plan) {
+        let Some(failover) = &mut self.failover else { return };
+        let lkeys = std::array::from_fn(|rail| message.keys.map_or(0, |keys| keys.lkey(rail)));
+        let &Message { sequence, remote_addr, rkeys, addr, id, .. } = message;
+        failover.remember(Sent { id, sequence, addr, remote_addr, rkeys: *rkeys, lkeys, plan });
+    }
+
+    /// A stripe was posted, or not: one that a failed queue pair has refused goes over another rail.
+    ///
+    /// Errors: what `posted` says, if that is the end of the link.
+    #[inline]
+    pub fn stripe_posted(&mut self, qp: usize, id: RequestId, stripe: usize, posted: Result<(), PostError>) -> Result<(), PostError> {
+        match (&mut self.failover, posted) {
+            (None, posted) => posted,
+            (Some(failover), Ok(())) => {
+                failover.posted(qp, id, stripe);
+                Ok(())
+            }
+            (Some(failover), Err(error)) => {
+                failover.lost.push_back((id, stripe as u8));
+                self.refused(qp, error)
+            }
+        }
+    }
+
+    /// A queue pair has refused what was ordered.
+    ///
+    /// Errors: that is the end of the link.
+    #[cold]
+    pub fn refused(&mut self, qp: usize, error: PostError) -> Result<(), PostError> {
+        if self.failover.is_none() || !matches!(error, PostError::State(_)) {
+            return Err(error);
+        }
+        let rail = self.qps.rail_of(qp);
+        let why = self.qps.why(WrKind::Data, qp).unwrap_or_else(|| error.to_string());
+        self.rail_failed(rail, WcStatus::WrFlushErr, why);
+        Ok(())
+    }
+
+    /// Called by each poll while something is to be done about rails.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn poll_rails(&mut self) {
+        self.rail_polls = self.rail_polls.wrapping_add(1);
+        let waits = self.failover.as_ref().is_none_or(|failover| failover.waits());
+        if !waits || self.rail_polls.is_multiple_of(WAIT_POLLS) {
+            self.step_rails();
+        }
+    }
+
+    fn step_rails(&mut self) {
+        if self.failed.is_some() {
+            return;
+        }
+        let Some(mut failover) = self.failover.take() else { return };
+        let now = clock::now();
+        for rail in 0..failover.rails.len() {
+            self.step_rail(&mut failover, rail, now);
+        }
+        self.send_lost(&mut failover);
+        for rail in 0..failover.rails.len() {
+            self.tell(&mut failover, rail);
+        }
+        self.rails_active = !failover.is_calm() || failover.ordered_moved;
+        self.failover = Some(failover);
+    }
+
+    fn step_rail(&mut self, failover: &mut Failover, rail: usize, now: u64) {
+        let (heard, via) = failover.cells.word(failover.rails.len(), rail);
+        let connects = failover.connects;
+        let Some(it) = failover.rails.get_mut(rail) else { return };
+        // Each end goes a step further only once it has heard of the other's last one, but may fail at any time.
+        let most = match it.word {
+            word if word >= Word::settled(it.generation) => Word::down(it.generation + 1),
+            word if word >= Word::down(it.generation) => Word::settled(it.generation),
+            _ => Word::down(it.generation),
+        };
+        if heard > most {
+            return self.protocol_error(format_args!("{heard:?} of rail {rail}, where {most:?} is the most"));
+        }
+        match it.phase {
+            Phase::Live | Phase::Connecting | Phase::Probing if heard >= Word::down(it.generation) => {
+                self.give_up_rail(failover, rail, WcStatus::WrFlushErr, "the peer says that it is down".into());
+            }
+            Phase::Live => {}
+            Phase::Draining => {
+                if self.qps.rail_drained(rail) {
+                    it.counts = counts(&failover.traffic, self.qps.qps_of(rail));
+                    (it.phase, it.word) = (Phase::Down, Word::down(it.generation));
+                }
+            }
+            Phase::Down => {
+                if heard >= Word::down(it.generation) {
+                    self.settle(failover, rail, via, now);
+                }
+            }
+            Phase::Settled if heard >= Word::down(it.generation + 1) => {
+                // The peer has tried in vain.
+                it.generation += 1;
+                it.counts = [0; MAX_QPS_PER_RAIL];
+                (it.phase, it.word) = (Phase::Down, Word::down(it.generation));
+            }
+            Phase::Settled => {
+                let begins = if connects {
+                    heard >= Word::settled(it.generation) && now >= it.retry_at
+                } else {
+                    heard >= Word::up(it.generation + 1)
+                };
+                if begins {
+                    self.begin(failover, rail);
+                }
+            }
+            Phase::Connecting => {
+                if heard >= Word::up(it.generation) {
+                    it.phase = Phase::Probing;
+                    self.probe_rail(failover, rail);
+                }
+            }
+            Phase::Probing => {
+                if self.qps.qps_of(rail).all(|qp| failover.traffic.get(qp).is_some_and(|it| it.probed)) {
+                    let down = now.saturating_sub(it.since);
+                    (it.phase, it.since) = (Phase::Live, now);
+                    self.stats.rail(rail).add(RailCounter::Reconnects, 1);
+                    log_info!(log::NET, "{}: rail {rail} is up again, after {}", self.name, Seconds(down));
+                    self.rails_changed(failover);
+                }
+            }
+        }
+    }
+
+    /// Both ends are drained: completes what had landed, and what had not is to be sent again.
+    fn settle(&mut self, failover: &mut Failover, rail: usize, via: usize, now: u64) {
+        let (heard, lost) = (failover.cells.counts(via, rail), failover.lost.len());
+        for (qp, received) in self.qps.qps_of(rail).zip(heard) {
+            let Some(it) = failover.traffic.get_mut(qp) else { continue };
+            let landed = received.wrapping_sub(it.done) as usize;
+            if landed > it.sent.len() {
+                let (done, sent) = (it.done, it.sent.len());
+                return self.protocol_error(format_args!(
+                    "{received} messages received on a queue pair that {done} are done on and {sent} under way"
+                ));
+            }
+            for (id, stripe) in it.sent.drain(..landed) {
+                sends::stripe_done(&mut self.requests, id, stripe);
+            }
+            failover.lost.extend(it.sent.drain(..));
+            (it.done, it.received) = (0, 0);
+        }
+        let again = failover.lost.len() - lost;
+        let live = (0..failover.rails.len()).filter(|rail| failover.is_live(*rail)).count();
+        let Some(it) = failover.rails.get_mut(rail) else { return };
+        (it.phase, it.word) = (Phase::Settled, Word::settled(it.generation));
+        (it.retry_at, it.pause) = (now + it.pause, (it.pause * 2).min(LAST_PAUSE_NS));
+        // Further attempts in vain say nothing new.
+        let why = std::mem::take(&mut it.why);
+        if !why.is_empty() {
+            log_warn!(
+                log::NET,
+                "{}: rail {rail} is down: {why}; {live} of its rails carry on, {again} stripe(s) are sent again",
+                self.name
+            );
+        }
+        self.rails_changed(failover);
+    }
+
+    /// Takes the rail's queue pairs to the next generation.
+    fn begin(&mut self, failover: &mut Failover, rail: usize) {
+        let Some(it) = failover.rails.get_mut(rail) else { return };
+        it.generation += 1;
+        it.counts = [0; MAX_QPS_PER_RAIL];
+        it.begun_at = clock::now();
+        (it.phase, it.word) = (Phase::Connecting, Word::up(it.generation));
+        for qp in self.qps.qps_of(rail) {
+            if let Some(it) = failover.traffic.get_mut(qp) {
+                it.probed = false;
+            }
+        }
+        let receives = if self.side == Side::Send { 0 } else { self.side.recv_depth() };
+        if let Err(error) = self.qps.reset_rail(rail, it.generation, receives) {
+            self.give_up_rail(failover, rail, WcStatus::LocQpOpErr, error.to_string());
+        }
+    }
+
+    fn probe_rail(&mut self, failover: &mut Failover, rail: usize) {
+        for qp in self.qps.qps_of(rail) {
+            let nothing = Wr { opcode: Opcode::Write, payload: Payload::Inline(&[]), remote: self.qps.remote(qp, 0), imm: 0 };
+            if let Err(error) = self.qps.post_send(qp, [nothing], WrKind::Rail, PROBE, true) {
+                return self.give_up_rail(failover, rail, WcStatus::WrFlushErr, error.to_string());
+            }
+        }
+    }
+
+    /// Something was received, or has arrived.
+    #[inline]
+    pub(super) fn count_arrival(&mut self, wr: &WrId) {
+        let (Some(failover), qp) = (&mut self.failover, usize::from(wr.qp)) else { return };
+        match wr.kind {
+            WrKind::Data => failover.arrived(qp),
+            WrKind::Recv => failover.received(qp),
+            WrKind::Rail if wr.id == PROBE => failover.probed(qp),
+            _ => {}
+        }
+    }
+
+    /// Tells the peer what it does not know, or may not, as the rail over which it was told has failed since.
+    fn tell(&mut self, failover: &mut Failover, rail: usize) {
+        let Some(it) = failover.rails.get(rail) else { return };
+        let (told, by) = it.told;
+        if it.word == Word::up(0) || (told == it.word && failover.is_live(by)) {
+            return;
+        }
+        let cell = encode_cell(it.word, &it.counts);
+        let word = it.word;
+        let Some((via, qp)) = self.qps.live_rails().find(|(_, qp)| self.qps.room(*qp) > 0) else { return };
+        let write = Wr {
+            opcode: Opcode::Write,
+            payload: Payload::Inline(&cell),
+            remote: self.qps.remote(qp, failover.cells.remote(via, rail)),
+            imm: 0,
+        };
+        match self.qps.post_send(qp, [write], WrKind::Rail, CELL, true) {
+            Ok(()) => {
+                if let Some(it) = failover.rails.get_mut(rail) {
+                    it.told = (word, via);
+                }
+            }
+            Err(error) => self.give_up_rail(failover, via, WcStatus::WrFlushErr, error.to_string()),
+        }
+    }
+
+    /// Sends again what was lost, as far as there is room.
+    fn send_lost(&mut self, failover: &mut Failover) {
+        while let Some((id, stripe)) = failover.lost.front().copied() {
+            let Some(message) = failover.message(id) else {
+                failover.lost.pop_front();
+                continue;
+            };
+            let Some(qp) = self.qps.next_with_room() else { return };
+            if let Err(error) = sends::post_again(&mut self.qps, &self.stats, &message, usize::from(stripe), qp) {
+                let rail = self.qps.rail_of(qp);
+                return self.give_up_rail(failover, rail, WcStatus::WrFlushErr, error.to_string());
+            }
+            failover.posted(qp, id, usize::from(stripe));
+            failover.lost.pop_front();
+        }
+    }
+}
+
+fn counts(traffic: &[Traffic], qps: impl Iterator<Item = usize>) -> [u32; MAX_QPS_PER_RAIL] {
+    let mut counts = [0; MAX_QPS_PER_RAIL];
+    for (count, qp) in counts.iter_mut().zip(qps) {
+        *count = traffic.get(qp).map_or(0, |it| it.received);
+    }
+    counts
+}
+
+#[cfg(test)]
+impl Link {
+    /// Whether messages take a rail.
+    pub fn is_live_for_test(&self, rail: usize) -> bool {
+        self.failover.as_ref().is_some_and(|failover| failover.is_live(rail))
+    }
+
+    /// How far each is, and what is outstanding.
+    pub fn rails_for_test(&mut self) -> String {
+        let Some(failover) = &self.failover else { return String::new() };
+        let rails = failover.rails.len();
+        let state = |(rail, it): (usize, &Rail)| {
+            let (generation, phase, word, told) = (it.generation, it.phase, it.word, it.told);
+            let heard = failover.cells.word(rails, rail);
+            let traffic: Vec<_> =
+                self.qps.qps_of(rail).map(|qp| (failover.traffic[qp].sent.len(), failover.traffic[qp].probed, self.qps.room(qp))).collect();
+            format!("{generation} {phase:?} {word:?} told {told:?} heard {heard:?} traffic {traffic:?}")
+        };
+        let states: Vec<_> = failover.rails.iter().enumerate().map(state).collect();
+        let (lost, ordered, failed) = (failover.lost.len(), self.qps.ordered(), self.failed.as_ref().map(ToString::to_string));
+        let rest =
+            format!("lost {lost} ordered {ordered} active {} requests {:?} {failed:?}", self.rails_active, self.requests.unfinished());
+        let broken: Vec<_> = (0..rails).map(|rail| self.qps.broken(|it| it == rail)).collect();
+        format!("{}\n{rest} {broken:?}", states.join("\n"))
+    }
+
+    /// A rail that has failed is tried again without a pause.
+    pub fn retry_rails_at_once_for_test(&mut self) {
+        for rail in self.failover.iter_mut().flat_map(|failover| &mut failover.rails) {
+            rail.pause = 0;
+        }
+    }
+}

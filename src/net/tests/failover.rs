@@ -1,0 +1,198 @@
+//! Rails that fail and come back under a comm.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::base::config::SoftWire;
+use crate::base::rand;
+
+fn two_rails(wire: SoftWire, qps_per_rail: u32) -> Pair {
+    let net = net(Config { soft_wire: wire, qps_per_rail, split_min: 1024, ..config() });
+    let dev = many_rails(&net, 2);
+    let mut pair = Pair::new(&net, dev);
+    pair.send.link_for_test().retry_rails_at_once_for_test();
+    pair
+}
+
+impl Pair {
+    /// Whether both ends use a rail.
+    fn is_live(&mut self, rail: usize) -> bool {
+        self.send.link_for_test().is_live_for_test(rail) && self.recv.link_for_test().is_live_for_test(rail)
+    }
+
+    fn poll(&mut self) {
+        self.send.poll_for_test();
+        self.recv.poll_for_test();
+    }
+
+    fn until_live(&mut self, rail: usize) {
+        let end = clock::now() + 60_000_000_000;
+        while !self.is_live(rail) {
+            self.poll();
+            let (send, recv) = (self.send.link_for_test(), self.recv.link_for_test());
+            assert!(clock::now() < end, "rail {rail} is not live:\n{}\n{}", send.rails_for_test(), recv.rails_for_test());
+        }
+    }
+
+    fn fail(&mut self, rail: usize, at_sender: bool) {
+        let link = if at_sender { self.send.link_for_test() } else { self.recv.link_for_test() };
+        link.qps.fail_rail(rail);
+    }
+
+    /// Message `seed`, of `len` bytes.
+    fn message(&mut self, from: &Buffer, to: &Buffer, len: usize, seed: u32) {
+        from.fill(0, len, seed);
+        let receive = self.irecv(&[to.recv(0, len, 7)]);
+        let send = self.isend(from, 0, len, 7);
+        assert_eq!(self.received(receive), [len]);
+        assert_eq!(self.stripe_completed(send), len);
+        to.check(0, len, seed);
+    }
+}
+
+#[test]
+fn either_rail_fails_at_either_end_and_comes_back() {
+    for wire in [SoftWire::Tcp, SoftWire::Shm] {
+        let mut pair = two_rails(wire, 2);
+        let (from, to) = (pair.buffer(300_001), pair.buffer(300_001));
+        let mut seed = 0;
+        for (rail, at_sender) in [(0, true), (1, true), (0, false), (1, false), (0, false), (0, true)] {
+            for len in [0, 8, 1000, 300_000] {
+                seed += 1;
+                pair.message(&from, &to, len, seed);
+            }
+            pair.fail(rail, at_sender);
+            // Goes on before the ends have agreed, and after.
+            for len in [0, 8, 1000, 300_000] {
+                seed += 1;
+                pair.message(&from, &to, len, seed);
+            }
+            pair.until_live(rail);
+        }
+    }
+}
+
+/// What one of the ends has under way.
+struct Flight {
+    receive: RequestId,
+    sends: Vec<(usize, usize, u32)>,
+}
+
+/// Random messages, receives posted ahead, while rails fail at random. A received message is as it was sent, and its memory is left alone after that.
+#[test]
+fn rails_fail_at_random_under_random_traffic() {
+    const ROOM: usize = 40_000;
+    const PLACES: usize = 24;
+    for (wire, qps_per_rail) in [(SoftWire::Tcp, 1), (SoftWire::Shm, 1), (SoftWire::Tcp, 3), (SoftWire::Shm, 2)] {
+        let mut state = rand::u64().unwrap() | 1;
+        println!("seed {state:#x} on {wire:?}");
+        let mut below = move |n: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) % n
+        };
+        let mut pair = two_rails(wire, qps_per_rail);
+        let (from, to) = (pair.buffer(PLACES * ROOM), pair.buffer(PLACES * ROOM + 1));
+        let owned = pattern(ROOM, 0xFFFF);
+        (0..PLACES).for_each(|place| to.pages.write(place * ROOM, &owned));
+        let (mut flights, mut sending, mut failures) = (VecDeque::<Flight>::new(), VecDeque::new(), 0);
+        let (mut free, mut seed): (Vec<usize>, u32) = ((0..PLACES).collect(), 0);
+        let mut moved = clock::now();
+        while failures < 250 || !flights.is_empty() || !sending.is_empty() {
+            if clock::now() - moved > 60_000_000_000 {
+                let (send, recv) = (pair.send.link_for_test().rails_for_test(), pair.recv.link_for_test().rails_for_test());
+                panic!("after {failures} failures nothing moves, {} receives outstanding:\n{send}\n{recv}", flights.len());
+            }
+            // What the sender has to know of a rail the receiver tells in any call, also when nothing is outstanding there.
+            pair.recv.poll_for_test();
+            let n = 1 + below(4) as usize;
+            if failures < 250 && free.len() >= n {
+                let places: Vec<usize> = free.drain(free.len() - n..).collect();
+                for place in &places {
+                    let mut bytes = vec![0; ROOM];
+                    to.pages.read(place * ROOM, &mut bytes);
+                    assert!(bytes == owned, "memory of a receive that was done has changed");
+                }
+                let buffers: Vec<RecvBuffer> = places.iter().map(|place| to.recv(place * ROOM, ROOM, *place as i32)).collect();
+                match pair.recv.irecv(&buffers).unwrap() {
+                    None => free.extend(places),
+                    Some(receive) => {
+                        let sends: Vec<_> = places
+                            .into_iter()
+                            .map(|place| {
+                                seed += 1;
+                                (place, [0, 8, 900, 5000, ROOM - 1][below(5) as usize], seed)
+                            })
+                            .collect();
+                        sending.extend(sends.iter().map(|send| (*send, None)));
+                        flights.push_back(Flight { receive, sends });
+                    }
+                }
+            }
+            for ((place, len, seed), request) in sending.iter_mut().filter(|(_, request)| request.is_none()).take(3) {
+                from.fill(*place * ROOM, *len, *seed);
+                *request = pair.send.isend(from.addr() + *place * ROOM, *len, *place as i32, from.mr).unwrap();
+                if request.is_none() {
+                    break;
+                }
+            }
+            sending.retain(|(_, request)| request.is_none_or(|request| pair.send.test(request).unwrap().is_none()));
+            let mut done = Vec::new();
+            flights.retain(|flight| match pair.recv.test(flight.receive).unwrap() {
+                None => true,
+                Some(sizes) => {
+                    done.extend(flight.sends.iter().zip(sizes.bytes).map(|(send, size)| (*send, size)));
+                    false
+                }
+            });
+            for ((place, len, seed), size) in done {
+                moved = clock::now();
+                assert_eq!(size as usize, len);
+                let mut bytes = vec![0; len];
+                to.pages.read(place * ROOM, &mut bytes);
+                assert!(bytes == pattern(len, seed), "message {seed} of {len} bytes");
+                to.pages.write(place * ROOM, &owned);
+                // Its sender may not know yet, and must not send into it any more.
+                free.push(place);
+            }
+            let rail = below(2) as usize;
+            if failures < 250 && below(20) == 0 && pair.is_live(1 - rail) {
+                pair.fail(rail, below(2) == 0);
+                failures += 1;
+            }
+        }
+        (0..2).for_each(|rail| pair.until_live(rail));
+        pair.message(&from, &to, ROOM, 1);
+    }
+}
+
+#[test]
+fn without_failover_at_one_end_a_comm_fails_with_its_rail() {
+    let net = net(Config { failover: false, ..config() });
+    let dev = many_rails(&net, 2);
+    let mut pair = Pair::new(&net, dev);
+    let (from, to) = (pair.buffer(1000), pair.buffer(1001));
+    pair.message(&from, &to, 1000, 1);
+    pair.fail(1, true);
+    let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
+    let error = within("the end", || {
+        pair.send.poll_for_test();
+        pair.recv.test(receive).err()
+    });
+    assert!(matches!(error, Error::Remote(_)), "{error}");
+}
+
+#[test]
+fn the_last_rail_takes_the_comm_with_it() {
+    let mut pair = two_rails(SoftWire::Tcp, 1);
+    let (from, to) = (pair.buffer(1000), pair.buffer(1001));
+    pair.message(&from, &to, 1000, 1);
+    let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
+    (0..2).for_each(|rail| pair.fail(rail, true));
+    let error = within("the end", || {
+        pair.send.poll_for_test();
+        pair.recv.test(receive).err()
+    });
+    assert!(matches!(error, Error::Remote(_)), "{error}");
+}

@@ -1,0 +1,37 @@
+//! What ranks do whose rails fail under them: a role of the plugin's tests, here and in the virtual machine.
+
+use railhead::base::stats::RailCounter;
+
+use super::plugin::Plugin;
+use super::{Ctx, comms, holdings};
+
+/// Exchanges over two devices as one while one of them after the other fails and comes back, RHT_ROUNDS times, and says when each comm has noticed.
+pub fn carries_on(ctx: &Ctx) {
+    let plugin = Plugin::start(12);
+    let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
+    let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
+    let peer = ctx.to(1 - ctx.rank);
+    let least = |counter| {
+        let all = holdings::comms(std::process::id() as i32);
+        all.iter().map(|comm| comm.rail_sum(counter)).min().expect("comms")
+    };
+    // In turn each of both: errors of all queue pairs of a rail, and a rail that was made anew.
+    let rounds = std::env::var("RHT_ROUNDS").map_or(0, |n| n.parse().expect("a number"));
+    for _ in 0..rounds {
+        for (counter, said) in [(RailCounter::Errors, "down"), (RailCounter::Reconnects, "up")] {
+            let before = least(counter);
+            ctx.say("ready");
+            assert_eq!(ctx.parent.text(), said);
+            super::until(said, || {
+                comms::exchange(&plugin, ctx.rank, send, recv, &[8, 100_000, 300_000]).expect("exchange");
+                let met = least(counter) > before;
+                peer.send(&[u8::from(met)]).expect("rank");
+                (peer.recv() == [1] && met).then_some(())
+            });
+        }
+    }
+    comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
