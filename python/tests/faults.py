@@ -7,6 +7,7 @@ Usage: faults.py [NAME]...
 import datetime
 import gc
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -30,12 +31,12 @@ def group(rank, size, folder, backend="railhead", timeout=TIMEOUT, name="store")
 
 
 def raised(call, kind, *words):
-    """What a call raises, which has these words."""
+    """The text of what a call raises, which has these words."""
     try:
         call()
     except kind as error:
         assert all(word in str(error) for word in words), f"{error}: expected {words}"
-        return
+        return str(error)
     raise AssertionError(f"nothing was raised; expected {kind}")
 
 
@@ -55,13 +56,17 @@ def a_rank_that_stops_is_named_when_the_time_is_over(rank, folder):
     group(rank, 3, folder)
     dist.barrier()
     dist.set_timeout(datetime.timedelta(seconds=2))
+    files = [f"{folder}/{other}" for other in (0, 2)]
     if rank == 1:
-        # Until the others are through.
-        ranks.until("the others are through", lambda: os.path.exists(f"{folder}/0") and os.path.exists(f"{folder}/2"))
+        ranks.until("the others are through", lambda: all(os.path.exists(file) for file in files))
+        assert any("rank 1" in pathlib.Path(file).read_text() for file in files), "nobody has named it"
         return
-    # So large that each rank has parts of all others.
-    raised(lambda: dist.all_reduce(torch.ones(100_000)), dist.DistBackendError, "rank 1")
-    open(f"{folder}/{rank}", "w").close()
+    # So large that each rank has parts of all others. Whose time is over first gives up, which may be what the other one is told.
+    text = raised(lambda: dist.all_reduce(torch.ones(100_000)), (dist.DistBackendError, dist.DistNetworkError), "rank")
+    assert "rank 1" in text or "it has closed its mesh" in text, text
+    with open(f"{folder}/new{rank}", "w") as file:
+        file.write(text)
+    os.rename(f"{folder}/new{rank}", f"{folder}/{rank}")
 
 
 def ranks_that_do_not_come_are_named(rank, folder):
