@@ -15,10 +15,10 @@ pub fn carries_on(ctx: &Ctx) {
         let all = holdings::comms(std::process::id() as i32);
         all.iter().map(|comm| comm.rail_sum(counter)).min().expect("comms")
     };
-    // In turn each of both: errors of all queue pairs of a rail, and a rail that was made anew.
+    // In turn: a rail that failed, and one that is back.
     let rounds = std::env::var("RHT_ROUNDS").map_or(0, |n| n.parse().expect("a number"));
     for _ in 0..rounds {
-        for (counter, said) in [(RailCounter::Errors, "down"), (RailCounter::Reconnects, "up")] {
+        for (counter, said) in [(RailCounter::Failures, "down"), (RailCounter::Reconnects, "up")] {
             let before = least(counter);
             ctx.say("ready");
             assert_eq!(ctx.parent.text(), said);

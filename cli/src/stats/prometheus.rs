@@ -129,6 +129,7 @@ fn help_of_rail(counter: RailCounter) -> &'static str {
         RailCounter::Reconnects => "Connections made anew.",
         RailCounter::TxGranted => "Bytes sent by cross-memory attach that the sender wrote into the receiver's memory.",
         RailCounter::NicEvents => "What a NIC reported unasked: of its link, its addresses, its queue pairs, itself.",
+        RailCounter::Failures => "Times that the rail failed and others carried on.",
         RailCounter::TxInline
         | RailCounter::TxMapped
         | RailCounter::TxCma

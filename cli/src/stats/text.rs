@@ -78,11 +78,12 @@ fn details(out: &mut String, comm: &CommSnapshot) {
         let moved: Vec<String> =
             wires(rail).into_iter().map(|(path, tx, rx)| format!("{path} {} out {} in", bytes(tx), bytes(rx))).collect();
         let moved = if moved.is_empty() { "nothing moved".into() } else { moved.join(", ") };
-        let other = [RailCounter::RnrWaits, RailCounter::Errors, RailCounter::CmaRefused, RailCounter::Reconnects];
+        let other = [RailCounter::RnrWaits, RailCounter::Errors, RailCounter::CmaRefused, RailCounter::Failures, RailCounter::Reconnects];
         let other: String =
             other.into_iter().filter(|c| rail.get(*c) > 0).map(|c| format!(", {} {}", c.name().replace('_', " "), rail.get(c))).collect();
         let calls = rail.get(RailCounter::Syscalls);
-        let _ = writeln!(out, "       rail {}: {moved}; {calls} system calls{other}", rail.index);
+        let down = if rail.get(RailCounter::Failures) > rail.get(RailCounter::Reconnects) { ", down" } else { "" };
+        let _ = writeln!(out, "       rail {}{down}: {moved}; {calls} system calls{other}", rail.index);
     }
 }
 

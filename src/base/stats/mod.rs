@@ -64,11 +64,13 @@ pub enum RailCounter {
     RxNic,
     /// What a NIC reported unasked and that concerns the rail: its link, its addresses, its queue pair, the device.
     NicEvents,
+    /// Times that the rail failed and others carried on: it is down while it has come back (`Reconnects`) less often.
+    Failures,
 }
 
 impl RailCounter {
     /// Every counter, in the page's order.
-    pub const ALL: [RailCounter; 20] = [
+    pub const ALL: [RailCounter; 21] = [
         RailCounter::TxInline,
         RailCounter::TxMapped,
         RailCounter::TxCma,
@@ -89,6 +91,7 @@ impl RailCounter {
         RailCounter::TxNic,
         RailCounter::RxNic,
         RailCounter::NicEvents,
+        RailCounter::Failures,
     ];
 
     /// Those that count payload bytes sent.
@@ -500,7 +503,7 @@ fn bump(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-const _: () = assert!(RailCounter::NicEvents as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
+const _: () = assert!(RailCounter::Failures as usize + 1 == RailCounter::ALL.len() && RailCounter::ALL.len() <= COUNTERS);
 
 #[cfg(test)]
 mod tests;

@@ -26,6 +26,7 @@ impl RailCounter {
             RailCounter::TxNic => "tx_nic_bytes",
             RailCounter::RxNic => "rx_nic_bytes",
             RailCounter::NicEvents => "nic_events",
+            RailCounter::Failures => "failures",
         }
     }
 }

@@ -48,6 +48,7 @@ impl Link {
                 it.pause = FIRST_PAUSE_NS;
             }
             (it.since, it.why) = (now, text.clone());
+            self.stats.rail(rail).add(RailCounter::Failures, 1);
         }
         it.phase = Phase::Draining;
         self.qps.fail_rail(rail);
@@ -126,6 +127,13 @@ impl Link {
             }
         }
         self.failover = Some(failover);
+    }
+
+    /// Which rails are down and for how long, for a line of the log.
+    pub(super) fn rails_down(&self, now: u64) -> String {
+        let rails = self.failover.iter().flat_map(|failover| failover.rails.iter().enumerate());
+        let down = rails.filter(|(_, it)| it.phase != Phase::Live);
+        down.map(|(rail, it)| format!("; rail {rail} is down, for {}", Seconds(now.saturating_sub(it.since)))).collect()
     }
 
     /// What has to be known of a message to send it again.

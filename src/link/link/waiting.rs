@@ -59,8 +59,9 @@ impl Link {
                 let (what, name, age, used) = (self.what(&waiting), &self.name, Seconds(age_ns), self.requests.used());
                 log_warn!(
                     log::NET,
-                    "stalled: {what} of {name}: for {age} so far; cause: {}{detail}; {used} request(s) outstanding",
-                    cause.words()
+                    "stalled: {what} of {name}: for {age} so far; cause: {}{detail}; {used} request(s) outstanding{}",
+                    cause.words(),
+                    self.rails_down(now)
                 );
             }
             Step::Over { was, age_ns } => {

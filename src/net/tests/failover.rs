@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::*;
 use crate::base::config::SoftWire;
 use crate::base::rand;
+use crate::base::stats::RailCounter;
 
 fn two_rails(wire: SoftWire, qps_per_rail: u32) -> Pair {
     let net = net(Config { soft_wire: wire, qps_per_rail, split_min: 1024, ..config() });
@@ -68,6 +69,11 @@ fn either_rail_fails_at_either_end_and_comes_back() {
                 pair.message(&from, &to, len, seed);
             }
             pair.until_live(rail);
+        }
+        for link in [pair.send.link_for_test(), pair.recv.link_for_test()] {
+            let counts =
+                [0, 1].map(|rail| [RailCounter::Failures, RailCounter::Reconnects].map(|counter| link.stats.rail(rail).get(counter)));
+            assert_eq!(counts, [[4, 4], [2, 2]]);
         }
     }
 }
