@@ -405,10 +405,10 @@ fn wrong_versions_other_fabrics_and_parameters_that_make_no_sense() {
     let h1 = read_frame(&mut bait).expect("H1");
     let body = h1[HEADER..h1.len() - MAC].to_vec();
     assert_eq!(seal(scene.secret(), u16::from_le_bytes([h1[4], h1[5]]), 1, &body), h1, "the test seals as Railhead does");
-    // Behind nonce 16, instance 4, host 16, pid 4, namespace 8, class 4, longest message 8, memory 8, rails 1, queue pairs 1.
+    // Behind nonce 16, instance 4, host 16, pid 4, namespace 8, class 4, longest message 8, memory 8, rails 1, queue pairs 1, failover 1.
     const MEMORY: usize = 60;
     const RAILS: usize = 68;
-    const FABRIC: usize = 70;
+    const FABRIC: usize = 71;
     assert_eq!(&body[FABRIC..FABRIC + 5], b"\x04soft");
     let version = u16::from_le_bytes([h1[4], h1[5]]);
     let changed = |at: usize, bytes: &[u8]| {
@@ -425,6 +425,7 @@ fn wrong_versions_other_fabrics_and_parameters_that_make_no_sense() {
         ("many rails", version, changed(RAILS, &[255]), &[]),
         ("no queue pairs", version, changed(RAILS + 1, &[0]), &[]),
         ("many queue pairs", version, changed(RAILS + 1, &[255]), &[]),
+        ("neither failover nor none", version, changed(RAILS + 2, &[2]), &[]),
         ("a long name", version, changed(FABRIC, &[255]), &[]),
         ("less than said", version, body[..body.len() - 1].to_vec(), &[]),
         ("more than said", version, [&body[..], &[0]].concat(), &[]),
