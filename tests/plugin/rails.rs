@@ -8,7 +8,12 @@ use support::netns::{Cable, usable};
 use support::plugin::Plugin;
 use support::{Ctx, Role, World};
 
-pub const ROLES: &[(&str, Role)] = &[("merges", merges), ("may_not_merge", may_not_merge), ("carries_on", support::failover::carries_on)];
+pub const ROLES: &[(&str, Role)] = &[
+    ("merges", merges),
+    ("may_not_merge", may_not_merge),
+    ("carries_on", support::failover::carries_on),
+    ("goes_on_to_the_end", support::failover::goes_on_to_the_end),
+];
 
 fn version() -> u32 {
     std::env::var("RHT_VERSION").map_or(12, |v| v.parse().expect("a version"))
@@ -83,6 +88,13 @@ fn interfaces_are_not_merged_unasked() {
     world("may_not_merge", &cable).spawn().finish();
 }
 
+/// A rank on each of two hosts with two cables between them.
+fn two_hosts(role: &'static str, cable: &Cable) -> World {
+    let world = World::new(role, 2).env("RAILHEAD_SOCKET_IFNAME", "=rht,rht1").env("RAILHEAD_FORCE_MERGE", "rht,rht1");
+    let world = world.env("RAILHEAD_SOFT_WIRE", "tcp").env("RAILHEAD_FABRIC_TIMEOUT_S", "1");
+    (0..2).fold(world, |world, rank| world.wrap(rank, &cable.at(rank)))
+}
+
 /// Two hosts with two cables between them, each of which goes down and up again. The first is also that of the comms' handshakes.
 #[test]
 fn cables_are_cut_and_mended() {
@@ -92,9 +104,8 @@ fn cables_are_cut_and_mended() {
     let cable = Cable::new();
     cable.double();
     for progress in ["poll", "thread"] {
-        let world = World::new("carries_on", 2).env("RAILHEAD_SOCKET_IFNAME", "=rht,rht1").env("RAILHEAD_FORCE_MERGE", "rht,rht1");
-        let world = world.env("RAILHEAD_SOFT_WIRE", "tcp").env("RAILHEAD_FABRIC_TIMEOUT_S", "1").env("RAILHEAD_PROGRESS", progress);
-        let mut ranks = world.env("RHT_ROUNDS", "2").wrap(0, &cable.at(0)).wrap(1, &cable.at(1)).spawn();
+        let world = two_hosts("carries_on", &cable).env("RAILHEAD_PROGRESS", progress);
+        let mut ranks = world.env("RHT_ROUNDS", "2").spawn();
         for (interface, end) in [("rht1", 0), ("rht", 1)] {
             (0..2).for_each(|rank| ranks.expect(rank, "ready"));
             (0..2).for_each(|rank| ranks.tell(rank, "down"));
@@ -110,5 +121,25 @@ fn cables_are_cut_and_mended() {
             (0..2).for_each(|rank| ranks.tell(rank, "up"));
         }
         ranks.finish();
+    }
+}
+
+/// A rail is down, and then the peer is killed: that is no further rail.
+#[test]
+fn a_peer_that_is_killed_while_a_rail_is_down_is_named() {
+    if !usable() {
+        return;
+    }
+    for killed in [0, 1] {
+        let cable = Cable::new();
+        cable.double();
+        let mut ranks = two_hosts("goes_on_to_the_end", &cable).spawn();
+        (0..2).for_each(|rank| ranks.expect(rank, "flowing"));
+        cable.set("rht1", 1, "down");
+        (0..2).for_each(|rank| ranks.expect(rank, "down"));
+        ranks.ranks[killed].signal(libc::SIGKILL);
+        ranks.expect(1 - killed, "6");
+        assert!(!ranks.ranks[killed].wait().success());
+        assert!(ranks.ranks[1 - killed].wait().success());
     }
 }

@@ -35,3 +35,26 @@ pub fn carries_on(ctx: &Ctx) {
     plugin.close_send(send).expect("close_send");
     plugin.close_recv(recv).expect("close_recv");
 }
+
+/// Exchanges over two devices as one, says when each comm does without one of them, and what ends it.
+pub fn goes_on_to_the_end(ctx: &Ctx) {
+    let plugin = Plugin::start(12);
+    let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
+    let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
+    comms::exchange(&plugin, ctx.rank, send, recv, &[8]).expect("exchange");
+    ctx.say("flowing");
+    let mut down = false;
+    let end = loop {
+        if let Err(error) = comms::exchange(&plugin, ctx.rank, send, recv, &[8, 100_000, 300_000]) {
+            break error;
+        }
+        let all = holdings::comms(std::process::id() as i32);
+        if !down && all.iter().all(|comm| comm.rail_sum(RailCounter::Failures) > 0) {
+            down = true;
+            ctx.say("down");
+        }
+    };
+    ctx.say(&end.to_string());
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}

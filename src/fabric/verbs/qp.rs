@@ -377,6 +377,7 @@ impl QueuePair {
     pub fn reset(&mut self, generation: u32) -> Result<()> {
         let drained = self.drained();
         check_reset(self.state(), drained, self.generation, generation)?;
+        self.device.set_impatient();
         let to_init = self.device.to_reset().and_then(|()| self.device.init());
         to_init.map_err(|e| e.into_error(&self.path()))?;
         // Events of the earlier generation say nothing of this one.

@@ -25,6 +25,8 @@ const MODIFY_PAUSE_MS: u64 = 100;
 /// A queue pair of the device, destroyed when dropped.
 pub struct RawQp {
     raw: *mut ibv_qp,
+    /// How often its state is modified while the peer's address is not resolved.
+    tries: u32,
     shared: Arc<Shared>,
 }
 
@@ -68,7 +70,12 @@ impl RawQp {
             };
             // SAFETY: domain and queue are live, the attributes outlive the call.
             match made(unsafe { (shared.library().create_qp)(shared.pd, &mut attr) }) {
-                Ok(raw) => return Ok((RawQp { raw, shared }, if inline == 0 { 0 } else { attr.cap.max_inline_data as usize })),
+                Ok(raw) => {
+                    return Ok((
+                        RawQp { raw, shared, tries: MODIFY_TRIES },
+                        if inline == 0 { 0 } else { attr.cap.max_inline_data as usize },
+                    ));
+                }
                 Err(error) => refused = Some(error),
             }
         }
@@ -218,6 +225,11 @@ impl RawQp {
         check(unsafe { set(self.raw, &mut ece) })
     }
 
+    /// What is tried after a failure is not tried for long: whoever drives other queue pairs too would wait with them.
+    pub fn set_impatient(&mut self) {
+        self.tries = 1;
+    }
+
     /// Modifies its state. ETIMEDOUT means that the peer's address is not resolved yet, and is retried.
     fn modify(&self, to: &'static str, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> std::result::Result<(), ModifyError> {
         let mut tries = 0;
@@ -226,7 +238,7 @@ impl RawQp {
             let result = check(unsafe { (self.shared.library().modify_qp)(self.raw, attr, mask.0 as i32) });
             let Err(error) = result else { return Ok(()) };
             tries += 1;
-            if error.raw_os_error() == Some(libc::ETIMEDOUT) && tries < MODIFY_TRIES {
+            if error.raw_os_error() == Some(libc::ETIMEDOUT) && tries < self.tries {
                 clock::sleep(std::time::Duration::from_millis(MODIFY_PAUSE_MS));
                 continue;
             }

@@ -51,6 +51,8 @@ impl Link {
             self.stats.rail(rail).add(RailCounter::Failures, 1);
         }
         it.phase = Phase::Draining;
+        // What was told over it may be lost.
+        failover.rails.iter_mut().filter(|it| it.told.1 == rail).for_each(|it| it.told.0 = Word::up(0));
         self.qps.fail_rail(rail);
         if failover.ordered_rail == rail {
             self.qps.set_ordered(NO_QP);
@@ -345,8 +347,7 @@ impl Link {
     /// Tells the peer what it does not know, or may not, as the rail over which it was told has failed since.
     fn tell(&mut self, failover: &mut Failover, rail: usize) {
         let Some(it) = failover.rails.get(rail) else { return };
-        let (told, by) = it.told;
-        if it.word == Word::up(0) || (told == it.word && failover.is_live(by)) {
+        if it.told.0 == it.word {
             return;
         }
         let cell = encode_cell(it.word, &it.counts);
