@@ -27,6 +27,9 @@ use super::{Connection, Failure, Link, too_long};
 use control::{CONTROL_SLOT, ControlRing, NO_REQUEST};
 use slots::{Received, Slots};
 
+/// Nanoseconds between two looks at queue pairs that are connecting.
+const CONNECT_NS: u64 = 50_000_000;
+
 /// What a receiver tells a sender of a slot, and of the memory behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
@@ -369,7 +372,9 @@ impl Duplex {
                 None
             }
         };
-        self.link.qps.arm(watch).map(|()| look)
+        // Nothing wakes who waits for the time to dial again.
+        let connecting = self.link.qps.are_connecting().then_some(CONNECT_NS);
+        self.link.qps.arm(watch).map(|()| connecting.into_iter().chain(look).min())
     }
 
     /// Whether it has to be polled again before anybody sleeps.

@@ -178,10 +178,10 @@ impl Link {
         if self.poll_completions(on) || self.qps.needs_repoll() {
             return (engine::Progress::Moved, false);
         }
-        match (self.rails_active, &self.failover) {
-            (true, _) => wait.poll_soon(),
-            (false, Some(_)) => wait.for_rails(),
-            (false, None) => {}
+        if self.rails_need_polls() {
+            wait.poll_soon();
+        } else if self.failover.is_some() {
+            wait.for_rails();
         }
         if self.requests.unfinished().0 == 0 {
             self.hear_of_rails();

@@ -677,6 +677,15 @@ impl QueuePairs {
         self.qps.iter().all(|qp| queues.get_mut(usize::from(qp.rail)).is_some_and(|cq| cq.qp(qp.id).knows_receives()))
     }
 
+    /// Whether one of them is connecting still.
+    pub fn are_connecting(&mut self) -> bool {
+        let queues = &mut self.queues;
+        self.qps.iter().any(|qp| {
+            let cq = queues.get_mut(usize::from(qp.rail));
+            cq.is_some_and(|cq| cq.qp(qp.id).state() == QpState::Rts && !cq.qp(qp.id).connected())
+        })
+    }
+
     /// Asks for notifications, and names the descriptors to sleep on.
     ///
     /// Errors: queues that do not notify; no memory left for it.

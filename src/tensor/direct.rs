@@ -90,8 +90,8 @@ struct Known {
 /// A wish of the peer's.
 #[derive(Debug)]
 enum Sought<T> {
-    /// It is looked for, and announced is memory for one of this shape.
-    Looked(Option<(Meta, Announced)>),
+    /// It is looked for, and announced is memory for one of this shape; whether the peer has taken its request back since.
+    Looked(Option<(Meta, Announced)>, bool),
     /// The peer was told its shape.
     Told(Meta, T),
 }
@@ -168,7 +168,7 @@ impl<T, M> Direct<T, M> {
 
     /// Whether all is sent that the peer has asked for and that is here.
     pub fn is_through(&self) -> bool {
-        self.mailbox.is_through() && self.sought.values().all(|sought| matches!(sought, Sought::Looked(_)))
+        self.mailbox.is_through() && self.sought.values().all(|sought| matches!(sought, Sought::Looked(..)))
     }
 
     /// A tensor that was looked for is here.
@@ -180,13 +180,19 @@ impl<T, M> Direct<T, M> {
         }
         let Some(sought) = self.sought.get_mut(id) else { return };
         match sought {
-            Sought::Looked(Some((expected, to))) if expected == meta => {
+            Sought::Looked(Some((expected, to)), _) if expected == meta => {
                 let to = *to;
                 self.sought.remove(id);
                 return self.write(&to, tensor, actions);
             }
-            Sought::Looked(_) if meta.bytes > 0 => *sought = Sought::Told(*meta, tensor),
-            Sought::Looked(_) => drop(self.sought.remove(id)),
+            // The peer does not ask again for what it does not want, and waits for this.
+            Sought::Looked(_, true) if meta.bytes > 0 => {
+                self.sought.remove(id);
+                actions.give_back(id, tensor);
+                return self.mailbox.say(Packet::new(Kind::TensorWithdrawn, id.clone()), actions);
+            }
+            Sought::Looked(..) if meta.bytes > 0 => *sought = Sought::Told(*meta, tensor),
+            Sought::Looked(..) => drop(self.sought.remove(id)),
             Sought::Told(..) => return,
         }
         self.mailbox.say(packet(Kind::MetaDataUpdate, id.clone(), meta, None), actions);
@@ -195,7 +201,7 @@ impl<T, M> Direct<T, M> {
     /// A tensor that was looked for will not come.
     pub fn not_found(&mut self, id: &TensorId, why: &Error, actions: &mut impl Actions<T, M>) {
         if let Entry::Occupied(entry) = self.sought.entry(id.clone())
-            && matches!(entry.get(), Sought::Looked(_))
+            && matches!(entry.get(), Sought::Looked(..))
         {
             entry.remove();
             self.mailbox.refuse(id, why, actions);
@@ -205,7 +211,7 @@ impl<T, M> Direct<T, M> {
     /// A tensor is not looked for any more, as the peer does not want it.
     pub fn forgotten(&mut self, id: &TensorId, actions: &mut impl Actions<T, M>) {
         if let Entry::Occupied(entry) = self.sought.entry(id.clone())
-            && matches!(entry.get(), Sought::Looked(_))
+            && matches!(entry.get(), Sought::Looked(..))
         {
             entry.remove();
             self.mailbox.say(Packet::new(Kind::TensorWithdrawn, id.clone()), actions);
@@ -256,8 +262,8 @@ impl<T, M> Direct<T, M> {
             }
             Kind::TensorWithdraw => {
                 match self.sought.remove(id) {
-                    Some(looked @ Sought::Looked(_)) => {
-                        self.sought.insert(id.clone(), looked);
+                    Some(Sought::Looked(announced, _)) => {
+                        self.sought.insert(id.clone(), Sought::Looked(announced, true));
                         actions.forget(id);
                     }
                     Some(Sought::Told(_, tensor)) => {
@@ -319,7 +325,7 @@ impl<T, M> Direct<T, M> {
         }
         match self.sought.entry(id.clone()) {
             Entry::Occupied(_) => return Err(wrong(&format!("a second request for {id}"))),
-            Entry::Vacant(entry) => entry.insert(Sought::Looked(announced)),
+            Entry::Vacant(entry) => entry.insert(Sought::Looked(announced, false)),
         };
         actions.find(id, again);
         Ok(())

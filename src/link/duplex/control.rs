@@ -53,7 +53,9 @@ enum Last {
 impl ControlRing {
     /// Sends one. False: no place now. On a queue pair that takes nothing it counts as sent, as one that is flushed; the link fails then.
     pub fn send(&mut self, link: &mut Link, bytes: &[u8; CONTROL_SIZE]) -> bool {
-        if usize::from(self.sent.wrapping_sub(self.acked)) >= CONTROLS || link.qps.room(link.qps.ordered()) == 0 {
+        // One place is kept for the last one, which nobody would send again.
+        let most = if self.last == Last::ToSend { CONTROLS } else { CONTROLS - 1 };
+        if usize::from(self.sent.wrapping_sub(self.acked)) >= most || link.qps.room(link.qps.ordered()) == 0 {
             return false;
         }
         let place = place(self.sent);

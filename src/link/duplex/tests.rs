@@ -153,7 +153,7 @@ fn control_messages_come_in_order_and_wait_for_their_reader() {
             world.a.link.poll(WaitCause::Fabric);
             sent += u64::from(world.a.link.send_control(&numbered(sent)).unwrap());
         }
-        assert_eq!(sent, CONTROLS as u64);
+        assert_eq!(sent, CONTROLS as u64 - 1, "one place is kept");
         // One way only, over several wraps of the counters, and then both ways.
         let (mut heard, mut back) = (0u64, 0u64);
         while heard < 140_000 {

@@ -72,7 +72,8 @@ impl Link {
             let next = self.qps.live_rails().next();
             if let Some((rail, qp)) = next {
                 self.qps.set_ordered(qp);
-                (failover.ordered_rail, failover.ordered_moved) = (rail, true);
+                // An end that sends has nothing there that could be lost.
+                (failover.ordered_rail, failover.ordered_moved) = (rail, self.side == Side::Recv);
             }
         }
     }
@@ -177,6 +178,11 @@ impl Link {
         let why = self.qps.why(WrKind::Data, qp).unwrap_or_else(|| error.to_string());
         self.rail_failed(rail, WcStatus::WrFlushErr, why);
         Ok(())
+    }
+
+    /// Whether a thread that sleeps has to look at rails soon: there is something to do besides waiting.
+    pub(super) fn rails_need_polls(&self) -> bool {
+        self.rails_active && !self.failover.as_ref().is_none_or(|failover| failover.waits())
     }
 
     /// Called by each poll while something is to be done about rails.
@@ -397,6 +403,11 @@ fn counts(traffic: &[Traffic], qps: impl Iterator<Item = usize>) -> [u32; MAX_QP
 
 #[cfg(test)]
 impl Link {
+    /// Whether there is nothing to do about rails.
+    pub fn is_calm_for_test(&self) -> bool {
+        !self.rails_active
+    }
+
     /// Whether messages take a rail.
     pub fn is_live_for_test(&self, rail: usize) -> bool {
         self.failover.as_ref().is_some_and(|failover| failover.is_live(rail))

@@ -70,6 +70,10 @@ fn either_rail_fails_at_either_end_and_comes_back() {
             }
             pair.until_live(rail);
         }
+        within("calm", || {
+            pair.poll();
+            (pair.send.link_for_test().is_calm_for_test() && pair.recv.link_for_test().is_calm_for_test()).then_some(())
+        });
         for link in [pair.send.link_for_test(), pair.recv.link_for_test()] {
             let counts =
                 [0, 1].map(|rail| [RailCounter::Failures, RailCounter::Reconnects].map(|counter| link.stats.rail(rail).get(counter)));

@@ -16,7 +16,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("polled", &["numbered", "message", "nothing"]),
     ("NumberedRequest received", &["find"]),
     ("withdraw", &["message", "nothing"]),
-    ("found", &["write", "message", "nothing"]),
+    ("found", &["write", "message", "give back", "nothing"]),
     ("not found", &["message", "nothing"]),
     ("forgotten", &["message", "nothing"]),
     ("Ack received", &["message", "numbered", "nothing"]),
@@ -29,7 +29,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("landed", &["deliver", "open", "message", "no memory"]),
     ("Ack written", &["ack", "nothing"]),
     ("TensorRequest written", &["message", "numbered", "nothing"]),
-    ("TensorReRequest written", &["message", "nothing"]),
+    ("TensorReRequest written", &["message", "numbered", "nothing"]),
     ("MetaDataUpdate written", &["message", "numbered", "nothing"]),
     ("ErrorStatus written", &["message", "numbered", "nothing"]),
     ("TensorWithdraw written", &["message", "numbered", "nothing"]),
@@ -314,6 +314,7 @@ impl World {
             return;
         }
         let id = finds.swap_remove(which % finds.len());
+        self.hands[end].forgets.retain(|forgotten| *forgotten != id);
         let bytes = match kind % 8 {
             0 | 4 => return self.happens(end, "not found", |channel, hands| channel.not_found(&id, &Error::remote("gone"), hands)),
             // So much is never written.
@@ -334,8 +335,9 @@ impl World {
 
     /// The next message of this end's arrives.
     fn arrives(&mut self, end: usize) {
-        let Some(wire) = self.hands[end].wire.pop_front() else { return };
         let peer = 1 - end;
+        self.forgets(peer);
+        let Some(wire) = self.hands[end].wire.pop_front() else { return };
         let what = format!("{} received", wire.kind());
         match wire {
             Wire::Ack => {
@@ -350,14 +352,18 @@ impl World {
                 // Over the wire.
                 let packet = Packet::decode(&packet.encode()).unwrap();
                 self.happens(peer, &what, |channel, hands| channel.message(&packet, &text, hands).unwrap());
-                for what in std::mem::take(&mut self.hands[peer].forgets) {
-                    let at = self.hands[peer].finds.iter().position(|found| *found == what).expect("what was looked for");
-                    self.hands[peer].finds.swap_remove(at);
-                    // Once is enough.
-                    for _ in 0..2 {
-                        self.happens(peer, "forgotten", |channel, hands| channel.forgotten(&what, hands));
-                    }
-                }
+            }
+        }
+    }
+
+    /// The producer looks no more for what an earlier message has taken back, unless it has answered since.
+    fn forgets(&mut self, end: usize) {
+        for what in std::mem::take(&mut self.hands[end].forgets) {
+            let Some(at) = self.hands[end].finds.iter().position(|found| *found == what) else { continue };
+            self.hands[end].finds.swap_remove(at);
+            // Once is enough.
+            for _ in 0..2 {
+                self.happens(end, "forgotten", |channel, hands| channel.forgotten(&what, hands));
             }
         }
     }
@@ -410,7 +416,11 @@ impl World {
             for end in [0, 1] {
                 self.arrives(end);
                 self.is_written(end);
-                self.answer(end, 0, 6);
+                // What nobody wants any more need never be there.
+                let Hands { withdrawing, .. } = &self.hands[1 - end];
+                if let Some(at) = self.hands[end].finds.iter().position(|id| !withdrawing.contains(id)) {
+                    self.answer(end, at, 6);
+                }
                 self.lands(end, 0);
                 self.polled(end, false);
             }
@@ -493,7 +503,7 @@ fn a_tensor_goes_in_messages_of_these_bytes() {
 /// Random schedules of both ends, one of which may leave something out. Errors: what is noticed.
 fn schedules(seen: &Seen, broken: Option<&Row>) -> std::result::Result<(), String> {
     let schedule = ((0..3usize, any::<bool>()), proptest::collection::vec((any::<u8>(), any::<u8>()), 0..600));
-    let config = ProptestConfig { cases: 2500, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig { cases: 6000, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let ran = runner.run(&schedule, |(kind, schedule)| {
         let mut world = World { broken: broken.cloned(), ..World::new(seen, 1 + kind.0 % 2) };
