@@ -47,7 +47,9 @@ pub struct Context {
     pub(super) attempts: AtomicU64,
     /// Collectives.
     pub(super) running: Running,
-    scratch: Mutex<Vec<Registered>>,
+    scratch: Mutex<Vec<Arc<Registered>>>,
+    /// Scratch memory of collectives that have failed, until the other ranks have what was sent from it.
+    given_up: Mutex<Vec<Arc<Registered>>>,
 }
 
 impl Context {
@@ -67,6 +69,7 @@ impl Context {
             attempts: AtomicU64::new(0),
             running: Running::default(),
             scratch: Mutex::default(),
+            given_up: Mutex::default(),
         })
     }
 
@@ -135,8 +138,9 @@ impl Context {
                 last => last,
             }
         };
-        let scratch = found.map_or_else(|| self.device.shared_scratch(rounded), Ok).inspect_err(|error| self.poison(error))?;
-        Ok(Borrowed { mesh: self, scratch })
+        let scratch =
+            found.map_or_else(|| self.device.shared_scratch(rounded).map(Arc::new), Ok).inspect_err(|error| self.poison(error))?;
+        Ok(Borrowed { mesh: self, scratch, is_back: false })
     }
 
     /// Waits for a future over this mesh's operations, for so long at most.
@@ -234,6 +238,7 @@ impl Context {
         if self.poison_in(attempt, error) && self.driver.lock().has_lost() {
             self.send_byes(BAD_NEWS_NS);
         }
+        lock(&self.given_up).clear();
     }
 
     /// As [`Context::poison`], unless the ranks connect anew since that attempt: whether they do not.
@@ -347,10 +352,11 @@ impl Drop for Operation<'_> {
     }
 }
 
-/// Scratch memory. Dropped, it is given up, as a peer may still write to it.
+/// Scratch memory. Dropped, it is given up, as a peer may still write to it, and stays for a while, as one may still read it.
 pub(super) struct Borrowed<'a> {
     mesh: &'a Context,
-    scratch: Registered,
+    scratch: Arc<Registered>,
+    is_back: bool,
 }
 
 impl std::ops::Deref for Borrowed<'_> {
@@ -363,13 +369,22 @@ impl std::ops::Deref for Borrowed<'_> {
 
 impl Borrowed<'_> {
     /// Nobody writes to it any more: others may use it.
-    pub fn give_back(self) {
+    pub fn give_back(mut self) {
+        self.is_back = true;
         let mut pool = lock(&self.mesh.scratch);
-        pool.push(self.scratch);
+        pool.push(self.scratch.clone());
         if pool.len() > POOL
             && let Some((shortest, _)) = pool.iter().enumerate().min_by_key(|(_, scratch)| scratch.len())
         {
             let _ = pool.swap_remove(shortest);
+        }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        if !self.is_back {
+            lock(&self.mesh.given_up).push(self.scratch.clone());
         }
     }
 }

@@ -242,7 +242,11 @@ fn kill_one(case: Case, seed: u64) {
     let killed = Instant::now();
     for rank in others.clone() {
         let left = NOTICED.saturating_sub(killed.elapsed());
-        let said = ranks.ranks[rank].chan.recv_within(left).unwrap_or_else(|e| panic!("{case}: rank {rank} of rank {victim}: {e}"));
+        let chan = &ranks.ranks[rank].chan;
+        let said = chan.recv_within(left).unwrap_or_else(|e| {
+            let late = chan.recv_within(PATIENCE).map(|said| String::from_utf8_lossy(&said).into_owned());
+            panic!("{case}: rank {rank} of rank {victim}: {e}; after {:.1} s: {late:?}", killed.elapsed().as_secs_f64())
+        });
         let said = String::from_utf8_lossy(&said).into_owned();
         // Itself, or as the one for which another has left.
         let named = said.starts_with(&format!("rank {victim}: ")) || said.ends_with(&format!("as rank {victim} is lost"));

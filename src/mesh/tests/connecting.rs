@@ -11,6 +11,7 @@ use crate::mesh::addresses;
 use crate::mesh::coll::FORK;
 use crate::mesh::connect::PLACE;
 use crate::mesh::core::{Core, Peer};
+use crate::mesh::ops::Waiter;
 use crate::mesh::protocol::Tag;
 use crate::store::{Deadline, PrefixStore};
 
@@ -571,6 +572,51 @@ fn hears_why(config: Config) {
     }
     let error = first.check().unwrap_err().to_string();
     assert_eq!(error, "rank 1: it has closed its mesh, as rank 0 is lost");
+}
+
+/// What a rank has sent before it gives up is read from its memory, which stays until the others have it: also what a collective has of its own.
+#[test]
+fn what_was_sent_before_another_rank_was_lost_arrives() {
+    const LEN: usize = 100_000;
+    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+        let [first, second, third] = [0, 1, 2].map(|rank| Mesh::new(device(wire), rank, 3).unwrap());
+        for (mesh, other) in [(&first, &second), (&second, &third)] {
+            let addresses = [mesh.address(other.rank()).unwrap(), other.address(mesh.rank()).unwrap()];
+            mesh.connect_end(other.rank(), &addresses[1]).unwrap();
+            other.connect_end(mesh.rank(), &addresses[0]).unwrap();
+        }
+        let pages = memory(&[0; LEN]);
+        let mine = first.device.register(given(&pages, LEN)).unwrap();
+        let receive = first.recv(1, 7, mine.place(0, LEN).unwrap()).unwrap();
+        let end = Instant::now() + TIMEOUT;
+        while second.with(|core| core.pair(0).unwrap().recvs_ready_for_test()) == 0 {
+            assert!(Instant::now() < end, "the receive is not known");
+            first.with(Driven::poll);
+            second.with(Driven::poll);
+        }
+        std::thread::scope(|scope| {
+            let gives_up = scope.spawn(|| {
+                let collective = async {
+                    let scratch = second.scratch(LEN)?;
+                    scratch.view(0, LEN)?.write(&[9; LEN]);
+                    let _sent = second.send(0, 7, scratch.part(0, LEN)?)?;
+                    let receive = second.recv(2, 7, scratch.place(0, LEN)?)?;
+                    second.with(|core| core.pair(2).unwrap().fail(&Error::remote("it has ended")));
+                    receive.await.map(drop)
+                };
+                second.block_on(Waiter::Collective(7), collective, TIMEOUT)
+            });
+            // It takes nothing before.
+            while second.check().is_ok() {
+                assert!(Instant::now() < end, "no rank was lost");
+                std::thread::yield_now();
+            }
+            first.block_on(Waiter::Collective(7), async { receive.await.map(drop) }, TIMEOUT).unwrap();
+            assert!(contents(&pages, LEN) == [9; LEN], "{wire:?}");
+            let error = gives_up.join().unwrap().unwrap_err().to_string();
+            assert!(error.starts_with("rank 2: "), "{error}");
+        });
+    }
 }
 
 /// Whatever came of what was waited for before: it was taken back, another rank had it, or there was nothing.
