@@ -16,6 +16,7 @@
 #   make wheel     the Python package with the library in it, into target/wheel
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make fuzz      random bytes to what the store's server and the mesh's ranks read with, for SECONDS (default 60)
+#   make sim       schedules in a simulated world, with faults, for SECONDS (default 600) on all cores: docs/simulation.md
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
 #   make install   into PREFIX (and below DESTDIR)
@@ -28,8 +29,7 @@ PUBLISHES ?= 100000000
 # Seconds of random traffic and faults in `make soak`: see tests/stress.rs for how to repeat what fails.
 STRESS ?= 600
 
-SECONDS ?= 60
-# They share the time.
+# They share the time of `make fuzz`.
 FUZZ_TARGETS := store_wire mesh_control mesh_address
 
 # What builds the library: libclang, cmake and the rest are ibverbs-sys's. Nothing of it is needed to run.
@@ -42,9 +42,9 @@ TEST_PACKAGES := $(PACKAGES) g++ libc6-dbg binutils valgrind iproute2 util-linux
 NCCL := target/nccl/nvidia/nccl/lib/libnccl.so.2
 LIBRARY := target/release/librailhead.so
 PROGRAM := target/release/railhead
-# Tests run a library with the fault-injection stages compiled in; it has a directory of its own, so that it never replaces the plain one.
+# Tests run a library with the fault-injection stages and the simulated fabric compiled in; it has a directory of its own, so that it never replaces the plain one.
 # With --workspace everywhere, or all of it is built again for other features of the dependencies.
-STAGED := --workspace --profile staged --features stages --target-dir target/stages
+STAGED := --workspace --profile staged --features stages,sim --target-dir target/stages
 # Tests are chosen beside a target of the program's: where all that are asked for are the library's, cargo takes fewer features of what
 # both depend on, and builds all again.
 CHOSEN := $(STAGED) --bin railhead
@@ -62,7 +62,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz sim header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -245,9 +245,13 @@ fuzz: deps-test
 	@cd fuzz && for target in $(FUZZ_TARGETS); do \
 	    echo "== $$target"; \
 	    RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) run --release --bin $$target --target-dir ../target/fuzz \
-	        --target "$$(rustc -vV | sed -n 's/^host: //p')" -- -max_total_time=$$(( $(SECONDS) / $(words $(FUZZ_TARGETS)) + 1 )) \
+	        --target "$$(rustc -vV | sed -n 's/^host: //p')" -- -max_total_time=$$(( $(or $(SECONDS),60) / $(words $(FUZZ_TARGETS)) + 1 )) \
 	        -artifact_prefix=../target/fuzz/ ../target/fuzz/found/$$target corpus/$$target || exit 1; \
 	done
+
+sim: deps
+	@program=$$($(CARGO) test $(CHOSEN) --test sim --no-run --message-format=json | sed -n 's|.*"executable":"\([^"]*/sim-[^"]*\)".*|\1|p') && \
+	    "$$program" --for $(or $(SECONDS),600)
 
 header:
 	RH_UPDATE=1 $(CARGO) test --quiet --features header --test library -- --exact library::artifact::header_is_what_the_source_gives

@@ -13,5 +13,7 @@ pub mod link;
 pub mod mesh;
 pub mod net;
 pub mod proxy;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod store;
 pub mod tensor;

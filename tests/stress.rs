@@ -4,7 +4,7 @@
 //! A run is a row of short episodes, each of a few processes; all that happens in one follows from its seed, but for what the scheduler
 //! decides. A run prints the seed of its first episode, the next has the next number, and one that fails prints its own.
 //!
-//! `RHT_SEED=n cargo test --profile staged --features stages --target-dir target/stages --test stress -- --nocapture` plays episode n alone;
+//! `RHT_SEED=n cargo test --profile staged --features stages,sim --target-dir target/stages --test stress -- --nocapture` plays episode n alone;
 //! with RHT_STRESS_SECONDS=s as well, episodes n, n + 1, ... until s seconds are over. Without RHT_SEED the first seed is a fixed one, or, with
 //! RHT_STRESS_SECONDS (`make soak`), one of the moment's. RHT_ROUNDS=r plays each episode r times: what depends on the scheduler may take some.
 //! RHT_LOG=1 shows what the plugin logs.

@@ -10,6 +10,10 @@ use std::time::Duration;
 /// Nanoseconds of CLOCK_MONOTONIC: comparable between processes of one host, so that a reader of a stats page can tell ages.
 #[inline]
 pub fn now() -> u64 {
+    #[cfg(feature = "sim")]
+    if let Some(now) = VIRTUAL.get() {
+        return now;
+    }
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a timespec that outlives the call. CLOCK_MONOTONIC always exists, so the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
@@ -19,6 +23,10 @@ pub fn now() -> u64 {
 /// The same as of the kernel's last tick, a few milliseconds ago at most, and read four times as fast: for what is compared with seconds.
 #[inline]
 pub fn coarse() -> u64 {
+    #[cfg(feature = "sim")]
+    if let Some(now) = VIRTUAL.get() {
+        return now;
+    }
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a timespec that outlives the call. CLOCK_MONOTONIC_COARSE exists since Linux 2.6.32, so the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
@@ -28,6 +36,17 @@ pub fn coarse() -> u64 {
 /// Blocks the calling thread.
 pub fn sleep(time: Duration) {
     std::thread::sleep(time);
+}
+
+#[cfg(feature = "sim")]
+thread_local! {
+    static VIRTUAL: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// On this thread it is that time, until it is set again: that of a simulation. `None`: the real one.
+#[cfg(feature = "sim")]
+pub fn set_virtual(now: Option<u64>) {
+    VIRTUAL.set(now);
 }
 
 #[cfg(test)]

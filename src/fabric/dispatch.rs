@@ -10,6 +10,8 @@ use crate::base::process::Process;
 use crate::base::stats::RailStats;
 
 use super::region::{MemoryRegion, PagesRegion};
+#[cfg(feature = "sim")]
+use super::sim;
 use super::types::*;
 use super::{soft, verbs};
 
@@ -20,6 +22,9 @@ pub enum Device {
     Soft(soft::Device),
     /// A NIC.
     Verbs(verbs::Device),
+    /// The simulated fabric.
+    #[cfg(feature = "sim")]
+    Sim(sim::Device),
 }
 
 impl Device {
@@ -28,6 +33,8 @@ impl Device {
         match self {
             Device::Soft(device) => device.info(),
             Device::Verbs(device) => device.info(),
+            #[cfg(feature = "sim")]
+            Device::Sim(device) => device.info(),
         }
     }
 
@@ -36,6 +43,8 @@ impl Device {
         match self {
             Device::Soft(device) => device.capabilities(),
             Device::Verbs(device) => device.capabilities(),
+            #[cfg(feature = "sim")]
+            Device::Sim(device) => device.capabilities(),
         }
     }
 
@@ -44,6 +53,8 @@ impl Device {
         match self {
             Device::Soft(device) => Ok(Domain::Soft(device.open()?)),
             Device::Verbs(device) => Ok(Domain::Verbs(device.open()?)),
+            #[cfg(feature = "sim")]
+            Device::Sim(device) => Ok(Domain::Sim(device.open())),
         }
     }
 }
@@ -55,6 +66,9 @@ pub enum Domain {
     Soft(soft::Domain),
     /// A NIC.
     Verbs(verbs::Domain),
+    /// The simulated fabric.
+    #[cfg(feature = "sim")]
+    Sim(sim::Domain),
 }
 
 impl Domain {
@@ -65,6 +79,8 @@ impl Domain {
         match self {
             Domain::Soft(domain) => Ok(MemoryRegion::Soft(domain.register(memory, access)?)),
             Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register(memory, access)?)),
+            #[cfg(feature = "sim")]
+            Domain::Sim(domain) => Ok(MemoryRegion::Soft(domain.register(memory, access)?)),
         }
     }
 
@@ -85,6 +101,8 @@ impl Domain {
         match self {
             Domain::Soft(_) => Err(Error::usage("the software fabric moves host memory, and takes no DMA-BUF")),
             Domain::Verbs(domain) => Ok(MemoryRegion::Verbs(domain.register_dma_buf(memory, access, offset, fd)?)),
+            #[cfg(feature = "sim")]
+            Domain::Sim(_) => Err(Error::usage("the simulated fabric takes no DMA-BUF")),
         }
     }
 
@@ -93,6 +111,8 @@ impl Domain {
         match self {
             Domain::Soft(domain) => Ok(CompletionQueue::Soft(domain.create_cq(notify)?)),
             Domain::Verbs(domain) => Ok(CompletionQueue::Verbs(domain.create_cq(notify)?)),
+            #[cfg(feature = "sim")]
+            Domain::Sim(domain) => Ok(CompletionQueue::Sim(domain.create_cq(notify)?)),
         }
     }
 
@@ -101,6 +121,8 @@ impl Domain {
         match self {
             Domain::Soft(domain) => domain.notification_fd(),
             Domain::Verbs(domain) => domain.notification_fd(),
+            #[cfg(feature = "sim")]
+            Domain::Sim(domain) => domain.notification_fd(),
         }
     }
 }
@@ -111,6 +133,9 @@ pub enum CompletionQueue {
     Soft(soft::CompletionQueue),
     /// A NIC.
     Verbs(verbs::CompletionQueue),
+    /// The simulated fabric.
+    #[cfg(feature = "sim")]
+    Sim(sim::CompletionQueue),
 }
 
 impl CompletionQueue {
@@ -121,6 +146,8 @@ impl CompletionQueue {
         match self {
             CompletionQueue::Soft(cq) => cq.create_qp(caps, stats),
             CompletionQueue::Verbs(cq) => cq.create_qp(caps, stats),
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(cq) => cq.create_qp(caps, stats),
         }
     }
 
@@ -133,6 +160,8 @@ impl CompletionQueue {
         match self {
             CompletionQueue::Soft(cq) => QueuePair::Soft(cq.qp(id)),
             CompletionQueue::Verbs(cq) => QueuePair::Verbs(cq.qp(id)),
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(cq) => QueuePair::Sim(cq.qp(id)),
         }
     }
 
@@ -141,6 +170,8 @@ impl CompletionQueue {
         match self {
             CompletionQueue::Soft(cq) => cq.destroy_qp(id),
             CompletionQueue::Verbs(cq) => cq.destroy_qp(id),
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(cq) => cq.destroy_qp(id),
         }
     }
 
@@ -150,6 +181,8 @@ impl CompletionQueue {
         match self {
             CompletionQueue::Soft(cq) => cq.poll(out),
             CompletionQueue::Verbs(cq) => cq.poll(out),
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(cq) => cq.poll(out),
         }
     }
 
@@ -161,6 +194,8 @@ impl CompletionQueue {
         match self {
             CompletionQueue::Soft(cq) => cq.arm(),
             CompletionQueue::Verbs(cq) => cq.arm(),
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(cq) => cq.arm(),
         }
     }
 
@@ -171,6 +206,8 @@ impl CompletionQueue {
             // A notification of its (a doorbell: a record on the segment's socket, or bytes on a stream) wakes a sleeper once, and is read then.
             CompletionQueue::Soft(_) => {}
             CompletionQueue::Verbs(cq) => cq.disarm(),
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(_) => {}
         }
     }
 
@@ -179,6 +216,8 @@ impl CompletionQueue {
         match self {
             CompletionQueue::Soft(cq) => cq.needs_repoll(),
             CompletionQueue::Verbs(_) => false,
+            #[cfg(feature = "sim")]
+            CompletionQueue::Sim(_) => false,
         }
     }
 }
@@ -189,6 +228,9 @@ pub enum QueuePair<'a> {
     Soft(&'a mut soft::QueuePair),
     /// A NIC.
     Verbs(&'a mut verbs::QueuePair),
+    /// The simulated fabric.
+    #[cfg(feature = "sim")]
+    Sim(&'a mut sim::QueuePair),
 }
 
 impl QueuePair<'_> {
@@ -197,6 +239,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.endpoint(),
             QueuePair::Verbs(qp) => qp.endpoint(),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.endpoint(),
         }
     }
 
@@ -207,6 +251,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.connect(remote),
             QueuePair::Verbs(qp) => qp.connect(remote),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.connect(remote),
         }
     }
 
@@ -216,6 +262,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.state(),
             QueuePair::Verbs(qp) => qp.state(),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.state(),
         }
     }
 
@@ -225,6 +273,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.connected(),
             QueuePair::Verbs(_) => true,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => true,
         }
     }
 
@@ -234,6 +284,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.knows_receives(),
             QueuePair::Verbs(_) => true,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => true,
         }
     }
 
@@ -242,6 +294,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.is_unanswered(),
             QueuePair::Verbs(_) => false,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => false,
         }
     }
 
@@ -250,6 +304,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.lack(),
             QueuePair::Verbs(_) => None,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => None,
         }
     }
 
@@ -259,6 +315,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.qp_num(),
             QueuePair::Verbs(qp) => qp.qp_num(),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.qp_num(),
         }
     }
 
@@ -267,6 +325,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(_) => soft::MAX_INLINE,
             QueuePair::Verbs(_) => verbs::MAX_INLINE,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => sim::MAX_INLINE,
         }
     }
 
@@ -276,6 +336,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.post_send(requests),
             QueuePair::Verbs(qp) => qp.post_send(requests),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.post_send(requests),
         }
     }
 
@@ -290,6 +352,8 @@ impl QueuePair<'_> {
                 let requests = requests.each_ref().map(|request| *request);
                 qp.post_some(&requests)
             }
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.post_send(&requests),
         }
     }
 
@@ -300,6 +364,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.post_held(&requests),
             QueuePair::Verbs(_) => self.post_some(requests),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => self.post_some(requests),
         }
     }
 
@@ -320,6 +386,8 @@ impl QueuePair<'_> {
                 let request = *request;
                 qp.post_recv(&request)
             }
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.post_recv(request),
         }
     }
 
@@ -328,6 +396,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.set_error(),
             QueuePair::Verbs(qp) => qp.set_error(),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.set_error(),
         }
     }
 
@@ -336,6 +406,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.drained(),
             QueuePair::Verbs(qp) => qp.drained(),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.drained(),
         }
     }
 
@@ -347,6 +419,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.reset(generation),
             QueuePair::Verbs(qp) => qp.reset(generation),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.reset(generation),
         }
     }
 
@@ -355,6 +429,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.error(),
             QueuePair::Verbs(qp) => qp.error(),
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(qp) => qp.error(),
         }
     }
 
@@ -363,6 +439,8 @@ impl QueuePair<'_> {
         match self {
             QueuePair::Soft(qp) => qp.peer_process(),
             QueuePair::Verbs(_) => None,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => None,
         }
     }
 }

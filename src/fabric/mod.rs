@@ -30,6 +30,8 @@
 mod dispatch;
 pub mod iface;
 mod region;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod soft;
 pub mod types;
 pub mod verbs;

@@ -27,6 +27,8 @@ mod recv_state;
 mod resources;
 mod send_comm;
 mod sender;
+#[cfg(feature = "sim")]
+pub mod simulated;
 
 #[cfg(test)]
 mod tests;
@@ -85,9 +87,14 @@ impl Net {
 
     /// The same with given settings.
     pub fn with_config(config: Config) -> Result<Arc<Net>> {
-        stats::set_enabled(config.stats);
         let config = Arc::new(config);
-        let physical: Vec<_> = fabric::devices(&config)?.into_iter().map(|device| Arc::new(Physical::new(device))).collect();
+        let devices = fabric::devices(&config)?;
+        Net::with_devices(config, devices)
+    }
+
+    fn with_devices(config: Arc<Config>, devices: Vec<fabric::Device>) -> Result<Arc<Net>> {
+        stats::set_enabled(config.stats);
+        let physical: Vec<_> = devices.into_iter().map(|device| Arc::new(Physical::new(device))).collect();
         let devices =
             physical.iter().enumerate().map(|(i, p)| NetDevice::physical(i, p.clone()).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         for device in &devices {

@@ -4,7 +4,7 @@
 use crate::base::error::Result;
 use crate::base::stage::{self, Stage};
 use crate::link::Connection;
-#[cfg(test)]
+#[cfg(any(test, feature = "sim"))]
 use crate::link::Link;
 use crate::link::device_thread::{Guarded, Polled};
 use crate::link::incoming::Records;
@@ -76,7 +76,7 @@ impl Drop for RecvComm {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "sim"))]
 impl RecvComm {
     fn receiver(&mut self) -> &mut Receiver {
         match &mut self.receiver {
@@ -85,15 +85,18 @@ impl RecvComm {
         }
     }
 
-    pub(super) fn poll_for_test(&mut self) {
+    /// Polls.
+    pub fn poll_for_test(&mut self) {
         self.receiver().progress();
     }
 
+    #[cfg(test)]
     pub(super) fn qps_for_test(&mut self) -> usize {
         self.receiver().link.qps.len()
     }
 
-    pub(super) fn link_for_test(&mut self) -> &mut Link {
+    /// Its link.
+    pub fn link_for_test(&mut self) -> &mut Link {
         &mut self.receiver().link
     }
 }

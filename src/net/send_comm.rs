@@ -165,7 +165,7 @@ impl Member for State {
 }
 
 /// What tests need to see, and to do as a hostile peer would.
-#[cfg(test)]
+#[cfg(any(test, feature = "sim"))]
 impl SendComm {
     fn up(&mut self) -> Option<&mut Sender> {
         match &mut self.state {
@@ -174,21 +174,25 @@ impl SendComm {
         }
     }
 
-    pub(super) fn poll_for_test(&mut self) {
+    /// Polls.
+    pub fn poll_for_test(&mut self) {
         if let Some(sender) = self.up() {
             sender.progress(crate::base::stats::WaitCause::Fabric);
         }
     }
 
+    #[cfg(test)]
     pub(super) fn qps_for_test(&mut self) -> usize {
         self.up().map_or(0, |sender| sender.link.qps.len())
     }
 
+    #[cfg(test)]
     pub(super) fn fifo_for_test(&mut self) -> &crate::base::mem::Pages {
         self.up().unwrap().fifo.pages()
     }
 
-    pub(super) fn link_for_test(&mut self) -> &mut crate::link::Link {
+    /// Its link.
+    pub fn link_for_test(&mut self) -> &mut crate::link::Link {
         &mut self.up().unwrap().link
     }
 }

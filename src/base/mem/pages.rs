@@ -64,7 +64,7 @@ impl Pages {
     }
 
     /// The same for tests, which keep the pages.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn to_register(&self) -> UserMemory {
         // SAFETY: as above.
         unsafe { self.as_memory() }

@@ -11,7 +11,7 @@ mod hub;
 mod loopback;
 pub mod memory;
 pub mod mr;
-mod publish;
+pub(super) mod publish;
 mod qp;
 mod region;
 mod shm;

@@ -401,7 +401,7 @@ fn counts(traffic: &[Traffic], qps: impl Iterator<Item = usize>) -> [u32; MAX_QP
     counts
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "sim"))]
 impl Link {
     /// Whether there is nothing to do about rails.
     pub fn is_calm_for_test(&self) -> bool {

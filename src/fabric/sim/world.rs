@@ -1,0 +1,298 @@
+//! The network of a simulation, and its clock: what happens when, on which rails nothing gets through, and an oracle for memory that nobody may write to.
+//! One thread has a world; everything that is random in it comes from its seed.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::{Arc, Mutex};
+
+use crate::base::clock;
+use crate::base::stats::RailStats;
+use crate::fabric::types::{Capabilities, QpCaps, WcStatus};
+
+use super::queue_pair::{Packet, QueuePairState};
+
+/// Nanoseconds that a packet takes at least, and how much longer it may take.
+const LATENCY_NS: u64 = 1_000;
+const JITTER_NS: u64 = 3_000;
+/// One packet in so many takes up to this long instead, and those behind it with it.
+const SLOW_ONE_IN: u64 = 200;
+const SLOW_NS: u64 = 200_000;
+/// One packet in so many comes a second time, after up to this long: queue pairs were reset since.
+const GHOST_ONE_IN: u64 = 50;
+const GHOST_NS: u64 = 2_000_000_000;
+
+/// Random numbers from a seed (SplitMix64).
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next one.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// One below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.draw() % n.max(1)
+    }
+
+    /// True one time in `n`.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// A host's port on a rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Port {
+    /// The host.
+    pub host: usize,
+    /// The rail.
+    pub rail: usize,
+}
+
+/// What does not get through at a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// What the host sends.
+    pub out: bool,
+    /// What is sent to it.
+    pub back: bool,
+}
+
+/// Something that will happen.
+pub enum Event {
+    Packet(Packet),
+    Timer { number: usize, timer: u64 },
+    Ready { number: usize, timer: u64 },
+    Closed { number: usize, generation: u32 },
+}
+
+struct Scheduled {
+    time: u64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The earliest is the greatest.
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> Ordering {
+        (other.time, other.order).cmp(&(self.time, self.order))
+    }
+}
+
+/// A world. Cheap to clone.
+#[derive(Clone)]
+pub struct World(pub(super) Arc<Mutex<State>>);
+
+/// What is in it.
+pub struct State {
+    pub(super) now: u64,
+    order: u64,
+    events: BinaryHeap<Scheduled>,
+    pub(super) random: Random,
+    qps: Vec<QueuePairState>,
+    cuts: BTreeMap<Port, Cut>,
+    pub(super) capabilities: Capabilities,
+    /// By first byte: where the memory ends that nobody may write to.
+    guarded: BTreeMap<u64, u64>,
+    violation: Option<String>,
+    trace: u64,
+}
+
+impl World {
+    /// An empty one, whose clock is this thread's from now on.
+    pub fn new(seed: u64, capabilities: Capabilities) -> World {
+        // Not 0, which some take for never.
+        let now = 1_000_000_000;
+        clock::set_virtual(Some(now));
+        World(Arc::new(Mutex::new(State {
+            now,
+            order: 0,
+            events: BinaryHeap::new(),
+            random: Random(seed),
+            qps: Vec::new(),
+            cuts: BTreeMap::new(),
+            capabilities,
+            guarded: BTreeMap::new(),
+            violation: None,
+            trace: seed,
+        })))
+    }
+
+    /// A host's devices, one per rail.
+    pub fn devices(&self, host: usize, rails: usize) -> Vec<crate::fabric::Device> {
+        (0..rails).map(|rail| crate::fabric::Device::Sim(super::Device::new(self.clone(), Port { host, rail }))).collect()
+    }
+
+    /// Its time, in nanoseconds.
+    pub fn now(&self) -> u64 {
+        self.state().now
+    }
+
+    /// When something happens next, if anything does.
+    pub fn next_event(&self) -> Option<u64> {
+        self.state().events.peek().map(|next| next.time)
+    }
+
+    /// Lets everything happen until then. `Some`: memory was written to that is guarded.
+    pub fn advance(&self, until: u64) -> Option<String> {
+        let mut state = self.state();
+        while let Some(next) = state.events.peek()
+            && next.time <= until
+        {
+            let Some(Scheduled { time, event, .. }) = state.events.pop() else { break };
+            state.now = state.now.max(time);
+            state.happen(event);
+        }
+        state.now = state.now.max(until);
+        clock::set_virtual(Some(state.now));
+        state.violation.take()
+    }
+
+    /// What gets through at a port from now on. What is on its way there is lost as well.
+    pub fn cut(&self, port: Port, cut: Cut) {
+        self.state().cuts.insert(port, cut);
+    }
+
+    /// A device of its own accord takes the queue pairs of a port to ERROR.
+    pub fn break_port(&self, port: Port) {
+        let mut state = self.state();
+        for number in 0..state.qps.len() {
+            if state.qp_ref(number).port == port {
+                state.begin_to_fail(number, WcStatus::LocQpOpErr, "the device has failed");
+            }
+        }
+    }
+
+    /// Whether nothing is wrong on a rail: no cut, no queue pair that has failed or is about to, and none whose packets were lost.
+    pub fn is_sound(&self, rail: usize) -> bool {
+        let state = self.state();
+        let is_cut = |(port, cut): (&Port, &Cut)| port.rail == rail && *cut != Cut::default();
+        !state.cuts.iter().any(is_cut) && state.qps.iter().filter(|qp| qp.port.rail == rail).all(QueuePairState::is_sound)
+    }
+
+    /// From now on nothing may land there.
+    pub fn guard(&self, addr: usize, len: usize) {
+        self.state().guarded.insert(addr as u64, (addr + len) as u64);
+    }
+
+    /// It may again.
+    pub fn unguard(&self, addr: usize) {
+        self.state().guarded.remove(&(addr as u64));
+    }
+
+    /// A number that stands for all that has happened.
+    pub fn trace(&self) -> u64 {
+        self.state().trace
+    }
+
+    /// Puts something of the caller's into it.
+    pub fn note(&self, what: u64) {
+        self.state().note(what);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        clock::set_virtual(None);
+    }
+}
+
+impl State {
+    pub(super) fn add_qp(&mut self, port: Port, caps: &QpCaps, stats: RailStats) -> usize {
+        let (number, psn) = (self.qps.len(), self.random.draw() as u32 & 0xff_ffff);
+        self.qps.push(QueuePairState::new(port, caps, stats, number, psn));
+        number
+    }
+
+    pub(super) fn qps(&self) -> usize {
+        self.qps.len()
+    }
+
+    /// Numbers are given out by `add_qp` alone, or checked by who takes them from an endpoint.
+    pub(super) fn qp(&mut self, number: usize) -> &mut QueuePairState {
+        &mut self.qps[number]
+    }
+
+    pub(super) fn qp_ref(&self, number: usize) -> &QueuePairState {
+        &self.qps[number]
+    }
+
+    pub(super) fn at(&mut self, after: u64, event: Event) {
+        self.order += 1;
+        self.events.push(Scheduled { time: self.now + after, order: self.order, event });
+    }
+
+    fn note(&mut self, what: u64) {
+        self.trace = (self.trace.rotate_left(5) ^ what).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn happen(&mut self, event: Event) {
+        let (now, kind) = match &event {
+            Event::Packet(packet) => (self.now, (packet.to as u64) << 32 | u64::from(packet.psn)),
+            Event::Timer { number, .. } => (self.now, *number as u64 | 1 << 60),
+            Event::Ready { number, .. } => (self.now, *number as u64 | 2 << 60),
+            Event::Closed { number, .. } => (self.now, *number as u64 | 3 << 60),
+        };
+        self.note(now ^ kind);
+        match event {
+            Event::Packet(packet) => {
+                let port = self.qp_ref(packet.to).port;
+                if !self.cuts.get(&port).is_some_and(|cut| cut.back) {
+                    self.arrived(packet);
+                }
+            }
+            Event::Timer { number, timer } => self.timed_out(number, timer),
+            Event::Ready { number, timer } => self.ready_again(number, timer),
+            Event::Closed { number, generation } => self.closed(number, generation),
+        }
+    }
+
+    /// A packet leaves a queue pair.
+    pub(super) fn send(&mut self, from: usize, packet: Packet) {
+        let port = self.qp_ref(from).port;
+        if self.cuts.get(&port).is_some_and(|cut| cut.out) {
+            return;
+        }
+        let slow = self.random.one_in(SLOW_ONE_IN);
+        let takes = LATENCY_NS + self.random.below(if slow { SLOW_NS } else { JITTER_NS });
+        if self.random.one_in(GHOST_ONE_IN) {
+            let late = takes + self.random.below(GHOST_NS);
+            self.at(late, Event::Packet(packet.clone()));
+        }
+        let now = self.now;
+        let qp = self.qp(from);
+        qp.last_arrival = (qp.last_arrival + 1).max(now + takes);
+        let after = qp.last_arrival - now;
+        self.at(after, Event::Packet(packet));
+    }
+
+    /// Bytes have landed.
+    pub(super) fn landed(&mut self, addr: u64, len: usize) {
+        let end = addr + len as u64;
+        let before = self.guarded.range(..end).next_back();
+        if let Some((start, to)) = before.filter(|(_, to)| **to > addr) {
+            let text = format!("at {} ns {len} bytes landed at {addr:#x}, in memory that is done with: {start:#x} to {to:#x}", self.now);
+            self.violation.get_or_insert(text);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Schedules in a simulated world: see `src/sim`. As a test a few of each scenario; by `make sim` for as long as one likes, on every core.
+//!
+//!     RHT_SIM="..." cargo test ... --test sim
+//!     [--seed N] [--schedules N] [--for SECONDS] [--rails N] [--faults N] [--messages N] [--threads N] [--verbose]
+#![cfg(feature = "sim")]
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use railhead::sim::{Options, Report, Violation, net};
+
+/// As a test.
+const NAME: &str = "sim::comms_go_on_without_their_rails";
+
+/// What a run of many schedules was asked for.
+struct Args {
+    /// Words of the test harness that all programs are given: what is run has one of these in its name, if there are any.
+    filters: Vec<String>,
+    seed: Option<u64>,
+    schedules: u64,
+    time: Duration,
+    options: Options,
+    threads: usize,
+    is_verbose: bool,
+}
+
+fn number(text: &str) -> u64 {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.unwrap_or_else(|_| panic!("{text:?} is no number"))
+}
+
+impl Args {
+    fn read() -> Args {
+        let mut args = Args {
+            filters: Vec::new(),
+            seed: None,
+            schedules: 2000,
+            time: Duration::MAX,
+            options: Options { seed: 0, rails: 2, faults: 8, messages: 60 },
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            is_verbose: false,
+        };
+        let more = std::env::var("RHT_SIM").unwrap_or_default();
+        let mut words = std::env::args().skip(1).chain(more.split_whitespace().map(str::to_owned));
+        while let Some(word) = words.next() {
+            let mut value = || number(&words.next().unwrap_or_else(|| panic!("{word} needs a number")));
+            match word.as_str() {
+                "--seed" => args.seed = Some(value()),
+                "--schedules" => args.schedules = value(),
+                "--for" => (args.time, args.schedules) = (Duration::from_secs(value()), u64::MAX),
+                "--rails" => args.options.rails = value() as usize,
+                "--faults" => args.options.faults = value() as usize,
+                "--messages" => args.options.messages = value() as usize,
+                "--threads" => args.threads = value() as usize,
+                "--verbose" => args.is_verbose = true,
+                "--show-output" | "--nocapture" => {}
+                filter if !filter.starts_with('-') => args.filters.push(filter.into()),
+                other => panic!("{other:?}: expected --seed, --schedules, --for, --rails, --faults, --messages, --threads or --verbose"),
+            }
+        }
+        args
+    }
+}
+
+fn main() {
+    let args = Args::read();
+    if !args.filters.is_empty() && !args.filters.iter().any(|filter| NAME.contains(filter)) {
+        return;
+    }
+    if args.is_verbose {
+        railhead::base::log::set_stderr(railhead::base::log::Level::Info);
+    }
+    if let Some(seed) = args.seed {
+        let options = Options { seed, ..args.options };
+        let (first, second) = (net::run(&options), net::run(&options));
+        println!("{first:#?}");
+        let traces = [&first, &second].map(|run| run.as_ref().map(|report| report.trace).ok());
+        assert_eq!(traces[0], traces[1], "the same seed gives another schedule");
+        std::process::exit(i32::from(first.is_err()));
+    }
+    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (violations, sum) = (Mutex::new(Vec::<Violation>::new()), Mutex::new((0u64, Report::default(), 0u64)));
+    let first = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    println!("seeds from {first:#x} on");
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) && start.elapsed() < args.time {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= args.schedules {
+                        return;
+                    }
+                    let options = Options { seed: first.wrapping_add(number), ..args.options.clone() };
+                    let result = std::panic::catch_unwind(|| net::run(&options))
+                        .unwrap_or_else(|_| Err(Violation { seed: options.seed, what: "a panic".into() }));
+                    match result {
+                        Ok(report) => {
+                            let mut sum = sum.lock().unwrap();
+                            sum.0 += 1;
+                            sum.1.failures += report.failures;
+                            sum.1.reconnects += report.reconnects;
+                            sum.1.messages += report.messages;
+                            sum.1.time += report.time;
+                            sum.2 += u64::from(report.has_ended);
+                        }
+                        Err(violation) => {
+                            println!("{violation}");
+                            let mut violations = violations.lock().unwrap();
+                            violations.push(violation);
+                            stop.store(violations.len() >= 10, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let (schedules, report, ended) = sum.into_inner().unwrap();
+    let violations = violations.into_inner().unwrap();
+    let all = schedules + violations.len() as u64;
+    println!(
+        "{} failures of a rail, {} recoveries, {} messages, {ended} comms that lost all rails; {:.0} s of their worlds, {:.0} schedules per second",
+        report.failures,
+        report.reconnects,
+        report.messages,
+        report.time as f64 / 1e9,
+        all as f64 / start.elapsed().as_secs_f64()
+    );
+    let (result, passed) = if violations.is_empty() { ("ok", 1) } else { ("FAILED", 0) };
+    println!("test {NAME} ... {result}\n");
+    println!("test result: {result}. {passed} passed; {} failed; 0 ignored; 0 measured; 0 filtered out\n", 1 - passed);
+    println!("{all} schedules, {} violations", violations.len());
+    std::process::exit(i32::from(!violations.is_empty()));
+}
