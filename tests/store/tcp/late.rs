@@ -16,11 +16,11 @@ use super::{LONG, join, serve};
 const TIMEOUT: Duration = Duration::from_millis(200);
 const LATE: Duration = Duration::from_millis(100);
 
-/// Runs something that gives up after `timeout`, until it has been in time once: a busy machine may be late itself, for a while.
+/// Runs something that gives up after `timeout`, until it has been in time once: a busy machine may be late itself.
 #[track_caller]
 fn in_time<R>(timeout: Duration, run: impl Fn() -> R) -> R {
     let mut took = Vec::new();
-    for _ in 0..100 {
+    for _ in 0..10 {
         let start = Instant::now();
         let result = run();
         took.push(start.elapsed());
@@ -28,7 +28,7 @@ fn in_time<R>(timeout: Duration, run: impl Fn() -> R) -> R {
             return result;
         }
     }
-    panic!("a timeout of {timeout:?} took {:?} at best", took.iter().min());
+    panic!("a timeout of {timeout:?} took {took:?}");
 }
 
 fn connect(port: u16, secret: &str) -> Result<TcpStore, Error> {
