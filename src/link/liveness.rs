@@ -118,9 +118,15 @@ impl Liveness {
         }
     }
 
-    /// The network of the control connection may fail, and others carry on: that it does not answer any more is no evidence.
+    /// The network of the control connection may fail, and others carry on: that it does not answer any more is no evidence, nor that it is reset, as
+    /// it is by a peer for whom it had failed before.
     pub fn outlasts_its_connection(&mut self) {
         self.outlasts = true;
+    }
+
+    /// Whether the control connection is lost: nothing of it tells that the peer is gone.
+    pub fn has_lost_its_connection(&self) -> bool {
+        self.outlasts && self.stream.is_none()
     }
 
     /// Whether the handshake is complete, as far as was read.
@@ -331,12 +337,64 @@ impl Liveness {
 
 /// Whether an error of a connection comes from the way to the peer.
 fn is_of_the_network(e: &io::Error) -> bool {
-    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
-    matches!(e.kind(), TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown)
+    use io::ErrorKind::{ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    matches!(e.kind(), ConnectionReset | TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown)
 }
 
 /// The cause that the stats page shows: a stopped peer explains every other wait.
 #[inline]
 pub fn cause(normal: WaitCause, stopped: bool) -> WaitCause {
     if stopped { WaitCause::PeerStopped } else { normal }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream as Socket};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A watch over a connection, and its other end.
+    fn watched() -> (Liveness, Socket) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = Socket::connect(listener.local_addr().unwrap()).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let peer = Peer { label: "the peer".into(), pid: None };
+        (Liveness::new(Some(TcpStream::new(ours)), None, &peer, &Config::default()), listener.accept().unwrap().0)
+    }
+
+    /// Its verdicts until it knows, or no longer has, the connection.
+    fn verdict(liveness: &mut Liveness) -> Verdict {
+        let mut now = 1;
+        loop {
+            now += CHECK_NS;
+            let verdict = liveness.look(now);
+            if verdict != Verdict::Checked || liveness.stream.is_none() {
+                return verdict;
+            }
+        }
+    }
+
+    #[test]
+    fn a_reset_is_an_end_only_where_nothing_outlasts_the_connection() {
+        for outlasts in [false, true] {
+            let (mut liveness, theirs) = watched();
+            if outlasts {
+                liveness.outlasts_its_connection();
+            }
+            socket2::SockRef::from(&theirs).set_linger(Some(Duration::ZERO)).unwrap();
+            drop(theirs);
+            let found = verdict(&mut liveness);
+            assert_eq!((found == Verdict::Checked, liveness.has_lost_its_connection()), (outlasts, outlasts), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_is_an_end_for_all() {
+        let (mut liveness, theirs) = watched();
+        liveness.outlasts_its_connection();
+        drop(theirs);
+        let found = verdict(&mut liveness);
+        assert!(matches!(found, Verdict::Gone(_)), "{found:?}");
+    }
 }

@@ -11,18 +11,18 @@ use crate::link::queue_pairs::{Side, Wr};
 use crate::link::stall::{Step, Subject, Waiting};
 use crate::link::wr_id::{RequestId, WrKind};
 
-/// How often an end of a duplex link ([`Side::Both`]) asks whether its peer still answers, while somebody waits.
+/// How often an end asks whether its peer still answers, while somebody waits, if nothing else tells.
 pub(super) const PROBE_NS: u64 = 1_000_000_000;
 
 impl Link {
     /// A fabric reports that it gave up on a request only by the completion of a signaled one, and clear-to-sends are signaled rarely: so one that
     /// never arrives would be waited for without end. After a while a signaled WRITE of nothing is posted after them.
     ///
-    /// An end of a duplex link may have no control connection that would end with its peer, so it asks regularly.
+    /// An end of a duplex link may have no control connection that would end with its peer, so it asks regularly, as does one that has lost it.
     pub(super) fn probe_unsignaled(&mut self, now: u64) {
-        let both = self.side == Side::Both;
-        let most = if both { PROBE_NS } else { self.unsignaled_max_ns };
-        if !both && !self.qps.has_unsignaled(self.qps.ordered()) {
+        let asks = self.asks();
+        let most = if asks { PROBE_NS } else { self.unsignaled_max_ns };
+        if !asks && !self.qps.has_unsignaled(self.qps.ordered()) {
             self.unsignaled_since = 0;
         } else if self.unsignaled_since == 0 {
             self.unsignaled_since = now.max(1);
@@ -31,6 +31,11 @@ impl Link {
             let id = self.stall.last_probe_id();
             self.probe(id);
         }
+    }
+
+    /// Whether only the peer's queue pairs tell that it is there.
+    fn asks(&self) -> bool {
+        self.side == Side::Both || self.liveness.has_lost_its_connection()
     }
 
     /// Warns, once, of a request that has been outstanding for too long. `next` is the number of the send that `isend` gave no request for, and `why`
@@ -102,7 +107,7 @@ impl Link {
 
     /// Posts a signaled WRITE of nothing: its completion shows that the peer's fabric has taken all clear-to-sends before it.
     pub(super) fn probe(&mut self, id: RequestId) {
-        if self.side == Side::Send || self.qps.room(self.qps.ordered()) == 0 || !self.can_post() {
+        if (self.side == Side::Send && !self.asks()) || self.qps.room(self.qps.ordered()) == 0 || !self.can_post() {
             return;
         }
         // A device that gives up on a peer which has not connected yet would take a late peer for a lost one.
