@@ -2,7 +2,6 @@
 //!
 //!     RHT_SIM="..." cargo test ... --test sim
 //!     [--seed N] [--schedules N] [--for SECONDS] [--rails N] [--faults N] [--messages N] [--threads N] [--verbose]
-#![cfg(feature = "sim")]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -48,7 +48,7 @@ pub struct Context {
     /// Collectives.
     pub(super) running: Running,
     scratch: Mutex<Vec<Arc<Registered>>>,
-    /// Scratch memory of collectives that have failed, until the other ranks have what was sent from it.
+    /// Scratch memory of collectives that have failed: it stays until the other ranks have what was sent from it, at least.
     given_up: Mutex<Vec<Arc<Registered>>>,
 }
 

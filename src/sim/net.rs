@@ -53,7 +53,7 @@ struct Fault {
 }
 
 /// When a rank is polled next, and how often it has found nothing.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Turn {
     at: u64,
     idle: u32,
@@ -177,7 +177,7 @@ impl Schedule {
             left: options.messages,
             patterns: random.draw(),
             faults: Vec::new(),
-            faults_left: if options.faults == 0 { 0 } else { random.below(options.faults as u64 + 1) as usize },
+            faults_left: random.below(options.faults as u64 + 1) as usize,
             may_fail: options.rails == 1,
             turns: [Turn { at: now, idle: 0 }; 2],
             rails: options.rails,
@@ -277,8 +277,7 @@ impl Schedule {
             return;
         }
         let rail = self.random.below(self.rails as u64) as usize;
-        let others = (0..self.rails).filter(|other| *other != rail);
-        let is_safe = others.into_iter().any(|other| self.world.is_sound(other) && self.is_live(other));
+        let is_safe = (0..self.rails).any(|other| other != rail && self.world.is_sound(other) && self.is_live(other));
         if !is_safe && !self.random.one_in(40) {
             return;
         }

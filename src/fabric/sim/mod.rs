@@ -17,7 +17,6 @@ use crate::base::stats::RailStats;
 use super::soft;
 use super::types::*;
 use queue_pair::QueuePairState;
-use world::State;
 pub use world::{Cut, Port, Random, World};
 
 /// Bytes that a request may carry inline.
@@ -244,12 +243,5 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.world.state().destroy(self.number);
-    }
-}
-
-/// The state of a world is plain data, whatever a panic has left of it.
-impl World {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        crate::base::sync::lock(&self.0)
     }
 }

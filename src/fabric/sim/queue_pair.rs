@@ -14,7 +14,7 @@ use crate::fabric::soft::publish::publish;
 use crate::fabric::soft::work_queues::{Fault, WorkQueues};
 use crate::fabric::types::*;
 
-use super::world::{Port, State};
+use super::world::{Event, Port, State};
 
 /// Nanoseconds without an acknowledgement until all is sent again, and how often in a row.
 const TIMEOUT_NS: u64 = 1_000_000;
@@ -103,7 +103,7 @@ pub struct QueuePairState {
     generation: u32,
     peer: Option<usize>,
     is_destroyed: bool,
-    /// Until when what arrives still lands, and then the fault.
+    /// It is being taken to ERROR, for this: what arrives lands until then.
     closing: Option<(WcStatus, &'static str)>,
     sent: VecDeque<Sent>,
     next_psn: u32,
@@ -207,7 +207,7 @@ impl State {
         if qp.closing.is_none() && qp.wq.state() != QpState::Error && !qp.is_destroyed {
             qp.closing = Some((status, why));
             let generation = qp.generation;
-            self.at(closing, super::world::Event::Closed { number, generation });
+            self.at(closing, Event::Closed { number, generation });
         }
     }
 
@@ -237,8 +237,7 @@ impl State {
             let wqe = *qp.wq.sq.get(request);
             let count = if wqe.len <= WHOLE || wqe.opcode == Opcode::Read { 1 } else { most };
             let piece = wqe.len.div_ceil(count).max(1).next_multiple_of(8);
-            let pieces: Vec<u32> = (0..count).map(|i| wqe.len.saturating_sub(i * piece).min(piece)).collect();
-            let pieces = if count == 1 { vec![wqe.len] } else { pieces };
+            let pieces = (0..count).map(|i| wqe.len.saturating_sub(i * piece).min(piece)).collect();
             let psn = qp.next_psn;
             qp.next_psn = (psn + count) & MASK;
             qp.sent.push_back(Sent { request, psn, pieces });
@@ -297,7 +296,7 @@ impl State {
             qp.has_timer = true;
             qp.timer += 1;
             let timer = qp.timer;
-            self.at(TIMEOUT_NS, super::world::Event::Timer { number, timer });
+            self.at(TIMEOUT_NS, Event::Timer { number, timer });
         }
     }
 
@@ -362,7 +361,7 @@ impl State {
                     (qp.not_before, qp.retries, qp.has_timer) = (now + RNR_NS, 0, true);
                     qp.timer += 1;
                     let timer = qp.timer;
-                    self.at(RNR_NS, super::world::Event::Ready { number: to, timer });
+                    self.at(RNR_NS, Event::Ready { number: to, timer });
                 }
             }
         }

@@ -3,10 +3,11 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::clock;
 use crate::base::stats::RailStats;
+use crate::base::sync::lock;
 use crate::fabric::types::{Capabilities, QpCaps, WcStatus};
 
 use super::queue_pair::{Packet, QueuePairState};
@@ -101,7 +102,7 @@ impl Ord for Scheduled {
 
 /// A world. Cheap to clone.
 #[derive(Clone)]
-pub struct World(pub(super) Arc<Mutex<State>>);
+pub struct World(Arc<Mutex<State>>);
 
 /// What is in it.
 pub struct State {
@@ -136,6 +137,10 @@ impl World {
             violation: None,
             trace: seed,
         })))
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
     }
 
     /// A host's devices, one per rail.
