@@ -61,8 +61,10 @@ choice! {
 choice! {
     /// Which threads make progress.
     Progress {
-        /// A thread that calls into a comm, for this comm.
+        /// A thread that calls into a comm, for this comm; one of the device, rarely, for peers whose rail has failed and whom no caller answers.
         Poll = "poll",
+        /// A thread that calls into a comm, and nothing else.
+        Caller = "caller",
         /// And a thread of each device, for all of its comms.
         Thread = "thread",
     }
@@ -315,7 +317,7 @@ table! {
     store_secret: Secret, "RAILHEAD_STORE_SECRET", Secret::default(), (),
         "A secret that a store's server and clients share; a client that does not know it is refused. torch's clients cannot know it, and torch's servers have none. Empty: none. What is not accepted is an error where a store is opened. Never shown.";
     progress: Progress, "RAILHEAD_PROGRESS", Progress::Poll, (),
-        "Which threads make progress. `poll`: the one that calls the plugin, for the comm of the call. `thread`: a thread of each device as well, for hosts that call rarely; each call then takes a lock.";
+        "Which threads make progress. `poll`: the one that calls the plugin, for the comm of the call; where a comm has several rails, a thread as well that answers a peer whose rail has failed while nobody calls. `caller`: without that thread. `thread`: a thread of each device as well, for hosts that call rarely. With a thread, each call takes a lock.";
     proxy_cpuset: String, "RAILHEAD_PROXY_CPUSET" or "NCCL_PROXY_CPUSET", String::new(), CPUS,
         "Processors that the threads which move data run on. Empty: where the thread that starts them may. Threads that only wait for events run anywhere.";
     dump_signal: DumpSignal, "RAILHEAD_DUMP_SIGNAL", DumpSignal::None, (),

@@ -1,7 +1,8 @@
-//! A device's own thread, under RAILHEAD_PROGRESS=thread: it polls links and handshakes ([`Member`]s) while their callers do something else.
+//! A device's own thread: it polls links and handshakes ([`Member`]s) while their callers do something else. Under RAILHEAD_PROGRESS=thread all of
+//! them; else, and rarely, only those that a peer may need whose rail has failed ([`Member::answer`]).
 //!
 //! A caller and the thread share a member under a lock, which is almost always free: the thread does not wait for it, as a caller who has it makes
-//! progress himself. Without the setting there is neither thread nor lock ([`Polled`]).
+//! progress himself. Where a member needs no thread there is neither thread nor lock ([`Polled`]).
 //!
 //! Once nothing moves and no caller calls, the thread arms the queues of all members, drains them, and blocks on the device's descriptor until
 //! something comes. A call may take away what would have woken it: so a caller who finds it blocked wakes it, and it arms anew once the calls cease.
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::Duration;
 
-use crate::base::config::Config;
+use crate::base::config::{self, Config};
 use crate::base::error::{Error, Result};
 use crate::base::fork;
 use crate::base::log::{self, log_warn};
@@ -27,6 +28,8 @@ const HANDSHAKE_POLL: Duration = Duration::from_millis(1);
 const CALLED_POLL: Duration = Duration::from_micros(200);
 /// How long it sleeps at most where a comm has rails that may fail.
 const RAIL_POLL: Duration = Duration::from_millis(100);
+/// How long a member is left alone before it is polled for its peer's sake.
+const ANSWER_POLL: Duration = Duration::from_millis(250);
 /// How long it sleeps at most while requests are outstanding: how late a silent peer is noticed.
 const REQUEST_POLL: Duration = Duration::from_secs(1);
 /// How often the thread lets others run before it sleeps.
@@ -39,6 +42,16 @@ pub trait Member: Send {
 
     /// Asks to be woken for whatever may come, and then drains what has come already.
     fn arm(&mut self, wait: &mut WaitSet) -> Progress;
+
+    /// Polls as often as it takes to find what the peer has said, which may wait for an answer though the caller waits for nothing.
+    fn answer(&mut self) -> Progress {
+        self.poll()
+    }
+
+    /// Whether the peer waits for more of it.
+    fn is_answering(&self) -> bool {
+        false
+    }
 }
 
 /// What the thread is to wake for.
@@ -83,15 +96,31 @@ struct SharedMember<T> {
     value: Option<T>,
     /// The caller has called since the thread last thought of sleep.
     called: bool,
+    /// The thread only answers peers.
+    only_answers: bool,
+    /// The caller did not call between its last two sleeps.
+    is_left: bool,
 }
 
 impl<T: Member> Member for SharedMember<T> {
     fn poll(&mut self) -> Progress {
-        self.value.as_mut().map_or(Progress::Done, T::poll)
+        match &mut self.value {
+            None => Progress::Done,
+            Some(value) if !self.only_answers => value.poll(),
+            Some(value) if self.is_left && !self.called => value.answer(),
+            Some(_) => Progress::Idle,
+        }
     }
 
     fn arm(&mut self, wait: &mut WaitSet) -> Progress {
-        wait.called |= std::mem::take(&mut self.called);
+        let called = std::mem::take(&mut self.called);
+        if self.only_answers {
+            self.is_left = !called;
+            let Some(value) = &self.value else { return Progress::Done };
+            wait.within(if self.is_left && value.is_answering() { HANDSHAKE_POLL } else { ANSWER_POLL });
+            return Progress::Idle;
+        }
+        wait.called |= called;
         if wait.called {
             return Progress::Idle;
         }
@@ -214,6 +243,7 @@ pub struct ProgressThread {
     engine: Engine<Members>,
     idle: Arc<Mutex<Vec<ConnectorId>>>,
     parking: Arc<Parking>,
+    only_answers: bool,
 }
 
 impl ProgressThread {
@@ -229,18 +259,21 @@ impl ProgressThread {
             vain: AtomicBool::new(false),
             fds: Mutex::default(),
         });
+        let only_answers = config.progress != config::Progress::Thread;
+        let (idle_laps, yields) = if only_answers { (1, 0) } else { (Options::default().idle_laps, YIELDS) };
         let options = Options {
             name: format!("rh-{device}"),
             cpus,
+            idle_laps,
             idle_sleep: HANDSHAKE_POLL,
-            yields: YIELDS,
+            yields,
             dump_signal,
             sleeper: Some(parking.clone()),
             ..Options::default()
         };
         let idle = Arc::<Mutex<Vec<ConnectorId>>>::default();
         let engine = Engine::new(Members { idle: idle.clone(), parking: parking.clone() }, options)?;
-        Ok(ProgressThread { engine, idle, parking })
+        Ok(ProgressThread { engine, idle, parking, only_answers })
     }
 
     /// Polls `member`, which is `what`, until it is done or gone.
@@ -259,7 +292,9 @@ impl ProgressThread {
     /// Something that it watches over was touched by somebody else.
     #[inline]
     pub fn called(&self) {
-        self.parking.called();
+        if !self.only_answers {
+            self.parking.called();
+        }
     }
 }
 
@@ -303,7 +338,8 @@ pub struct Guarded<T> {
 
 impl<T: Member + 'static> Guarded<T> {
     fn new(value: T, what: &'static str, thread: Arc<ProgressThread>) -> Guarded<T> {
-        let shared = Arc::new(Mutex::new(SharedMember { value: Some(value), called: false }));
+        let shared =
+            Arc::new(Mutex::new(SharedMember { value: Some(value), called: false, only_answers: thread.only_answers, is_left: false }));
         thread.watch(what, &shared);
         Guarded { shared, epoch: fork::epoch(), thread }
     }
@@ -335,6 +371,6 @@ impl<T> Drop for Guarded<T> {
         // Dropped here and not by the thread: once a comm is closed, nothing touches its caller's memory.
         let value = lock(&self.shared).value.take();
         drop(value);
-        self.thread.called();
+        self.thread.parking.called();
     }
 }

@@ -86,10 +86,12 @@ impl Physical {
         self.domain.get_or_try_init(|| self.device.open())
     }
 
-    /// Its thread, if the settings want one. It ends with the last that holds it.
-    pub fn thread(&self, config: &Config) -> Result<Option<Arc<ProgressThread>>> {
-        if config.progress == Progress::Poll {
-            return Ok(None);
+    /// Its thread, if the settings want one, or who asks has to answer its peer. It ends with the last that holds it.
+    pub fn thread(&self, config: &Config, answers: bool) -> Result<Option<Arc<ProgressThread>>> {
+        match config.progress {
+            Progress::Poll if answers => {}
+            Progress::Thread => {}
+            Progress::Poll | Progress::Caller => return Ok(None),
         }
         let mut place = lock(&self.thread);
         if let Some(running) = place.upgrade() {
@@ -184,9 +186,9 @@ impl NetDevice {
         &self.rails
     }
 
-    /// Its thread, if the settings want one: the first rail's.
-    pub fn thread(&self, config: &Config) -> Result<Option<Arc<ProgressThread>>> {
-        self.rails.first().map_or(Ok(None), |physical| physical.thread(config))
+    /// Its thread, if the settings want one, or who asks has to answer its peer: the first rail's.
+    pub fn thread(&self, config: &Config, answers: bool) -> Result<Option<Arc<ProgressThread>>> {
+        self.rails.first().map_or(Ok(None), |physical| physical.thread(config, answers))
     }
 
     /// Name of its fabric.

@@ -72,7 +72,7 @@ impl ListenComm {
         let stats = stats::comm(CommKind::Listen, resources.device.name());
         stage::reach(Stage::ListenOpen);
         let listening = Listening { listener, acceptor: Acceptor::new(resources.clone(), secret, instance), outcomes: VecDeque::new() };
-        let listening = Polled::new(listening, "a listen comm", resources.thread()?);
+        let listening = Polled::new(listening, "a listen comm", resources.thread(false)?);
         Ok((ListenComm { listening, stats, resources }, handle))
     }
 

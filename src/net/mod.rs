@@ -171,7 +171,7 @@ impl Net {
         let decoded = ListenHandle::decode(handle)?;
         // Held throughout, so that the thread does not end between this connect and its comm.
         let resources = self.resources(dev)?;
-        let thread = resources.thread()?;
+        let thread = resources.thread(false)?;
         let found = self.pending().take(dev, &decoded);
         ListenHandle::set_cursor(handle, 0);
         let mut dialer = match found {

@@ -22,6 +22,9 @@ use super::flush::Flusher;
 use super::recv_state::{FREE, RecvSlot, RecvState};
 use super::resources::Resources;
 
+/// Polls after which a peer was heard: a socket that was empty for long is read in one of 64 (`fabric::soft::tcp`).
+const ANSWER_POLLS: usize = 64;
+
 /// A receiver whose peer has connected, or is about to (v4).
 pub(super) struct Receiver {
     pub link: Link,
@@ -78,6 +81,18 @@ impl Member for Receiver {
             wait.poll_soon();
         }
         progress
+    }
+
+    fn answer(&mut self) -> Progress {
+        let progress = std::iter::repeat_with(|| self.poll()).take(ANSWER_POLLS).find(|progress| *progress != Progress::Idle);
+        if progress.is_none() {
+            self.link.look_at_rails();
+        }
+        progress.unwrap_or(Progress::Idle)
+    }
+
+    fn is_answering(&self) -> bool {
+        self.link.rails_need_polls()
     }
 }
 

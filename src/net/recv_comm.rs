@@ -24,7 +24,8 @@ impl RecvComm {
     /// From a handshake.
     pub(super) fn new(resources: Resources, connection: Connection<Records>) -> Result<RecvComm> {
         let receiver = Receiver::new(&resources, connection)?;
-        Ok(RecvComm { receiver: Polled::new(receiver, "a receive comm", resources.thread()?), resources })
+        let thread = resources.thread(receiver.link.has_failover())?;
+        Ok(RecvComm { receiver: Polled::new(receiver, "a receive comm", thread), resources })
     }
 
     /// The device it was made on.

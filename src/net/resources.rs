@@ -30,9 +30,9 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// The device's thread, if the settings want one.
-    pub fn thread(&self) -> Result<Option<Arc<ProgressThread>>> {
-        self.device.thread(&self.config)
+    /// The device's thread, if the settings want one, or who asks has to answer its peer whatever its caller does.
+    pub fn thread(&self, answers: bool) -> Result<Option<Arc<ProgressThread>>> {
+        self.device.thread(&self.config, answers)
     }
 
     /// Whether queues are to notify, for the device's thread to sleep.

@@ -44,7 +44,7 @@ impl SendComm {
     }
 
     fn new(resources: Resources, state: State) -> Result<SendComm> {
-        Ok(SendComm { state: Polled::new(state, "a send comm", resources.thread()?), resources })
+        Ok(SendComm { state: Polled::new(state, "a send comm", resources.thread(false)?), resources })
     }
 
     /// The device it was made on.

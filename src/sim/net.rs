@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-use crate::base::config::Config;
+use crate::base::config::{Config, Progress};
 use crate::base::error::{Error, Result};
 use crate::base::mem::Pages;
 use crate::base::stats::RailCounter;
@@ -85,7 +85,7 @@ fn bytes_of(len: usize, pattern: u64) -> Vec<u8> {
 /// The settings of all schedules; what differs between them is taken from the seed.
 fn config(qps_per_rail: u32) -> Arc<Config> {
     static CONFIGS: [OnceLock<Arc<Config>>; 4] = [const { OnceLock::new() }; 4];
-    let make = || Arc::new(Config { stats: false, qps_per_rail, split_min: 1024, ..Config::default() });
+    let make = || Arc::new(Config { stats: false, progress: Progress::Caller, qps_per_rail, split_min: 1024, ..Config::default() });
     CONFIGS.get(qps_per_rail as usize).map_or_else(make, |place| place.get_or_init(make).clone())
 }
 

@@ -100,6 +100,12 @@ impl Link {
         }
     }
 
+    /// A look while nobody waits, for the peer's sake.
+    pub fn look_at_rails(&mut self) {
+        self.hear_of_rails();
+        self.check_rails(clock::now());
+    }
+
     /// A queue pair was found in ERROR that no completion has told of. False: that is the end of the link.
     #[cold]
     pub(super) fn rail_is_broken(&mut self, rail: Option<usize>, text: &str) -> bool {
@@ -181,7 +187,7 @@ impl Link {
     }
 
     /// Whether a thread that sleeps has to look at rails soon: there is something to do besides waiting.
-    pub(super) fn rails_need_polls(&self) -> bool {
+    pub fn rails_need_polls(&self) -> bool {
         self.rails_active && !self.failover.as_ref().is_none_or(|failover| failover.waits())
     }
 

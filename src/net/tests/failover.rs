@@ -206,3 +206,25 @@ fn the_last_rail_takes_the_comm_with_it() {
     });
     assert!(matches!(error, Error::Remote(_)), "{error}");
 }
+
+/// Its message had come when the rail failed, but the sender does not know, and the receiver's caller waits for nothing more.
+#[test]
+fn a_sender_is_answered_though_the_receivers_caller_does_not_call() {
+    const LEN: usize = 100_000;
+    for wire in [SoftWire::Tcp, SoftWire::Shm] {
+        let net = net(Config { soft_wire: wire, split_min: 1024, progress: Progress::Poll, ..config() });
+        let dev = many_rails(&net, 2);
+        let mut pair = Pair::new(&net, dev);
+        let (from, to) = (pair.buffer(LEN), pair.buffer(LEN + 1));
+        from.fill(0, LEN, 7);
+        let receive = pair.irecv(&[to.recv(0, LEN, 7)]);
+        let send = within("isend", || {
+            assert_eq!(pair.recv.test(receive).unwrap().map(|sizes| sizes.n), None);
+            pair.send.isend(from.addr(), LEN, 7, from.mr).unwrap()
+        });
+        within("receive", || pair.recv.test(receive).unwrap());
+        pair.send.link_for_test().qps.fail_rail(1);
+        within("send", || pair.send.test(send).unwrap());
+        to.check(0, LEN, 7);
+    }
+}

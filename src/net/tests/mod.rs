@@ -9,6 +9,7 @@ mod strangers;
 
 use super::*;
 use crate::base::clock;
+use crate::base::config::Progress;
 use crate::base::mem::Pages;
 
 /// Calls `f` until it gives something.
@@ -25,7 +26,8 @@ fn within<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
 
 /// A setting that suits every machine: the loopback interface.
 fn config() -> Config {
-    Config { socket_ifname: "=lo".into(), ..Config::default() }
+    // Tests move both ends along themselves.
+    Config { socket_ifname: "=lo".into(), progress: Progress::Caller, ..Config::default() }
 }
 
 fn net(config: Config) -> Arc<Net> {
