@@ -145,7 +145,7 @@ pub struct Rail {
     pub since: u64,
     /// Since when the peer's host has not answered on it; 0 while it does.
     pub unanswered_since: u64,
-    /// When the last attempt began.
+    /// When the last attempt began, or failed.
     pub begun_at: u64,
     /// When it is tried again, and after which pause then.
     pub retry_at: u64,
@@ -241,12 +241,11 @@ impl Failover {
         matches!(self.phase(rail), Phase::Draining | Phase::Down | Phase::Settled)
     }
 
-    /// A stripe was posted.
+    /// A stripe was posted; on no queue pair if no rail is left.
     #[inline]
     pub fn posted(&mut self, qp: usize, id: RequestId, stripe: usize) {
-        if let Some(it) = self.traffic.get_mut(qp) {
-            it.sent.push_back((id, stripe as u8));
-        }
+        let places = self.traffic.get_mut(qp).map_or(&mut self.lost, |it| &mut it.sent);
+        places.push_back((id, stripe as u8));
     }
 
     /// The oldest stripe on a queue pair has arrived.

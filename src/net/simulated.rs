@@ -70,3 +70,61 @@ pub fn comm(from: &Host, to: &Host) -> Result<(SendComm, RecvComm)> {
     let recv = RecvComm::new(theirs, recv)?;
     Ok((SendComm::connected(ours, send)?, recv))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::config::Progress;
+    use crate::base::error::Error;
+    use crate::base::mem::Pages;
+    use crate::fabric::Capabilities;
+    use crate::fabric::sim::Port;
+    use crate::net::{MemoryKind, RecvBuffer};
+
+    const NIC: Capabilities = Capabilities {
+        keeps_early_requests: false,
+        counts_plain_writes: false,
+        splits_data: true,
+        ar_threshold: u32::MAX,
+        shares_regions: false,
+        descriptors_per_qp: 0,
+    };
+
+    #[test]
+    fn a_device_that_never_reports_what_it_was_asked_for_ends_the_comm() {
+        const LEN: usize = 1 << 20;
+        const SECOND: u64 = 1_000_000_000;
+        let world = World::new(1, NIC);
+        let config = Arc::new(Config { stats: false, progress: Progress::Caller, fabric_timeout_s: 30, ..Config::default() });
+        let hosts = [0, 1].map(|number| Host::new(&world, number, 2, &config).unwrap());
+        let (mut send, mut recv) = comm(&hosts[0], &hosts[1]).unwrap();
+        let pages = [0, 1].map(|_| Pages::new(LEN).unwrap());
+        let mrs = [0, 1].map(|i| hosts[i].net.register(hosts[i].dev, pages[i].to_register(), MemoryKind::Host).unwrap());
+        recv.irecv(&[RecvBuffer { addr: pages[1].addr(), len: LEN, tag: 7, mr: mrs[1] }]).unwrap().unwrap();
+        let request = loop {
+            world.advance(world.now() + 1_000);
+            if let Some(request) = send.isend(pages[0].addr(), LEN, 7, mrs[0]).unwrap() {
+                break request;
+            }
+        };
+        let port = Port { host: 0, rail: 1 };
+        world.silence(port);
+        world.break_port(port);
+        let begun = world.now();
+        let error = loop {
+            world.advance(world.now() + SECOND / 100);
+            recv.poll_for_test();
+            match send.test(request) {
+                Err(error) => break error,
+                Ok(done) => assert!(done.is_none() && world.now() < begun + 60 * SECOND, "{}", send.link_for_test().rails_for_test()),
+            }
+        };
+        let text = error.to_string();
+        assert!(
+            matches!(error, Error::Remote(_)) && text.contains("rail 1 is down") && text.contains("30 s (RAILHEAD_FABRIC_TIMEOUT_S)"),
+            "{text}"
+        );
+        assert!((30 * SECOND..32 * SECOND).contains(&(world.now() - begun)), "after {} ns", world.now() - begun);
+        println!("{text}");
+    }
+}

@@ -271,7 +271,7 @@ impl Schedule {
         });
     }
 
-    /// Now and then a rail fails: in one direction or both, at one end or both, or a device of its own accord. Mostly one of which there is another.
+    /// Now and then a rail fails: in one direction or both, at one end or both, or a device of its own accord, or refuses a request. Mostly one of which there is another.
     fn break_something(&mut self, now: u64) {
         if self.faults_left == 0 || !self.random.one_in(400) {
             return;
@@ -284,9 +284,10 @@ impl Schedule {
         self.may_fail |= !is_safe;
         self.faults_left -= 1;
         let port = Port { host: self.random.below(2) as usize, rail };
-        if self.random.one_in(3) {
-            self.world.break_port(port);
-            return;
+        match self.random.below(6) {
+            0 | 1 => return self.world.break_port(port),
+            2 => return self.world.refuse(port),
+            _ => {}
         }
         let cut = match self.random.below(3) {
             0 => Cut { out: true, back: false },

@@ -135,6 +135,9 @@ impl CompletionQueue {
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         let (mut n, count) = (0, self.qps.len());
         let mut state = self.world.state();
+        if state.is_silent(self.port) {
+            return 0;
+        }
         for i in 0..count {
             let at = (self.next + i) % count;
             if let (Some(Some(qp)), Some(rest)) = (self.qps.get(at), out.get_mut(n..)) {
@@ -201,8 +204,16 @@ impl QueuePair {
     /// Posts requests, and sends them.
     pub fn post_send(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         let mut state = self.world.state();
-        state.qp(self.number).wq.post_send(requests)?;
+        if state.qp(self.number).state() != QpState::Rts {
+            return Err(PostError::State(state.qp(self.number).state()));
+        }
+        let taken = state.taken(self.number, requests.len());
+        state.qp(self.number).wq.post_send(requests.get(..taken).unwrap_or_default())?;
         state.transmit(self.number);
+        if taken < requests.len() {
+            state.begin_to_fail(self.number, WcStatus::LocQpOpErr, "the device has refused a request");
+            return Err(PostError::State(QpState::Error));
+        }
         Ok(())
     }
 

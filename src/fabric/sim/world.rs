@@ -2,7 +2,7 @@
 //! One thread has a world; everything that is random in it comes from its seed.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::clock;
@@ -112,6 +112,10 @@ pub struct State {
     pub(super) random: Random,
     qps: Vec<QueuePairState>,
     cuts: BTreeMap<Port, Cut>,
+    /// Ports whose device will refuse a part of what is posted next.
+    refusals: BTreeSet<Port>,
+    /// Ports whose device reports nothing any more.
+    silent: BTreeSet<Port>,
     pub(super) capabilities: Capabilities,
     /// By first byte: where the memory ends that nobody may write to.
     guarded: BTreeMap<u64, u64>,
@@ -132,6 +136,8 @@ impl World {
             random: Random(seed),
             qps: Vec::new(),
             cuts: BTreeMap::new(),
+            refusals: BTreeSet::new(),
+            silent: BTreeSet::new(),
             capabilities,
             guarded: BTreeMap::new(),
             violation: None,
@@ -188,11 +194,22 @@ impl World {
         }
     }
 
-    /// Whether nothing is wrong on a rail: no cut, no queue pair that has failed or is about to, and none whose packets were lost.
+    /// The device takes only a part of the requests that are posted next at a port, and their queue pair to ERROR.
+    pub fn refuse(&self, port: Port) {
+        self.state().refusals.insert(port);
+    }
+
+    /// The device of a port reports nothing from now on, whatever becomes of its requests.
+    pub fn silence(&self, port: Port) {
+        self.state().silent.insert(port);
+    }
+
+    /// Whether nothing is wrong on a rail: no cut, no queue pair that has failed or is about to, no device that will refuse, and none whose packets were lost.
     pub fn is_sound(&self, rail: usize) -> bool {
         let state = self.state();
         let is_cut = |(port, cut): (&Port, &Cut)| port.rail == rail && *cut != Cut::default();
-        !state.cuts.iter().any(is_cut) && state.qps.iter().filter(|qp| qp.port.rail == rail).all(QueuePairState::is_sound)
+        let refuses = state.refusals.iter().any(|port| port.rail == rail);
+        !refuses && !state.cuts.iter().any(is_cut) && state.qps.iter().filter(|qp| qp.port.rail == rail).all(QueuePairState::is_sound)
     }
 
     /// From now on nothing may land there.
@@ -245,6 +262,16 @@ impl State {
     pub(super) fn at(&mut self, after: u64, event: Event) {
         self.order += 1;
         self.events.push(Scheduled { time: self.now + after, order: self.order, event });
+    }
+
+    pub(super) fn is_silent(&self, port: Port) -> bool {
+        self.silent.contains(&port)
+    }
+
+    /// How many of so many requests the device of a queue pair takes.
+    pub(super) fn taken(&mut self, number: usize, requests: usize) -> usize {
+        let port = self.qp_ref(number).port;
+        if self.refusals.remove(&port) { self.random.below(requests as u64) as usize } else { requests }
     }
 
     fn note(&mut self, what: u64) {

@@ -20,6 +20,11 @@ const CELL: RequestId = RequestId(2);
 /// Polls per look at rails for which there is nothing to do but to wait.
 const WAIT_POLLS: u32 = 64;
 
+/// The setting that allows no longer wait.
+fn allowed(ns: u64) -> String {
+    format!("{} s (RAILHEAD_FABRIC_TIMEOUT_S)", ns / 1_000_000_000)
+}
+
 /// Whether an error says that a path or a device has failed, and not that one of the ends did what it may not.
 pub(super) fn is_of_the_rail(status: WcStatus) -> bool {
     use WcStatus::{GeneralErr, LocQpOpErr, RemOpErr, RetryExcErr, WrFlushErr};
@@ -50,7 +55,7 @@ impl Link {
             (it.since, it.why) = (now, text.clone());
             self.stats.rail(rail).add(RailCounter::Failures, 1);
         }
-        it.phase = Phase::Draining;
+        (it.phase, it.begun_at) = (Phase::Draining, now);
         // What was told over it may be lost.
         failover.rails.iter_mut().filter(|it| it.told.1 == rail).for_each(|it| it.told.0 = Word::up(0));
         self.qps.fail_rail(rail);
@@ -114,7 +119,8 @@ impl Link {
         true
     }
 
-    /// A look that is rare: gives up rails on which the peer's host has not answered for too long, or that take too long to come back.
+    /// A look that is rare: gives up rails on which the peer's host has not answered for too long, or that take too long to come back. Without what a
+    /// device was asked to do before its rail failed nothing can be sent again, so one that never reports it is the end of the link.
     #[cold]
     pub(super) fn check_rails(&mut self, now: u64) {
         let Some(mut failover) = self.failover.take() else { return };
@@ -127,11 +133,21 @@ impl Link {
                 (true, 0) => it.unanswered_since = now.max(1),
                 (true, _) => {}
             }
+            if it.phase == Phase::Draining && now.saturating_sub(it.begun_at) >= timeout {
+                let text = format!(
+                    "rail {rail} is down ({}), and its device has not reported what was outstanding for {}",
+                    it.why,
+                    allowed(timeout)
+                );
+                self.fault.get_or_insert(PendingFault { status: WcStatus::GeneralErr, text, since: 0 });
+            }
             let silent = it.unanswered_since > 0 && now.saturating_sub(it.unanswered_since) >= timeout;
             let slow = matches!(it.phase, Phase::Connecting | Phase::Probing) && now.saturating_sub(it.begun_at) >= ATTEMPT_NS;
             if silent || slow {
-                let seconds = timeout / 1_000_000_000;
-                let text = format!("the peer's host has not answered for {seconds} s (RAILHEAD_FABRIC_TIMEOUT_S)");
+                let text = match silent {
+                    true => format!("the peer's host has not answered for {}", allowed(timeout)),
+                    false => format!("the peer has not answered an attempt to connect for {} s", ATTEMPT_NS / 1_000_000_000),
+                };
                 self.give_up_rail(&mut failover, rail, WcStatus::RetryExcErr, text);
             }
         }
@@ -154,22 +170,15 @@ impl Link {
         failover.remember(Sent { id, sequence, addr, remote_addr, rkeys: *rkeys, lkeys, plan });
     }
 
-    /// A stripe was posted, or not: one that a failed queue pair has refused goes over another rail.
+    /// A stripe was posted, or refused by a queue pair that has failed. Its device may have taken a part, so it is under way until both ends are drained.
     ///
     /// Errors: what `posted` says, if that is the end of the link.
     #[inline]
     pub fn stripe_posted(&mut self, qp: usize, id: RequestId, stripe: usize, posted: Result<(), PostError>) -> Result<(), PostError> {
-        match (&mut self.failover, posted) {
-            (None, posted) => posted,
-            (Some(failover), Ok(())) => {
-                failover.posted(qp, id, stripe);
-                Ok(())
-            }
-            (Some(failover), Err(error)) => {
-                failover.lost.push_back((id, stripe as u8));
-                self.refused(qp, error)
-            }
+        if let Some(failover) = &mut self.failover {
+            failover.posted(qp, id, stripe);
         }
+        posted.or_else(|error| self.refused(qp, error))
     }
 
     /// A queue pair has refused what was ordered.
@@ -389,12 +398,13 @@ impl Link {
                 continue;
             };
             let Some(qp) = self.qps.next_with_room() else { return };
-            if let Err(error) = sends::post_again(&mut self.qps, &self.stats, &message, usize::from(stripe), qp) {
-                let rail = self.qps.rail_of(qp);
-                return self.give_up_rail(failover, rail, WcStatus::WrFlushErr, error.to_string());
-            }
+            let posted = sends::post_again(&mut self.qps, &self.stats, &message, usize::from(stripe), qp);
             failover.posted(qp, id, usize::from(stripe));
             failover.lost.pop_front();
+            if let Err(error) = posted {
+                let rail = self.qps.rail_of(qp);
+                self.give_up_rail(failover, rail, WcStatus::WrFlushErr, error.to_string());
+            }
         }
     }
 }
