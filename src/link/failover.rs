@@ -139,8 +139,9 @@ pub struct Rail {
     pub counts: Counts,
     /// What was told, and over which rail.
     pub told: (Word, usize),
-    /// Why it failed, until that was said.
+    /// Why it failed, and whether the log has that.
     pub why: String,
+    pub is_logged: bool,
     /// When it failed, or was live again.
     pub since: u64,
     /// Since when the peer's host has not answered on it; 0 while it does.
@@ -207,6 +208,7 @@ impl Failover {
             counts: [0; MAX_QPS_PER_RAIL],
             told: (Word::up(0), 0),
             why: String::new(),
+            is_logged: false,
             since: now,
             unanswered_since: 0,
             begun_at: 0,

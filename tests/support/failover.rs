@@ -1,6 +1,7 @@
 //! What ranks do whose rails fail under them: a role of the plugin's tests, here and in the virtual machine.
 
 use railhead::base::stats::RailCounter;
+use railhead::base::stats::page::CommSnapshot;
 
 use super::plugin::Plugin;
 use super::{Ctx, comms, holdings};
@@ -49,8 +50,13 @@ pub fn goes_on_to_the_end(ctx: &Ctx) {
             break error;
         }
         let all = holdings::comms(std::process::id() as i32);
-        if !down && all.iter().all(|comm| comm.rail_sum(RailCounter::Failures) > 0) {
+        let is_down = |comm: &CommSnapshot| comm.rails.iter().any(|rail| rail.down.is_some());
+        if !down && all.iter().all(is_down) {
             down = true;
+            for comm in all {
+                let whys: Vec<_> = comm.rails.iter().map(|rail| rail.down.as_ref().map(|down| down.why.as_str())).collect();
+                assert!(matches!(whys[..], [None, Some(why)] if why.contains("has not answered") || why.contains("is down")), "{whys:?}");
+            }
             ctx.say("down");
         }
     };

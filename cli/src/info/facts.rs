@@ -27,6 +27,8 @@ pub struct Facts {
     pub plugin: About,
     /// Its devices.
     pub devices: Vec<Device>,
+    /// What becomes of a comm whose NIC or network fails; of our own plugin only.
+    pub failover: Option<&'static str>,
     /// What is there and not used; of our own plugin only.
     pub unusable: Vec<Unusable>,
     /// RDMA NICs, if any are looked for; of our own plugin only.
@@ -194,6 +196,7 @@ pub fn gather(file: Option<&Path>) -> anyhow::Result<Facts> {
     let mut facts = Facts {
         plugin: about,
         devices,
+        failover: None,
         unusable: Vec::new(),
         rdma: Rdma::default(),
         host: host::look(),
@@ -202,6 +205,7 @@ pub fn gather(file: Option<&Path>) -> anyhow::Result<Facts> {
     };
     if facts.plugin.name == OURS {
         let effective = Effective::read();
+        facts.failover = Some(failover(&effective, facts.devices.len()));
         facts.unusable = unusable(&effective);
         facts.rdma = rdma(&effective);
         // Ports fail over the same setting as interfaces do; once is enough.
@@ -247,6 +251,15 @@ fn device(number: i32, p: Properties) -> Device {
         max_recvs: p.max_recvs,
         max_p2p_bytes: p.max_p2p_bytes,
         made_of: p.vdevs,
+    }
+}
+
+/// What becomes of a comm when a device or its network fails.
+fn failover(effective: &Effective, devices: usize) -> &'static str {
+    match (effective.config.failover, devices) {
+        (false, _) => "a comm ends with the first of its rails that fails (RAILHEAD_FAILOVER=0)",
+        (true, 0 | 1) => "a comm ends with its only rail: there is no second device",
+        (true, _) => "a comm over several devices goes on without one that fails; one over a single device ends with it",
     }
 }
 

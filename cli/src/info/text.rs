@@ -55,6 +55,9 @@ fn devices(out: &mut String, facts: &Facts) {
     for device in &facts.devices {
         one(out, device);
     }
+    if let Some(failover) = facts.failover {
+        put(out, format_args!("  When one fails: {failover}"));
+    }
 }
 
 fn one(out: &mut String, device: &Device) {

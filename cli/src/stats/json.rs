@@ -61,6 +61,14 @@ struct Wait<'a> {
 struct Rail {
     rail: u32,
     counters: BTreeMap<&'static str, u64>,
+    /// While it is down, and others carry on.
+    down: Option<Down>,
+}
+
+#[derive(Serialize)]
+struct Down {
+    for_s: f64,
+    why: String,
 }
 
 /// One object, with a newline.
@@ -106,7 +114,11 @@ fn comm(comm: &CommSnapshot, stopped: bool) -> Comm<'_> {
 }
 
 fn rail(rail: &RailSnapshot) -> Rail {
-    Rail { rail: rail.index, counters: RailCounter::ALL.into_iter().map(|counter| (counter.name(), rail.get(counter))).collect() }
+    Rail {
+        rail: rail.index,
+        counters: RailCounter::ALL.into_iter().map(|counter| (counter.name(), rail.get(counter))).collect(),
+        down: rail.down.as_ref().map(|down| Down { for_s: seconds(down.age_ns), why: down.why.clone() }),
+    }
 }
 
 /// Every cause that time is accounted to.

@@ -139,6 +139,7 @@ fn tidy(mut page: Snapshot) -> Snapshot {
         }
         let mut rails = HashSet::new();
         comm.rails.retain(|rail| rails.insert(rail.index));
+        comm.rails.iter_mut().filter_map(|rail| rail.down.as_mut()).for_each(|down| down.why = printable(&down.why));
     }
     page
 }

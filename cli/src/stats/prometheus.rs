@@ -65,6 +65,15 @@ pub fn page(processes: &[Process]) -> String {
             rails().for_each(|(labels, rail)| add(&labels, &rail.get(counter)));
         });
     }
+    metric(
+        &mut out,
+        "railhead_rail_down_seconds",
+        "gauge",
+        "For how long the rail has been down while others carry on; 0 while it is used.",
+        |add| {
+            rails().for_each(|(labels, rail)| add(&labels, &rail.down.as_ref().map_or(0.0, |down| seconds(down.age_ns))));
+        },
+    );
     out
 }
 

@@ -82,8 +82,10 @@ fn details(out: &mut String, comm: &CommSnapshot) {
         let other: String =
             other.into_iter().filter(|c| rail.get(*c) > 0).map(|c| format!(", {} {}", c.name().replace('_', " "), rail.get(c))).collect();
         let calls = rail.get(RailCounter::Syscalls);
-        let down = if rail.get(RailCounter::Failures) > rail.get(RailCounter::Reconnects) { ", down" } else { "" };
-        let _ = writeln!(out, "       rail {}{down}: {moved}; {calls} system calls{other}", rail.index);
+        let _ = writeln!(out, "       rail {}: {moved}; {calls} system calls{other}", rail.index);
+        if let Some(down) = &rail.down {
+            let _ = writeln!(out, "         is down, for {}: {}", age(down.age_ns), down.why);
+        }
     }
 }
 

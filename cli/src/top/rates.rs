@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use railhead::base::stats::page::CommSnapshot;
+use railhead::base::stats::page::{CommSnapshot, Down};
 use railhead::base::stats::{CommCounter, CommKind, WaitCause};
 
 use crate::stats::processes::{Process, waits_in};
@@ -76,6 +76,8 @@ pub struct Row {
     pub wait: WaitCause,
     /// Since when, in ns.
     pub wait_age_ns: u64,
+    /// Rails that are down.
+    pub down: Vec<(u32, Down)>,
     /// In what, and for which tensor, in words.
     pub wait_in: Option<String>,
 }
@@ -123,6 +125,7 @@ impl Frame {
                 stopped: process.stopped,
                 wait: comm.wait,
                 wait_age_ns: comm.wait_age_ns,
+                down: comm.rails.iter().filter_map(|rail| Some((rail.index, rail.down.clone()?))).collect(),
                 wait_in: waits_in(comm.wait_op, comm.wait_tag, &comm.wait_key),
             }
         });

@@ -48,9 +48,16 @@ fn waits_for(row: &Row) -> String {
     }
 }
 
-/// The peer, behind what a rank of a mesh waits in, or the tensor that is waited for.
+/// The peer, behind what a rank of a mesh waits in, or the tensor that is waited for, and before what is down.
 pub fn peer(row: &Row) -> String {
-    row.wait_in.as_ref().map_or(row.peer.clone(), |within| format!("{within}: {}", row.peer))
+    let within = row.wait_in.as_ref().map_or(String::new(), |within| format!("{within}: "));
+    let down = down(row).map(|(rail, _)| format!("; {rail}"));
+    format!("{within}{}{}", row.peer, down.collect::<String>())
+}
+
+/// Each rail that is down, since when, and why.
+fn down(row: &Row) -> impl Iterator<Item = (String, &str)> {
+    row.down.iter().map(|(rail, down)| (format!("rail {rail} is down, for {}", age(down.age_ns)), down.why.as_str()))
 }
 
 fn per_second(number: String) -> String {
@@ -83,16 +90,18 @@ pub fn details(row: &Row) -> [String; 2] {
         (0, 0) => String::new(),
         (errors, stalls) => format!("; {errors} failed, {stalls} stalled"),
     };
+    let (rails, whys): (String, String) = down(row).map(|(rail, why)| (rail + "; ", format!("; {why}"))).unzip();
     let rank = row.ranks.map_or(String::new(), |(rank, _)| format!(", rank {rank}"));
     [
         format!("{} comm {} of pid {}{rank}: {}", row.kind.name(), row.key.2, row.key.0, row.command),
-        format!("  {wait}{preposition} {}{bad}", row.peer),
+        format!("  {wait}{rails}{preposition} {}{bad}{whys}", row.peer),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use railhead::base::stats::page::Down;
 
     fn busiest() -> Row {
         Row {
@@ -112,6 +121,7 @@ mod tests {
             wait: WaitCause::None,
             wait_age_ns: 86_400 * 365 * 1_000_000_000,
             wait_in: None,
+            down: Vec::new(),
         }
     }
 
@@ -144,6 +154,14 @@ mod tests {
     fn the_cause_stands_first_at_the_foot() {
         let row = Row { wait: WaitCause::PeerNoSend, peer: "x".repeat(100), ..busiest() };
         assert!(details(&row)[1].starts_with("  the peer has not sent, for "), "{:?}", details(&row));
+    }
+
+    #[test]
+    fn a_rail_that_is_down_is_told_with_its_cause() {
+        let down = |age_ns, why: &str| Down { age_ns, why: why.into() };
+        let row = Row { peer: "nodeb".into(), down: vec![(1, down(3_200_000_000, "no carrier")), (2, down(0, "reset"))], ..busiest() };
+        assert_eq!(peer(&row), "nodeb; rail 1 is down, for 3.2 s; rail 2 is down, for 0.0 s");
+        assert_eq!(details(&row)[1], "  rail 1 is down, for 3.2 s; rail 2 is down, for 0.0 s; from nodeb; no carrier; reset");
     }
 
     #[test]

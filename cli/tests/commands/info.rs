@@ -80,6 +80,21 @@ fn our_devices_and_what_is_not_used() {
 }
 
 #[test]
+fn it_says_what_becomes_of_a_comm_whose_device_fails() {
+    let shown = |names: &str, failover| text(info(&library(), &[("NCCL_SOCKET_IFNAME", names), ("RAILHEAD_FAILOVER", failover)], &[]));
+    let one = shown("=lo", "1");
+    assert!(one.contains("\n  When one fails: a comm ends with its only rail"), "{one}");
+    let off = shown("=lo", "0");
+    assert!(off.contains("\n  When one fails: a comm ends with the first of its rails") && off.contains("(RAILHEAD_FAILOVER=0)"), "{off}");
+    if let Some(other) = other_interface() {
+        let several = shown(&format!("=lo,{other}"), "1");
+        assert!(!several.contains("\n  1: ") || several.contains("goes on without one that fails"), "{several}");
+    }
+    let page = json(&info(&library(), &[("NCCL_SOCKET_IFNAME", "=lo")], &["--json"]));
+    assert_eq!(page["failover"], "a comm ends with its only rail: there is no second device");
+}
+
+#[test]
 fn without_a_device_it_says_why_and_fails() {
     let output = info(&library(), &[("RAILHEAD_SOCKET_IFNAME", "=nosuch0")], &[]);
     assert_eq!(output.status.code(), Some(1));

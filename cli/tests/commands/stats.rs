@@ -283,8 +283,10 @@ fn forges(ctx: &Ctx) {
         name[..evil.len()].copy_from_slice(evil);
         put(at + 176, &name);
         put(at + 240, &name);
-        let rail = 4096 + 1024 * 384 + record * 256;
-        put(rail, &[0xff; 256]);
+        let rail = 4096 + (1024 + record) * 384;
+        put(rail, &[0xff; 384]);
+        put(rail + 16, &1u64.to_ne_bytes());
+        put(rail + 256, &name);
         put(rail, &0u32.to_ne_bytes());
         put(rail + 8, &77u64.to_ne_bytes());
     }
@@ -301,6 +303,7 @@ fn a_page_that_lies_is_shown_without_harm() {
     let pid = ranks.ranks[0].pid().to_string();
     let comm = comm_of(&pid);
     assert_eq!((comm["id"].as_u64(), comm["counters"]["ops"].as_u64()), (Some(77), Some(u64::MAX)));
+    assert!(comm["rails"][0]["down"]["for_s"].as_f64() > Some(1.0), "{comm}");
     let samples = prometheus(&stats(&["--pid", &pid, "--prometheus"]));
     assert!(samples.keys().any(|key| key.contains("device=e\"v\\i")), "{samples:?}");
     let text = stats(&["--pid", &pid]);

@@ -64,7 +64,7 @@ pub enum RailCounter {
     RxNic,
     /// What a NIC reported unasked and that concerns the rail: its link, its addresses, its queue pair, the device.
     NicEvents,
-    /// Times that the rail failed and others carried on: it is down while it has come back (`Reconnects`) less often.
+    /// Times that the rail failed and others carried on.
     Failures,
 }
 
@@ -301,10 +301,14 @@ impl RailStats {
     }
 
     #[inline]
-    fn counter(&self, counter: RailCounter) -> &AtomicU64 {
+    fn record(&self) -> &RailRecord {
         // SAFETY: `_owned` keeps the record mapped; a record is atomics, which others may read meanwhile.
-        let record = unsafe { self.record.as_ref() };
-        &record.counters[counter as usize]
+        unsafe { self.record.as_ref() }
+    }
+
+    #[inline]
+    fn counter(&self, counter: RailCounter) -> &AtomicU64 {
+        &self.record().counters[counter as usize]
     }
 
     /// Counts. By the thread that drives the rail.
@@ -317,6 +321,18 @@ impl RailStats {
     #[cold]
     pub fn take(&self, counter: RailCounter, n: u64) {
         bump(self.counter(counter), n.wrapping_neg());
+    }
+
+    /// It has failed, at `since` (CLOCK_MONOTONIC, ns), and others carry on.
+    pub fn went_down(&self, since: u64, why: &str) {
+        self.add(RailCounter::Failures, 1);
+        self.record().describe(|record| record.set_down(since.max(1), why));
+    }
+
+    /// It is used again.
+    pub fn came_back(&self) {
+        self.add(RailCounter::Reconnects, 1);
+        self.record().describe(|record| record.set_down(0, ""));
     }
 
     /// The count so far.

@@ -22,7 +22,7 @@ pub const MEMFD_NAME: &str = "railhead-stats";
 /// "RHSTATS\0", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RHSTATS\0");
 /// Changes when something moves, or means something else; not when something is added where zeroes were.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Comm records in a page.
 pub const COMMS: usize = 1024;
 /// Rail records in a page.
@@ -31,6 +31,8 @@ pub const RAILS: usize = 2048;
 pub const COUNTERS: usize = 24;
 /// Bytes of a comm's device name, and of its peer's.
 pub const NAME_SIZE: usize = 64;
+/// Bytes of why a rail is down.
+pub const WHY_SIZE: usize = 128;
 
 /// First 4096 bytes.
 #[repr(C)]
@@ -101,9 +103,13 @@ pub struct RailRecord {
     pub index: AtomicU32,
     /// `id` of the comm, or 0 for a free record.
     pub owner: AtomicU64,
-    spare: [AtomicU64; 6],
+    /// CLOCK_MONOTONIC, in ns, when it failed and the others went on without it; 0 while it is used. `seq` changes with it.
+    pub down_since_ns: AtomicU64,
+    spare: [AtomicU64; 5],
     /// By [`RailCounter`].
     pub counters: [AtomicU64; COUNTERS],
+    /// Why it is down, zero-terminated unless full.
+    pub down_why: [AtomicU8; WHY_SIZE],
 }
 
 /// The whole page.
@@ -128,10 +134,12 @@ const _: () = {
     assert!(offset_of!(CommRecord, wait_key) == 320);
     assert!(offset_of!(CommRecord, wait_since_ns) == 32 && offset_of!(CommRecord, made_ns) == 40 && offset_of!(CommRecord, counters) == 48);
     assert!(offset_of!(CommRecord, wait_ns) == 112 && offset_of!(CommRecord, device) == 176 && offset_of!(CommRecord, peer) == 240);
-    assert!(size_of::<RailRecord>() == 256 && offset_of!(RailRecord, index) == 4 && offset_of!(RailRecord, owner) == 8);
-    assert!(offset_of!(RailRecord, counters) == 64);
+    assert!(size_of::<RailRecord>() == 384 && offset_of!(RailRecord, index) == 4 && offset_of!(RailRecord, owner) == 8);
+    assert!(
+        offset_of!(RailRecord, down_since_ns) == 16 && offset_of!(RailRecord, counters) == 64 && offset_of!(RailRecord, down_why) == 256
+    );
     assert!(offset_of!(Layout, comms) == 4096 && offset_of!(Layout, rails) == 4096 + COMMS * 384);
-    assert!(size_of::<Layout>() == 4096 + COMMS * 384 + RAILS * 256 && size_of::<Layout>().is_multiple_of(4096));
+    assert!(size_of::<Layout>() == 4096 + (COMMS + RAILS) * 384 && size_of::<Layout>().is_multiple_of(4096));
 };
 
 impl CommRecord {
@@ -222,12 +230,24 @@ impl RailRecord {
         for counter in &self.counters {
             counter.store(0, Ordering::Relaxed);
         }
+        self.set_down(0, "");
     }
 
-    fn snapshot(&self) -> Option<(u64, RailSnapshot)> {
+    pub(super) fn set_down(&self, since: u64, why: &str) {
+        self.down_since_ns.store(since, Ordering::Relaxed);
+        put_text(&self.down_why, why);
+    }
+
+    fn snapshot(&self, now: u64) -> Option<(u64, RailSnapshot)> {
         let read = || match self.owner.load(Ordering::Relaxed) {
             0 => None,
-            owner => Some((owner, RailSnapshot { index: self.index.load(Ordering::Relaxed), counters: load_all(&self.counters) })),
+            owner => {
+                let down = match self.down_since_ns.load(Ordering::Relaxed) {
+                    0 => None,
+                    since => Some(Down { age_ns: now.saturating_sub(since), why: take_text(&self.down_why) }),
+                };
+                Some((owner, RailSnapshot { index: self.index.load(Ordering::Relaxed), counters: load_all(&self.counters), down }))
+            }
         };
         consistent(&self.seq, read)
     }
@@ -273,14 +293,14 @@ fn outstanding(kind: CommKind, counters: &[u64; 8]) -> u32 {
     u32::try_from(ops.saturating_sub(*completions)).unwrap_or(u32::MAX)
 }
 
-fn put_text(to: &[AtomicU8; NAME_SIZE], text: &str) {
+fn put_text(to: &[AtomicU8], text: &str) {
     let bytes = text.bytes().map(|b| if b == 0 { b'?' } else { b }).chain(std::iter::repeat(0));
     for (slot, byte) in to.iter().zip(bytes) {
         slot.store(byte, Ordering::Relaxed);
     }
 }
 
-fn take_text(from: &[AtomicU8; NAME_SIZE]) -> String {
+fn take_text(from: &[AtomicU8]) -> String {
     let bytes: Vec<u8> = from.iter().map(|b| b.load(Ordering::Relaxed)).take_while(|&b| b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -340,6 +360,17 @@ pub struct RailSnapshot {
     pub index: u32,
     /// By [`RailCounter`].
     pub counters: [u64; COUNTERS],
+    /// It is down.
+    pub down: Option<Down>,
+}
+
+/// A rail that has failed, and without which its comm goes on.
+#[derive(Debug, Clone)]
+pub struct Down {
+    /// For how long, in ns.
+    pub age_ns: u64,
+    /// Why; the end of a long text is cut.
+    pub why: String,
 }
 
 impl CommSnapshot {
@@ -391,7 +422,7 @@ impl Page {
         let layout = self.layout();
         let now = crate::base::clock::now();
         let mut comms: Vec<CommSnapshot> = layout.comms.iter().filter_map(|record| record.snapshot(now)).collect();
-        for (owner, rail) in layout.rails.iter().filter_map(RailRecord::snapshot) {
+        for (owner, rail) in layout.rails.iter().filter_map(|record| record.snapshot(now)) {
             // A rail whose comm is just going, or was never there, belongs to nobody.
             if let Some(comm) = comms.iter_mut().find(|comm| comm.id == owner) {
                 comm.rails.push(rail);

@@ -59,6 +59,31 @@ fn what_is_counted_stands_in_the_page_by_comm_and_rail() {
 }
 
 #[test]
+fn a_rail_that_is_down_says_since_when_and_why() {
+    let comm = comm(CommKind::Send, "eth0+eth1");
+    comm.set_peer("down", 0);
+    let (rail, long) = (comm.rail(1), "x".repeat(1000));
+    let rails = || shown("down").unwrap().rails;
+    comm.rail(0);
+    for (why, shown) in [("no carrier", "no carrier"), (&*long, &long[..128])] {
+        rail.went_down(clock::now() - 5_000_000_000, why);
+        let seen = rails();
+        let down = seen[1].down.as_ref().unwrap();
+        assert!(seen[0].down.is_none() && down.why == shown && (5_000_000_000..65_000_000_000).contains(&down.age_ns), "{seen:?}");
+        rail.came_back();
+        assert!(rails()[1].down.is_none());
+    }
+    assert_eq!([RailCounter::Failures, RailCounter::Reconnects].map(|counter| rails()[1].get(counter)), [2, 2]);
+    // A record that is used again says nothing of what was.
+    rail.went_down(clock::now(), "gone");
+    drop((rail, comm));
+    let next = super::comm(CommKind::Send, "eth0");
+    next.set_peer("next", 0);
+    (0..2).for_each(|index| drop(next.rail(index)));
+    assert!(shown("next").unwrap().rails.iter().all(|rail| rail.down.is_none()));
+}
+
+#[test]
 fn a_wait_is_sampled_every_64th_idle_poll_and_ends_when_told() {
     let comm = comm(CommKind::Recv, "eth0");
     comm.set_peer("waits", 0);

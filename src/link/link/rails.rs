@@ -5,7 +5,6 @@ use super::failing::PendingFault;
 use super::waiting::Seconds;
 use crate::base::clock;
 use crate::base::log::{self, log_info, log_warn};
-use crate::base::stats::RailCounter;
 use crate::fabric::{Opcode, Payload, PostError, WcStatus};
 use crate::link::failover::{ATTEMPT_NS, FIRST_PAUSE_NS, Failover, LAST_PAUSE_NS, Phase, Rail, Sent, Traffic, Word, encode_cell};
 use crate::link::limits::MAX_QPS_PER_RAIL;
@@ -52,8 +51,8 @@ impl Link {
             if now.saturating_sub(it.since) > LAST_PAUSE_NS {
                 it.pause = FIRST_PAUSE_NS;
             }
-            (it.since, it.why) = (now, text.clone());
-            self.stats.rail(rail).add(RailCounter::Failures, 1);
+            (it.since, it.why, it.is_logged) = (now, text.clone(), false);
+            self.stats.rail(rail).went_down(now, &text);
         }
         (it.phase, it.begun_at) = (Phase::Draining, now);
         // What was told over it may be lost.
@@ -154,11 +153,11 @@ impl Link {
         self.failover = Some(failover);
     }
 
-    /// Which rails are down and for how long, for a line of the log.
+    /// Which rails are down, for how long and why, for a line of the log.
     pub(super) fn rails_down(&self, now: u64) -> String {
         let rails = self.failover.iter().flat_map(|failover| failover.rails.iter().enumerate());
         let down = rails.filter(|(_, it)| it.phase != Phase::Live);
-        down.map(|(rail, it)| format!("; rail {rail} is down, for {}", Seconds(now.saturating_sub(it.since)))).collect()
+        down.map(|(rail, it)| format!("; rail {rail} is down, for {}: {}", Seconds(now.saturating_sub(it.since)), it.why)).collect()
     }
 
     /// What has to be known of a message to send it again.
@@ -283,7 +282,7 @@ impl Link {
                 if self.qps.qps_of(rail).all(|qp| failover.traffic.get(qp).is_some_and(|it| it.probed)) {
                     let down = now.saturating_sub(it.since);
                     (it.phase, it.since) = (Phase::Live, now);
-                    self.stats.rail(rail).add(RailCounter::Reconnects, 1);
+                    self.stats.rail(rail).came_back();
                     log_info!(log::NET, "{}: rail {rail} is up again, after {}", self.name, Seconds(down));
                     self.rails_changed(failover);
                 }
@@ -315,8 +314,8 @@ impl Link {
         (it.phase, it.word) = (Phase::Settled, Word::settled(it.generation));
         (it.retry_at, it.pause) = (now + it.pause, (it.pause * 2).min(LAST_PAUSE_NS));
         // Further attempts in vain say nothing new.
-        let why = std::mem::take(&mut it.why);
-        if !why.is_empty() {
+        if !std::mem::replace(&mut it.is_logged, true) {
+            let why = &it.why;
             log_warn!(
                 log::NET,
                 "{}: rail {rail} is down: {why}; {live} of its rails carry on, {again} stripe(s) are sent again",
