@@ -16,13 +16,14 @@ mod library {
     pub mod mesh;
     pub mod mesh_faults;
     pub mod misuse;
+    pub mod rails;
     pub mod tensor;
     pub mod tensor_faults;
 }
 
-use library::{idle, mesh_faults, tensor_faults};
+use library::{idle, mesh_faults, rails, tensor_faults};
 
 #[test]
 fn child_entry() {
-    support::enter(&[idle::ROLES, mesh_faults::ROLES, tensor_faults::ROLES].concat());
+    support::enter(&[idle::ROLES, mesh_faults::ROLES, rails::ROLES, tensor_faults::ROLES].concat());
 }

@@ -12,7 +12,7 @@ use super::limits::{MAX_QPS_PER_RAIL, MAX_RAILS};
 use super::liveness::Peer;
 
 /// Version of the layout of an address, and of what two ends of a [`Duplex`](super::duplex::Duplex) write to each other. Both ends must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 const MAGIC: [u8; 4] = *b"RHAD";
 /// Longest name.
 const MAX_NAME: usize = 255;
@@ -66,6 +66,8 @@ pub struct Address {
     pub memory: u64,
     /// Queue pairs on each rail.
     pub qps_per_rail: usize,
+    /// It goes on without a rail that has failed.
+    pub failover: bool,
     /// Keys of that memory, rail by rail.
     pub rkeys: Vec<u32>,
     /// Its queue pairs, rail by rail.
@@ -78,7 +80,7 @@ impl Address {
         let mut out = Vec::with_capacity(512);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&[self.rkeys.len() as u8, self.qps_per_rail as u8]);
+        out.extend_from_slice(&[self.rkeys.len() as u8, self.qps_per_rail as u8, u8::from(self.failover)]);
         out.extend_from_slice(&self.local.host_id);
         out.extend_from_slice(&self.local.pid.to_le_bytes());
         out.extend_from_slice(&self.local.pid_ns.to_le_bytes());
@@ -111,6 +113,10 @@ impl Address {
                 "names {rails} rails with {qps_per_rail} queue pairs each; 1 to {MAX_RAILS} with 1 to {MAX_QPS_PER_RAIL} may be"
             ));
         }
+        let [failover] = read.array()?;
+        if failover > 1 {
+            return Err(format!("has {failover} where 0 or 1 may be"));
+        }
         let host_id = read.array()?;
         let pid = u32::from_le_bytes(read.array()?);
         let pid_ns = u64::from_le_bytes(read.array()?);
@@ -122,7 +128,8 @@ impl Address {
         let rkeys = (0..rails).map(|_| read.array().map(u32::from_le_bytes)).collect::<Result<_, _>>()?;
         let endpoints = (0..rails * qps_per_rail).map(|_| read.array().map(Endpoint)).collect::<Result<_, _>>()?;
         let local = Local { host_id, host, pid, pid_ns };
-        Ok((Address { local, fabric, device, memory, qps_per_rail, rkeys, endpoints }, bytes.len() - read.0.len()))
+        let failover = failover == 1;
+        Ok((Address { local, fabric, device, memory, qps_per_rail, failover, rkeys, endpoints }, bytes.len() - read.0.len()))
     }
 
     /// The peer whose address this is, as seen from `here`.
@@ -165,6 +172,7 @@ mod tests {
             device: "eth0".into(),
             memory: 4096,
             qps_per_rail,
+            failover: rails > 1,
             rkeys: (0..rails as u32).collect(),
             endpoints: (0..rails * qps_per_rail).map(|i| Endpoint([i as u8; ENDPOINT_SIZE])).collect(),
         }
@@ -199,8 +207,9 @@ mod tests {
         assert!(with(4, 9).starts_with("is of wire version 9"));
         assert!(with(6, 0).contains("0 rails"));
         assert!(with(7, 9).contains("9 queue pairs"));
-        assert_eq!(with(45, 7), "has a name with control characters");
-        assert_eq!(with(36, 1), "names memory that cannot be");
+        assert_eq!(with(8, 2), "has 2 where 0 or 1 may be");
+        assert_eq!(with(46, 7), "has a name with control characters");
+        assert_eq!(with(37, 1), "names memory that cannot be");
         assert_eq!(Address::decode(&good[..good.len() - 1]).unwrap_err(), "is cut short");
     }
 

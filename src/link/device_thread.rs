@@ -26,8 +26,6 @@ use crate::engine::{ConnectorId, Engine, IdleAction, Options, Progress, Sleeper,
 const HANDSHAKE_POLL: Duration = Duration::from_millis(1);
 /// How long it sleeps at a time while callers call: they make progress themselves, and to be woken by each would slow them down.
 const CALLED_POLL: Duration = Duration::from_micros(200);
-/// How long it sleeps at most where a comm has rails that may fail.
-const RAIL_POLL: Duration = Duration::from_millis(100);
 /// How long a member is left alone before it is polled for its peer's sake.
 const ANSWER_POLL: Duration = Duration::from_millis(250);
 /// How long it sleeps at most while requests are outstanding: how late a silent peer is noticed.
@@ -71,18 +69,13 @@ impl WaitSet {
     }
 
     /// It wakes when so much time is over, at the latest.
-    fn within(&mut self, timeout: Duration) {
+    pub fn within(&mut self, timeout: Duration) {
         self.timeout = Some(self.timeout.map_or(timeout, |other| other.min(timeout)));
     }
 
     /// It polls again soon, as nothing would wake it for what goes on.
     pub fn poll_soon(&mut self) {
         self.within(HANDSHAKE_POLL);
-    }
-
-    /// The peer may say that a rail is down, which wakes nobody.
-    pub fn for_rails(&mut self) {
-        self.within(RAIL_POLL);
     }
 
     /// Requests are outstanding, whose age is checked every `look` if that is set.

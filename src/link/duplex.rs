@@ -16,19 +16,22 @@ use crate::base::stats::{CommCounter, CommStats, Wait};
 use crate::fabric::{Completion, Endpoint, PostError};
 
 use super::address::{Address, Local};
-use super::incoming::{Imm, Records};
+use super::incoming::{Imm, RECORDS_SIZE, Records};
 use super::limits::{CONTROL_SIZE, CONTROLS, IMM_LIMIT, MAX_MESSAGE, MAX_RAILS};
 use super::liveness::Liveness;
+use super::plan::Plan;
 use super::queue_pairs::{BATCH, QueuePairs, RailDevice, Side};
 use super::sends::{self, Message, stripe_completed};
 use super::wr_id::{RequestId, WrId, WrKind};
-use super::{Connection, Failure, Link, too_long};
+use super::{CELLS_SIZE, Cells, Connection, Failure, Link, Posted, too_long};
 
 use control::{CONTROL_SLOT, ControlRing, NO_REQUEST};
 use slots::{Received, Slots};
 
 /// Nanoseconds between two looks at queue pairs that are connecting.
 const CONNECT_NS: u64 = 50_000_000;
+/// Where the cells begin in the memory that the peer writes to: behind the control messages.
+const CELLS: usize = RECORDS_SIZE + CONTROLS * CONTROL_SIZE;
 
 /// What a receiver tells a sender of a slot, and of the memory behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,15 +71,19 @@ pub struct Unconnected {
     fabric: String,
     device: String,
     qps_per_rail: usize,
+    /// It goes on without a rail, if its peer does.
+    failover: bool,
 }
 
 impl Unconnected {
     /// On these devices, one per rail, which together are called `device`. `notify` if it is to be armed.
     pub fn new(devices: &[RailDevice], fabric: &str, device: &str, config: &Config, stats: CommStats, notify: bool) -> Result<Unconnected> {
-        let records = Records::with_more(CONTROLS * CONTROL_SIZE)?;
+        let failover = config.failover && devices.len() > 1;
+        let records = Records::with_more(CONTROLS * CONTROL_SIZE + if failover { CELLS_SIZE } else { 0 })?;
         let qps_per_rail = config.qps_per_rail as usize;
         let qps = QueuePairs::new(devices, qps_per_rail, Side::Both, records.pages(), config.traffic_class, notify)?;
-        Ok(Unconnected { qps, records, stats, local: Local::new(), fabric: fabric.to_owned(), device: device.to_owned(), qps_per_rail })
+        let (fabric, device) = (fabric.to_owned(), device.to_owned());
+        Ok(Unconnected { qps, records, stats, local: Local::new(), fabric, device, qps_per_rail, failover })
     }
 
     /// Counters.
@@ -92,6 +99,7 @@ impl Unconnected {
             device: self.device.clone(),
             memory: self.records.pages().addr() as u64,
             qps_per_rail: self.qps_per_rail,
+            failover: self.failover,
             rkeys: self.qps.inbox_keys(),
             endpoints: self.qps.endpoints(),
         }
@@ -112,13 +120,18 @@ impl Unconnected {
         }
         let rails = self.qps.rails().min(remote.rkeys.len());
         let qps_per_rail = self.qps_per_rail.min(remote.qps_per_rail);
+        let cells = (self.failover && remote.failover && rails > 1).then(|| {
+            // Endpoints are unique, so each end comes to the same.
+            let connects = self.qps.endpoints().first().map(|it| it.0) < remote.endpoints.first().map(|it| it.0);
+            Cells::new(self.records.pages(), CELLS, CELLS, connects)
+        });
         self.qps.shrink(rails, qps_per_rail);
         let of_rails = remote.endpoints.chunks(remote.qps_per_rail.max(1)).take(rails);
         let used: Vec<Endpoint> = of_rails.flat_map(|of_rail| of_rail.iter().take(qps_per_rail).copied()).collect();
         self.qps.connect(&used, remote.memory, &remote.rkeys)?;
         self.stats.set_peer(&peer.label, remote.local.pid as i32);
         let liveness = Liveness::new(None, None, &peer, config);
-        let connection = Connection { qps: self.qps, memory: self.records, peer, liveness, stats: self.stats, cells: None };
+        let connection = Connection { qps: self.qps, memory: self.records, peer, liveness, stats: self.stats, cells };
         let (mut link, records) = Link::new(connection, Side::Both, what, config);
         link.waits_over();
         for qp in 0..link.qps.len() {
@@ -129,7 +142,7 @@ impl Unconnected {
         let ends = Ends {
             records,
             slots: Slots::default(),
-            controls: ControlRing::default(),
+            controls: ControlRing::new(link.has_failover()),
             events: VecDeque::with_capacity(BATCH * MAX_RAILS * 4),
         };
         Ok(Duplex { link, ends, split_min: config.split_min as usize, connecting: false })
@@ -231,9 +244,12 @@ impl Duplex {
         let message = Message { sequence: to.sequence, remote_addr: to.addr, rkeys: &to.rkeys, addr, keys: Some(lkeys), id: NO_REQUEST };
         if let Some(qp) = link.qps.qp_for_fast_path(len, self.split_min) {
             let Some(id) = link.requests.insert(sends::request(len, 1, to.sequence)) else { return Ok(None) };
+            let message = Message { id, ..message };
             let data = message.write(&link.qps, qp, 0, len, Imm::Whole(len as u32));
+            link.remember(&message, Plan::whole(len));
             let posted = link.qps.post_send(qp, [data], WrKind::Data, id, true);
             link.qps.next_qp();
+            let posted = link.posted(qp, Posted::Stripe(id, 0), posted);
             return self.posted(id, posted.map_err(|error| (qp, error)));
         }
         let plan = link.qps.plan(len, self.split_min);
@@ -265,7 +281,7 @@ impl Duplex {
         }
         let Some(rest) = to.len.checked_sub(offset) else { return Err(outside(to, offset)) };
         fits(&Target { len: rest, ..*to }, len)?;
-        if !self.link.can_post() || self.link.qps.room(self.link.qps.ordered()) < sends::MOST_ENTRIES {
+        if !self.link.can_post() || self.link.room_in_order() < sends::MOST_ENTRIES {
             return Ok(None);
         }
         let Some(id) = self.link.requests.insert(sends::request(len, 1, to.sequence)) else { return Ok(None) };
@@ -325,7 +341,8 @@ impl Duplex {
     /// the next poll. A poll that finds nothing is a wait for `waits_for`.
     pub fn poll(&mut self, waits_for: impl Into<Wait>) -> bool {
         let Duplex { link, ends, .. } = self;
-        let found = link.poll_completions(|link, wr, completion| ends.completed(link, wr, completion));
+        let found = link.poll_completions(|link, wr, completion| ends.completed(link, wr, completion))
+            | (link.rails_are_active() && ends.go_on(link));
         if !found {
             // Which of its waits are too long is for the layer above to know.
             let _ = link.found_nothing(waits_for);
@@ -372,9 +389,10 @@ impl Duplex {
                 None
             }
         };
-        // Nothing wakes who waits for the time to dial again.
+        // Nothing wakes who waits for the time to dial again, or for news of a rail.
         let connecting = self.link.qps.are_connecting().then_some(CONNECT_NS);
-        self.link.qps.arm(watch).map(|()| connecting.into_iter().chain(look).min())
+        let rails = self.link.look_at_rails();
+        self.link.qps.arm(watch).map(|()| connecting.into_iter().chain(look).chain(rails).min())
     }
 
     /// Whether it has to be polled again before anybody sleeps.
@@ -404,15 +422,46 @@ fn outside(to: &Target, offset: u64) -> Error {
 }
 
 impl Ends {
+    /// A rail has failed: tells of what had landed, and sends again what is ordered and had not. Whether there is something new.
+    #[cold]
+    fn go_on(&mut self, link: &mut Link) -> bool {
+        let events = self.events.len();
+        while let Some(id) = link.next_landed() {
+            self.sent(link, id);
+            self.controls.completed(id);
+        }
+        while link.can_post()
+            && let Some(what) = link.next_lost_in_order()
+        {
+            match what {
+                Posted::Notification(id, value) => {
+                    if let Err((qp, error)) = link.notify_again(id, value) {
+                        link.post_failed(WrKind::Data, qp, error);
+                    }
+                }
+                Posted::Control(id, number, _) => self.controls.send_again(link, number, id),
+                // Goes over any rail.
+                Posted::Stripe(..) => {}
+            }
+        }
+        self.events.len() > events
+    }
+
+    /// The peer has a message, or a part of it.
+    #[inline]
+    fn sent(&mut self, link: &mut Link, id: RequestId) {
+        if let Ok(Some(_)) = link.requests.finish(id) {
+            self.events.push_back(Event::Sent(id));
+        }
+    }
+
     #[inline]
     fn completed(&mut self, link: &mut Link, wr: &WrId, completion: &Completion) {
         match wr.kind {
             WrKind::Recv => self.received(link, wr, completion),
             WrKind::Data => {
                 stripe_completed(link, wr, completion);
-                if let Ok(Some(_)) = link.requests.finish(wr.id) {
-                    self.events.push_back(Event::Sent(wr.id));
-                }
+                self.sent(link, wr.id);
             }
             WrKind::Control => self.controls.completed(wr.id),
             WrKind::Cts | WrKind::Flush | WrKind::Probe | WrKind::Rail => {}
@@ -443,6 +492,14 @@ impl Ends {
                 }
             }
         }
+    }
+}
+
+#[cfg(any(test, feature = "sim"))]
+impl Duplex {
+    /// The link below.
+    pub fn link_for_test(&mut self) -> &mut Link {
+        &mut self.link
     }
 }
 

@@ -68,7 +68,7 @@ pub fn encode_cell(word: Word, counts: &Counts) -> [u8; CELL_SIZE] {
     out
 }
 
-/// Where the cells are.
+/// Where the cells are, and which end begins each generation of a rail.
 pub struct Cells {
     /// The memory that the peer writes to.
     pages: Pages,
@@ -76,6 +76,8 @@ pub struct Cells {
     here: usize,
     /// Where in the peer's.
     there: usize,
+    /// This end does.
+    pub connects: bool,
 }
 
 /// Place of the cell about a rail, over another one.
@@ -84,9 +86,9 @@ fn cell(via: usize, rail: usize) -> usize {
 }
 
 impl Cells {
-    /// Behind what else the peers write to each other: `here` bytes of it in `pages`, `there` in the peer's memory.
-    pub fn new(pages: &Pages, here: usize, there: usize) -> Cells {
-        Cells { pages: pages.clone(), here, there }
+    /// Behind what else the peers write to each other: `here` bytes of it in `pages`, `there` in the peer's memory. One of the ends `connects`.
+    pub fn new(pages: &Pages, here: usize, there: usize, connects: bool) -> Cells {
+        Cells { pages: pages.clone(), here, there, connects }
     }
 
     /// Offset in the peer's memory.
@@ -153,13 +155,33 @@ pub struct Rail {
     pub pause: u64,
 }
 
+/// What consumes a receive of the peer's, and so is counted there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Posted {
+    /// A stripe of a message, which may go over any rail.
+    Stripe(RequestId, u8),
+    /// A message into a slot that stands open, with its value: it keeps its place among all that is ordered.
+    Notification(RequestId, u32),
+    /// So does a control message, with its number, or a credit alone: the id of its WRITE, which was signaled, or not.
+    Control(RequestId, Option<u16>, bool),
+}
+
+impl Posted {
+    /// Of a message that is done with it.
+    pub fn id(self) -> RequestId {
+        match self {
+            Posted::Stripe(id, _) | Posted::Notification(id, _) | Posted::Control(id, ..) => id,
+        }
+    }
+}
+
 /// What is under way on a queue pair, and has been.
 pub struct Traffic {
-    /// Stripes under way, oldest first.
-    pub sent: VecDeque<(RequestId, u8)>,
-    /// Stripes that the peer has, of this generation.
+    /// What is under way, oldest first.
+    pub sent: VecDeque<Posted>,
+    /// How much of it the peer has, of this generation.
     pub done: u32,
-    /// Messages, or stripes of them, that came, of this generation.
+    /// What came, of this generation.
     pub received: u32,
     /// The probe has arrived.
     pub probed: bool,
@@ -190,8 +212,10 @@ pub struct Failover {
     pub messages: Vec<Option<Sent>>,
     /// Stripes to be sent again.
     pub lost: VecDeque<(RequestId, u8)>,
-    /// This end begins each generation.
-    pub connects: bool,
+    /// What is ordered and to be sent again, in order, and before anything else that is.
+    pub lost_in_order: VecDeque<Posted>,
+    /// What was found to have landed, of an end both ways: it has no caller that asks.
+    pub landed: VecDeque<RequestId>,
     /// The rail of what is ordered.
     pub ordered_rail: usize,
     /// What is ordered goes on another queue pair since this was last asked.
@@ -199,8 +223,8 @@ pub struct Failover {
 }
 
 impl Failover {
-    /// Of so many rails and queue pairs, all live. `depth`: stripes under way on a queue pair at most. `messages`: requests at most, if this end sends.
-    pub fn new(cells: Cells, rails: usize, qps: usize, depth: usize, messages: usize, connects: bool, now: u64) -> Failover {
+    /// Of so many rails and queue pairs, all live. `depth`: what is under way on a queue pair at most. `messages`: requests at most, if this end sends.
+    pub fn new(cells: Cells, rails: usize, qps: usize, depth: usize, messages: usize, now: u64) -> Failover {
         let rail = || Rail {
             generation: 0,
             phase: Phase::Live,
@@ -222,7 +246,8 @@ impl Failover {
             cells,
             messages: vec![None; messages],
             lost: VecDeque::new(),
-            connects,
+            lost_in_order: VecDeque::new(),
+            landed: VecDeque::new(),
             ordered_rail: 0,
             ordered_moved: false,
         }
@@ -243,19 +268,37 @@ impl Failover {
         matches!(self.phase(rail), Phase::Draining | Phase::Down | Phase::Settled)
     }
 
-    /// A stripe was posted; on no queue pair if no rail is left.
+    /// Something was posted on a queue pair; on none if no rail is left.
     #[inline]
-    pub fn posted(&mut self, qp: usize, id: RequestId, stripe: usize) {
-        let places = self.traffic.get_mut(qp).map_or(&mut self.lost, |it| &mut it.sent);
-        places.push_back((id, stripe as u8));
+    pub fn posted(&mut self, qp: usize, what: Posted) {
+        match self.traffic.get_mut(qp) {
+            Some(it) => it.sent.push_back(what),
+            None => self.lose(what),
+        }
     }
 
-    /// The oldest stripe on a queue pair has arrived.
+    /// It has to be sent again, before all that has to already: that was lost, or ordered, later.
+    pub fn lose(&mut self, what: Posted) {
+        match what {
+            Posted::Stripe(id, stripe) => self.lost.push_front((id, stripe)),
+            Posted::Notification(..) | Posted::Control(..) => self.lost_in_order.push_front(what),
+        }
+    }
+
+    /// The oldest on a queue pair of which a completion tells has arrived: a message, or if that was a `control` message's, the oldest one that was signaled.
+    /// So has what was posted before it.
     #[inline]
-    pub fn arrived(&mut self, qp: usize) {
-        if let Some(it) = self.traffic.get_mut(qp) {
-            it.sent.pop_front();
+    pub fn arrived(&mut self, qp: usize, control: bool) {
+        let Some(it) = self.traffic.get_mut(qp) else { return };
+        while let Some(what) = it.sent.pop_front() {
             it.done = it.done.wrapping_add(1);
+            let is_told = match what {
+                Posted::Control(.., signaled) => control && signaled,
+                Posted::Stripe(..) | Posted::Notification(..) => !control,
+            };
+            if is_told {
+                return;
+            }
         }
     }
 
@@ -290,12 +333,18 @@ impl Failover {
 
     /// Whether everything is as it should be, and nothing has to be done.
     pub fn is_calm(&self) -> bool {
-        self.lost.is_empty() && self.rails.iter().all(|rail| rail.phase == Phase::Live && rail.told.0 == rail.word)
+        self.has_sent_again() && self.rails.iter().all(|rail| rail.phase == Phase::Live && rail.told.0 == rail.word)
     }
 
     /// Whether it only waits for the time to try a rail again, or for the peer to.
     pub fn waits(&self) -> bool {
-        self.lost.is_empty() && self.rails.iter().all(|rail| matches!(rail.phase, Phase::Live | Phase::Settled) && rail.told.0 == rail.word)
+        let waits = |rail: &Rail| matches!(rail.phase, Phase::Live | Phase::Settled) && rail.told.0 == rail.word;
+        self.has_sent_again() && self.rails.iter().all(waits)
+    }
+
+    /// Whether nothing of what a failed rail took with it is left to be dealt with.
+    fn has_sent_again(&self) -> bool {
+        self.lost.is_empty() && self.lost_in_order.is_empty() && self.landed.is_empty()
     }
 }
 
@@ -308,7 +357,7 @@ mod tests {
         assert!(Word::up(0) < Word::down(0) && Word::down(0) < Word::settled(0) && Word::settled(0) < Word::up(1));
         assert!(Word::settled(u32::MAX) > Word::down(u32::MAX));
         let pages = Pages::new(100 * 64 + CELLS_SIZE).unwrap();
-        let cells = Cells::new(&pages, 100 * 64, 7 * 64);
+        let cells = Cells::new(&pages, 100 * 64, 7 * 64, true);
         assert_eq!(cells.word(8, 3), (Word::up(0), 7), "nothing was written");
         let counts = [1, 2, u32::MAX, 4, 5, 6, 7, 0x8000_0000];
         for (via, word) in [(2, Word::down(9)), (5, Word::settled(9))] {

@@ -6,6 +6,7 @@ mod rails;
 mod waiting;
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::config::Config;
@@ -63,6 +64,8 @@ pub struct Link {
     rails_active: bool,
     /// Polls since; only the remainder matters.
     rail_polls: u32,
+    /// When rails were last looked at for who sleeps.
+    rails_checked: u64,
     /// See [`Link::set_peer_left`].
     peer_left: bool,
     /// A call has returned the failure.
@@ -76,7 +79,7 @@ impl Link {
         let failover = cells.filter(|_| qps.rails() > 1).map(|cells| {
             liveness.outlasts_its_connection();
             let messages = if side == Side::Recv { 0 } else { MAX_REQUESTS };
-            Box::new(Failover::new(cells, qps.rails(), qps.len(), qps.depth() as usize, messages, side == Side::Send, clock::now()))
+            Box::new(Failover::new(cells, qps.rails(), qps.len(), qps.depth() as usize, messages, clock::now()))
         });
         let link = Link {
             qps,
@@ -97,6 +100,7 @@ impl Link {
             failover,
             rails_active: false,
             rail_polls: 0,
+            rails_checked: 0,
             peer_left: false,
             reported: false,
         };
@@ -178,13 +182,10 @@ impl Link {
         if self.poll_completions(on) || self.qps.needs_repoll() {
             return (engine::Progress::Moved, false);
         }
-        if self.rails_need_polls() {
-            wait.poll_soon();
-        } else if self.failover.is_some() {
-            wait.for_rails();
+        if let Some(ns) = self.look_at_rails() {
+            wait.within(Duration::from_nanos(ns));
         }
         if self.requests.unfinished().0 == 0 {
-            self.hear_of_rails();
             return (engine::Progress::Idle, false);
         }
         // The thread polls too rarely for one look in many polls.

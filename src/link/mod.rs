@@ -35,6 +35,6 @@ mod stall;
 pub mod wr_id;
 
 pub use connection::Connection;
-pub use failover::{CELLS_SIZE, Cells};
+pub use failover::{CELLS_SIZE, Cells, Posted};
 pub use failure::Failure;
 pub use link::{Link, too_long};

@@ -6,7 +6,7 @@ use crate::base::stats::{CommCounter, CommStats};
 use crate::fabric::{Completion, Opcode, Payload, PostError, Sge};
 
 use super::Link;
-use super::failover::Sent;
+use super::failover::{Posted, Sent};
 use super::incoming::{CompletionRecord, Imm, epoch};
 use super::limits::{IMM_LIMIT, MAX_QPS, MAX_RAILS, MAX_RECVS, RECORD_SIZE, SLOTS};
 use super::memory::Registration;
@@ -89,7 +89,8 @@ impl<K: LocalKeys> Message<'_, K> {
             let empty = Wr { payload: Payload::Sge(Sge::default()), ..data };
             qps.post_send(ordered, [body, empty], WrKind::Data, self.id, true)
         };
-        posted.map_err(|error| (ordered, error))
+        link.remember(&self, Plan::whole(len));
+        link.posted(ordered, Posted::Notification(self.id, value), posted).map_err(|error| (ordered, error))
     }
 
     /// Posts it as planned, in any number of work requests.
@@ -101,7 +102,7 @@ impl<K: LocalKeys> Message<'_, K> {
         for stripe in 0..plan.stripes {
             let qp = qps.get(plan.stripe(stripe).0).copied().unwrap_or(NO_QP);
             let posted = self.post_stripe(&mut link.qps, &link.stats, plan, stripe, qp);
-            link.stripe_posted(qp, self.id, stripe, posted).map_err(|error| (qp, error))?;
+            link.posted(qp, Posted::Stripe(self.id, stripe as u8), posted).map_err(|error| (qp, error))?;
         }
         Ok(())
     }
@@ -139,11 +140,21 @@ impl<K: LocalKeys> Message<'_, K> {
     }
 }
 
-/// Posts a stripe of a message once more, on a queue pair.
-pub fn post_again(qps: &mut QueuePairs, stats: &CommStats, sent: &Sent, stripe: usize, qp: usize) -> std::result::Result<(), PostError> {
-    let Sent { id, sequence, addr, remote_addr, rkeys, lkeys, plan } = sent;
-    let message = Message { sequence: *sequence, remote_addr: *remote_addr, rkeys, addr: *addr, keys: Some(lkeys), id: *id };
-    message.post_stripe(qps, stats, *plan, stripe, qp)
+impl Sent {
+    fn message(&self) -> Message<'_, [u32; MAX_RAILS]> {
+        let Sent { id, sequence, addr, remote_addr, rkeys, lkeys, .. } = self;
+        Message { sequence: *sequence, remote_addr: *remote_addr, rkeys, addr: *addr, keys: Some(lkeys), id: *id }
+    }
+
+    /// Posts a stripe once more, on a queue pair.
+    pub fn post_again(&self, qps: &mut QueuePairs, stats: &CommStats, stripe: usize, qp: usize) -> std::result::Result<(), PostError> {
+        self.message().post_stripe(qps, stats, self.plan, stripe, qp)
+    }
+
+    /// The same of one that is ordered.
+    pub fn post_again_in_order(&self, link: &mut Link, value: u32) -> std::result::Result<(), (usize, PostError)> {
+        self.message().post_in_order(link, self.plan.len(), value)
+    }
 }
 
 /// A stripe has completed: the peer has all of it.

@@ -80,6 +80,7 @@ mod tests {
                 device,
                 memory,
                 qps_per_rail: 1,
+                failover: false,
                 rkeys: vec![!(i as u32)],
                 endpoints: vec![Endpoint(endpoint)],
             }

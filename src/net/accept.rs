@@ -395,7 +395,7 @@ impl Acceptor {
         );
         let liveness =
             Liveness::new(Some(stream), unconfirmed.then(|| Box::new(confirm) as Box<dyn Confirm>), &peer, &self.resources.config);
-        let cells = failover.then(|| Cells::new(records.pages(), RECORDS_SIZE, CTS_FIFO_SIZE));
+        let cells = failover.then(|| Cells::new(records.pages(), RECORDS_SIZE, CTS_FIFO_SIZE, false));
         Box::new(Connection { qps, memory: records, peer, liveness, stats, cells })
     }
 

@@ -282,7 +282,7 @@ impl Dialer {
             theirs.qps_per_rail,
             theirs.fabric
         );
-        let cells = theirs.failover.then(|| Cells::new(fifo.pages(), CTS_FIFO_SIZE, RECORDS_SIZE));
+        let cells = theirs.failover.then(|| Cells::new(fifo.pages(), CTS_FIFO_SIZE, RECORDS_SIZE, true));
         Ok(Connection { qps, memory: fifo, peer, liveness, stats, cells })
     }
 }

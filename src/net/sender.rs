@@ -14,7 +14,7 @@ use crate::link::queue_pairs::Side;
 use crate::link::request::Sizes;
 use crate::link::sends::{self, Message, stripe_completed};
 use crate::link::wr_id::{RequestId, WrKind};
-use crate::link::{Connection, Link, too_long};
+use crate::link::{Connection, Link, Posted, too_long};
 
 use super::cts_fifo::{CtsFifo, Slot, SlotState, valid_group};
 use super::resources::Resources;
@@ -91,7 +91,7 @@ impl Sender {
         self.link.remember(&message, Plan::whole(len));
         let posted = self.link.qps.post_send(qp, [write], WrKind::Data, id, true);
         self.link.qps.next_qp();
-        if let Err(error) = self.link.stripe_posted(qp, id, 0, posted) {
+        if let Err(error) = self.link.posted(qp, Posted::Stripe(id, 0), posted) {
             return self.link.not_posted(id, WrKind::Data, qp, error);
         }
         self.posted(index);

@@ -50,8 +50,8 @@ pub fn comm(from: &Host, to: &Host) -> Result<(SendComm, RecvComm)> {
     recv.connect(&send.endpoints(), fifo.pages().addr() as u64, &send.inbox_keys())?;
     let failover = ours.config.failover && send.rails() > 1;
     let cells = [
-        failover.then(|| Cells::new(fifo.pages(), CTS_FIFO_SIZE, RECORDS_SIZE)),
-        failover.then(|| Cells::new(records.pages(), RECORDS_SIZE, CTS_FIFO_SIZE)),
+        failover.then(|| Cells::new(fifo.pages(), CTS_FIFO_SIZE, RECORDS_SIZE, true)),
+        failover.then(|| Cells::new(records.pages(), RECORDS_SIZE, CTS_FIFO_SIZE, false)),
     ];
     let [peer_of_send, peer_of_recv] = ["the receiver", "the sender"].map(|label| Peer { label: label.into(), pid: None });
     let liveness = |peer: &Peer| Liveness::new(None, None, peer, &ours.config);

@@ -6,11 +6,11 @@
 use crate::base::stats::CommCounter;
 use crate::fabric::{Opcode, Payload};
 
-use super::super::Link;
-use super::super::incoming::{Imm, Records};
-use super::super::limits::{CONTROL_SIZE, CONTROLS, RECORD_SIZE, SLOTS};
+use super::super::incoming::{Imm, RECORDS_SIZE, Records};
+use super::super::limits::{CONTROL_SIZE, CONTROLS, SLOTS};
 use super::super::queue_pairs::Wr;
 use super::super::wr_id::{RequestId, WrKind};
+use super::super::{Link, Posted};
 
 /// What the immediate of a control message names.
 pub const CONTROL_SLOT: u8 = 255;
@@ -20,7 +20,7 @@ const CONTROL_BIT: u32 = 1 << 16;
 /// Messages read after which a side that has none to send returns the credit.
 const CREDIT_EVERY: u16 = CONTROLS as u16 / 2;
 /// Where the ring begins in the memory that the peer writes to: behind the completion records.
-const RING: usize = SLOTS * RECORD_SIZE;
+const RING: usize = RECORDS_SIZE;
 /// No request has it.
 pub const NO_REQUEST: RequestId = RequestId(0);
 /// That of the last message: none has it either.
@@ -29,6 +29,8 @@ const LAST: RequestId = RequestId(1);
 /// Both directions. The counters wrap.
 #[derive(Debug, Default)]
 pub struct ControlRing {
+    /// What was sent and may be lost with a rail, by its place; empty where nothing goes on without one.
+    kept: Box<[[u8; CONTROL_SIZE]]>,
     sent: u16,
     /// Of them, how many the peer has read.
     acked: u16,
@@ -51,17 +53,31 @@ enum Last {
 }
 
 impl ControlRing {
+    /// Of a link that goes on without a rail, or does not.
+    pub fn new(goes_on: bool) -> ControlRing {
+        ControlRing { kept: vec![[0; CONTROL_SIZE]; if goes_on { CONTROLS } else { 0 }].into(), ..ControlRing::default() }
+    }
+
     /// Sends one. False: no place now. On a queue pair that takes nothing it counts as sent, as one that is flushed; the link fails then.
     pub fn send(&mut self, link: &mut Link, bytes: &[u8; CONTROL_SIZE]) -> bool {
         // One place is kept for the last one, which nobody would send again.
         let most = if self.last == Last::ToSend { CONTROLS } else { CONTROLS - 1 };
-        if usize::from(self.sent.wrapping_sub(self.acked)) >= most || link.qps.room(link.qps.ordered()) == 0 {
+        if usize::from(self.sent.wrapping_sub(self.acked)) >= most || link.room_in_order() == 0 {
             return false;
         }
-        let place = place(self.sent);
-        self.post(link, bytes, place, CONTROL_BIT);
+        if let Some(kept) = self.kept.get_mut(usize::from(self.sent) % CONTROLS) {
+            *kept = *bytes;
+        }
+        let id = if self.last == Last::ToSend { LAST } else { NO_REQUEST };
+        self.post(link, bytes, Some(self.sent), id);
         self.sent = self.sent.wrapping_add(1);
         true
+    }
+
+    /// Sends one again, or a credit, in its place of the order.
+    pub fn send_again(&mut self, link: &mut Link, number: Option<u16>, id: RequestId) {
+        let kept = number.and_then(|number| self.kept.get(usize::from(number) % CONTROLS).copied());
+        self.post(link, kept.as_ref().map_or(&[], |kept| kept), number, id);
     }
 
     /// The same, for the last one.
@@ -112,25 +128,27 @@ impl ControlRing {
     /// Acks what was read, if that has been long to come.
     #[inline]
     pub fn return_credit(&mut self, link: &mut Link) {
-        if self.read.wrapping_sub(self.acked_back) >= CREDIT_EVERY && link.qps.room(link.qps.ordered()) > 0 {
-            self.post(link, &[], RING, 0);
+        if self.read.wrapping_sub(self.acked_back) >= CREDIT_EVERY && link.room_in_order() > 0 {
+            self.post(link, &[], None, NO_REQUEST);
         }
     }
 
-    /// Posts a message or a credit, for which there is room.
-    fn post(&mut self, link: &mut Link, bytes: &[u8], place: usize, bit: u32) {
+    /// Posts a message, or a credit without a number. There is room.
+    fn post(&mut self, link: &mut Link, bytes: &[u8], number: Option<u16>, id: RequestId) {
+        let (place, bit) = number.map_or((RING, 0), |number| (place(number), CONTROL_BIT));
         let imm = Imm::Whole(bit | u32::from(self.read)).encode(CONTROL_SLOT);
-        let wr =
-            Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(link.qps.ordered(), place), imm };
-        let last = self.last == Last::ToSend;
-        match link.qps.post_send(link.qps.ordered(), [wr], WrKind::Control, if last { LAST } else { NO_REQUEST }, last) {
+        let qp = link.qps.ordered();
+        let wr = Wr { opcode: Opcode::WriteWithImm, payload: Payload::Inline(bytes), remote: link.qps.remote(qp, place), imm };
+        let posted = link.qps.post_send(qp, [wr], WrKind::Control, id, id == LAST);
+        let is_signaled = !link.qps.has_unsignaled(qp);
+        match link.posted(qp, Posted::Control(id, number, is_signaled), posted) {
             Ok(()) => {
                 self.acked_back = self.read;
-                if last {
+                if id == LAST {
                     self.last = Last::Sent;
                 }
             }
-            Err(error) => link.post_failed(WrKind::Control, link.qps.ordered(), error),
+            Err(error) => link.post_failed(WrKind::Control, qp, error),
         }
         link.stats.add(CommCounter::Bytes, bytes.len() as u64);
     }

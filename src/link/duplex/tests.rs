@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+mod failover;
+
 use super::control::NO_REQUEST;
 use super::*;
 use crate::base::clock;

@@ -41,7 +41,7 @@ impl Link {
         }
         let what = wr.kind.what();
         let why = self.qps.why(wr.kind, usize::from(wr.qp)).map_or(String::new(), |why| format!(": {why}"));
-        if self.failover.is_some() && wr.kind != WrKind::Flush && is_of_the_rail(status) {
+        if self.goes_on() && wr.kind != WrKind::Flush && is_of_the_rail(status) {
             let rail = self.qps.rail_of(usize::from(wr.qp));
             return self.rail_failed(rail, status, format!("{what} ended with {status}{why}"));
         }

@@ -6,7 +6,7 @@ use super::waiting::Seconds;
 use crate::base::clock;
 use crate::base::log::{self, log_info, log_warn};
 use crate::fabric::{Opcode, Payload, PostError, WcStatus};
-use crate::link::failover::{ATTEMPT_NS, FIRST_PAUSE_NS, Failover, LAST_PAUSE_NS, Phase, Rail, Sent, Traffic, Word, encode_cell};
+use crate::link::failover::{ATTEMPT_NS, FIRST_PAUSE_NS, Failover, LAST_PAUSE_NS, Phase, Posted, Rail, Sent, Traffic, Word, encode_cell};
 use crate::link::limits::MAX_QPS_PER_RAIL;
 use crate::link::plan::Plan;
 use crate::link::queue_pairs::{NO_QP, Side, Wr};
@@ -16,6 +16,9 @@ use crate::link::wr_id::{RequestId, WrId, WrKind};
 /// In the id of a [`WrKind::Rail`]: a probe. Else it is a cell.
 const PROBE: RequestId = RequestId(1);
 const CELL: RequestId = RequestId(2);
+/// How long who sleeps does so at most: while there is something to do about rails, and else.
+const BUSY_RAIL_POLL_NS: u64 = 1_000_000;
+const RAIL_POLL_NS: u64 = 100_000_000;
 /// Polls per look at rails for which there is nothing to do but to wait.
 const WAIT_POLLS: u32 = 64;
 
@@ -87,6 +90,41 @@ impl Link {
         self.failover.is_some()
     }
 
+    /// The same, now: a peer that leaves takes its rails with it.
+    pub(super) fn goes_on(&self) -> bool {
+        self.failover.is_some() && !self.peer_left
+    }
+
+    /// Free entries for what is ordered: none while something of it has to be sent again.
+    #[inline]
+    pub fn room_in_order(&self) -> u32 {
+        let waits = self.rails_active && self.failover.as_ref().is_some_and(|failover| !failover.lost_in_order.is_empty());
+        if waits { 0 } else { self.qps.room(self.qps.ordered()) }
+    }
+
+    /// What is ordered and has to be sent again next, if there is room: the caller posts it.
+    pub fn next_lost_in_order(&mut self) -> Option<Posted> {
+        let failover = self.failover.as_mut()?;
+        if self.qps.room(self.qps.ordered()) < sends::MOST_ENTRIES { None } else { failover.lost_in_order.pop_front() }
+    }
+
+    /// Posts a notification again.
+    pub fn notify_again(&mut self, id: RequestId, value: u32) -> Result<(), (usize, PostError)> {
+        let sent = self.failover.as_ref().and_then(|failover| failover.message(id));
+        sent.map_or(Ok(()), |sent| sent.post_again_in_order(self, value))
+    }
+
+    /// What was found to have landed when a rail failed.
+    pub fn next_landed(&mut self) -> Option<RequestId> {
+        self.failover.as_mut()?.landed.pop_front()
+    }
+
+    /// Whether something is to be done about rails.
+    #[inline]
+    pub fn rails_are_active(&self) -> bool {
+        self.rails_active
+    }
+
     /// Whether what is ordered goes on another queue pair since this was last asked: what was under way may be lost.
     #[inline]
     pub fn ordered_moved(&mut self) -> bool {
@@ -96,7 +134,7 @@ impl Link {
     /// A look while nothing moves: the peer may have said something.
     #[inline]
     pub(super) fn hear_of_rails(&mut self) {
-        let Some(failover) = &self.failover else { return };
+        let Some(failover) = self.failover.as_ref().filter(|_| !self.peer_left) else { return };
         let rails = failover.rails.len();
         let news = |(rail, it): (usize, &Rail)| failover.cells.word(rails, rail).0 > Word::up(it.generation);
         if self.rails_active || failover.rails.iter().enumerate().any(news) {
@@ -104,16 +142,24 @@ impl Link {
         }
     }
 
-    /// A look while nobody waits, for the peer's sake.
-    pub fn look_at_rails(&mut self) {
+    /// A look before a sleep, and while nobody waits. `Some`: nothing would wake the caller, who has to look again after so many nanoseconds.
+    pub fn look_at_rails(&mut self) -> Option<u64> {
+        if self.failover.is_none() || self.peer_left {
+            return None;
+        }
         self.hear_of_rails();
-        self.check_rails(clock::now());
+        let now = clock::now();
+        if now.saturating_sub(self.rails_checked) >= RAIL_POLL_NS {
+            self.rails_checked = now;
+            self.check_rails(now);
+        }
+        Some(if self.rails_need_polls() { BUSY_RAIL_POLL_NS } else { RAIL_POLL_NS })
     }
 
     /// A queue pair was found in ERROR that no completion has told of. False: that is the end of the link.
     #[cold]
     pub(super) fn rail_is_broken(&mut self, rail: Option<usize>, text: &str) -> bool {
-        let (Some(rail), true) = (rail, self.failover.is_some()) else { return false };
+        let (Some(rail), true) = (rail, self.goes_on()) else { return false };
         self.rail_failed(rail, WcStatus::WrFlushErr, text.to_owned());
         true
     }
@@ -169,13 +215,13 @@ impl Link {
         failover.remember(Sent { id, sequence, addr, remote_addr, rkeys: *rkeys, lkeys, plan });
     }
 
-    /// A stripe was posted, or refused by a queue pair that has failed. Its device may have taken a part, so it is under way until both ends are drained.
+    /// Something was posted, or refused by a queue pair that has failed. Its device may have taken a part, so it is under way until both ends are drained.
     ///
     /// Errors: what `posted` says, if that is the end of the link.
     #[inline]
-    pub fn stripe_posted(&mut self, qp: usize, id: RequestId, stripe: usize, posted: Result<(), PostError>) -> Result<(), PostError> {
+    pub fn posted(&mut self, qp: usize, what: Posted, posted: Result<(), PostError>) -> Result<(), PostError> {
         if let Some(failover) = &mut self.failover {
-            failover.posted(qp, id, stripe);
+            failover.posted(qp, what);
         }
         posted.or_else(|error| self.refused(qp, error))
     }
@@ -185,7 +231,7 @@ impl Link {
     /// Errors: that is the end of the link.
     #[cold]
     pub fn refused(&mut self, qp: usize, error: PostError) -> Result<(), PostError> {
-        if self.failover.is_none() || !matches!(error, PostError::State(_)) {
+        if !self.goes_on() || !matches!(error, PostError::State(_)) {
             return Err(error);
         }
         let rail = self.qps.rail_of(qp);
@@ -196,7 +242,7 @@ impl Link {
 
     /// Whether a thread that sleeps has to look at rails soon: there is something to do besides waiting.
     pub fn rails_need_polls(&self) -> bool {
-        self.rails_active && !self.failover.as_ref().is_none_or(|failover| failover.waits())
+        self.rails_active && !self.peer_left && !self.failover.as_ref().is_none_or(|failover| failover.waits())
     }
 
     /// Called by each poll while something is to be done about rails.
@@ -211,7 +257,7 @@ impl Link {
     }
 
     fn step_rails(&mut self) {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.peer_left {
             return;
         }
         let Some(mut failover) = self.failover.take() else { return };
@@ -229,7 +275,7 @@ impl Link {
 
     fn step_rail(&mut self, failover: &mut Failover, rail: usize, now: u64) {
         let (heard, via) = failover.cells.word(failover.rails.len(), rail);
-        let connects = failover.connects;
+        let connects = failover.cells.connects;
         let Some(it) = failover.rails.get_mut(rail) else { return };
         // Each end goes a step further only once it has heard of the other's last one, but may fail at any time.
         let most = match it.word {
@@ -302,11 +348,20 @@ impl Link {
                     "{received} messages received on a queue pair that {done} are done on and {sent} under way"
                 ));
             }
-            for (id, stripe) in it.sent.drain(..landed) {
-                sends::stripe_done(&mut self.requests, id, stripe);
+            for what in it.sent.drain(..landed) {
+                match what {
+                    Posted::Stripe(id, stripe) => sends::stripe_done(&mut self.requests, id, stripe),
+                    Posted::Notification(id, _) => sends::stripe_done(&mut self.requests, id, 0),
+                    Posted::Control(..) => {}
+                }
+                if self.side == Side::Both {
+                    failover.landed.push_back(what.id());
+                }
             }
-            failover.lost.extend(it.sent.drain(..));
             (it.done, it.received) = (0, 0);
+            while let Some(what) = failover.traffic.get_mut(qp).and_then(|it| it.sent.pop_back()) {
+                failover.lose(what);
+            }
         }
         let again = failover.lost.len() - lost;
         let live = (0..failover.rails.len()).filter(|rail| failover.is_live(*rail)).count();
@@ -357,7 +412,8 @@ impl Link {
     pub(super) fn count_arrival(&mut self, wr: &WrId) {
         let (Some(failover), qp) = (&mut self.failover, usize::from(wr.qp)) else { return };
         match wr.kind {
-            WrKind::Data => failover.arrived(qp),
+            WrKind::Data => failover.arrived(qp, false),
+            WrKind::Control => failover.arrived(qp, true),
             WrKind::Recv => failover.received(qp),
             WrKind::Rail if wr.id == PROBE => failover.probed(qp),
             _ => {}
@@ -397,8 +453,8 @@ impl Link {
                 continue;
             };
             let Some(qp) = self.qps.next_with_room() else { return };
-            let posted = sends::post_again(&mut self.qps, &self.stats, &message, usize::from(stripe), qp);
-            failover.posted(qp, id, usize::from(stripe));
+            let posted = message.post_again(&mut self.qps, &self.stats, usize::from(stripe), qp);
+            failover.posted(qp, Posted::Stripe(id, stripe));
             failover.lost.pop_front();
             if let Err(error) = posted {
                 let rail = self.qps.rail_of(qp);
