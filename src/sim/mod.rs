@@ -1,20 +1,24 @@
 //! Runs the layers above the fabric in a simulated world, schedule after schedule: what happens when, which rail fails and when it comes back, and who is
 //! slow all follow from a seed. A schedule that breaks a promise can be run again by it. Only under the feature `sim`; `tests/sim.rs` calls it.
 //!
-//! A scenario says what the ranks do, which faults there are, and what must hold ([`net`]). It is a loop over ranks that are polled in turn: between
-//! two polls the world's time goes on, and no code under test ever waits.
+//! A scenario says what the ranks do, and what must hold ([`net`], [`duplex`]). A [`schedule`] polls them in turn: between two polls the world's time goes on,
+//! and no code under test ever waits.
 #![forbid(unsafe_code)]
 
+pub mod duplex;
 pub mod net;
+mod schedule;
 
 use std::fmt;
+
+use crate::fabric::sim::Random;
 
 /// What a schedule is made of.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// All that is random follows from it.
     pub seed: u64,
-    /// Rails of a comm.
+    /// Rails of a comm; 0: two or three.
     pub rails: usize,
     /// Faults at most.
     pub faults: usize,
@@ -52,4 +56,15 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {:#x}: {}", self.seed, self.what)
     }
+}
+
+/// What a message of that pattern is made of.
+fn bytes_of(len: usize, pattern: u64) -> Vec<u8> {
+    let mut random = Random(pattern);
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        out.extend_from_slice(&random.draw().to_le_bytes());
+    }
+    out.truncate(len);
+    out
 }

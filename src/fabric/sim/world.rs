@@ -112,8 +112,8 @@ pub struct State {
     pub(super) random: Random,
     qps: Vec<QueuePairState>,
     cuts: BTreeMap<Port, Cut>,
-    /// Ports whose device will refuse a part of what is posted next.
-    refusals: BTreeSet<Port>,
+    /// Ports whose device will refuse a part of a batch, and how many it takes before.
+    refusals: BTreeMap<Port, u64>,
     /// Ports whose device reports nothing any more.
     silent: BTreeSet<Port>,
     pub(super) capabilities: Capabilities,
@@ -136,7 +136,7 @@ impl World {
             random: Random(seed),
             qps: Vec::new(),
             cuts: BTreeMap::new(),
-            refusals: BTreeSet::new(),
+            refusals: BTreeMap::new(),
             silent: BTreeSet::new(),
             capabilities,
             guarded: BTreeMap::new(),
@@ -194,9 +194,9 @@ impl World {
         }
     }
 
-    /// The device takes only a part of the requests that are posted next at a port, and their queue pair to ERROR.
-    pub fn refuse(&self, port: Port) {
-        self.state().refusals.insert(port);
+    /// After so many batches of requests the device of a port takes only a part of one, and its queue pair to ERROR.
+    pub fn refuse(&self, port: Port, after: u64) {
+        self.state().refusals.insert(port, after);
     }
 
     /// The device of a port reports nothing from now on, whatever becomes of its requests.
@@ -208,7 +208,7 @@ impl World {
     pub fn is_sound(&self, rail: usize) -> bool {
         let state = self.state();
         let is_cut = |(port, cut): (&Port, &Cut)| port.rail == rail && *cut != Cut::default();
-        let refuses = state.refusals.iter().any(|port| port.rail == rail);
+        let refuses = state.refusals.keys().any(|port| port.rail == rail);
         !refuses && !state.cuts.iter().any(is_cut) && state.qps.iter().filter(|qp| qp.port.rail == rail).all(QueuePairState::is_sound)
     }
 
@@ -271,7 +271,17 @@ impl State {
     /// How many of so many requests the device of a queue pair takes.
     pub(super) fn taken(&mut self, number: usize, requests: usize) -> usize {
         let port = self.qp_ref(number).port;
-        if self.refusals.remove(&port) { self.random.below(requests as u64) as usize } else { requests }
+        match self.refusals.get_mut(&port) {
+            None => requests,
+            Some(0) => {
+                self.refusals.remove(&port);
+                self.random.below(requests as u64) as usize
+            }
+            Some(before) => {
+                *before -= 1;
+                requests
+            }
+        }
     }
 
     fn note(&mut self, what: u64) {
