@@ -12,7 +12,7 @@ from typing import Any
 MAJOR, MINOR = 0, 1
 
 # railhead_status_t.
-OK, USAGE, NETWORK, TIMEOUT = 0, 5, 6, 8
+OK, USAGE, NETWORK, TIMEOUT, ABORTED = 0, 5, 6, 8, 11
 
 
 class Error(RuntimeError):
@@ -99,6 +99,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "unbound_recv": (_POINTER, ctypes.POINTER(_I64), _SIZE, ctypes.c_uint64, _SIZE, _SIZE),
     "unbound_wait_send": (_POINTER, ctypes.POINTER(_I64), _I64),
     "unbound_wait_recv": (_POINTER, ctypes.POINTER(_I64), _I64),
+    "unbound_abort_send": (_POINTER,),
+    "unbound_abort_recv": (_POINTER,),
     "unbound_close": (_POINTER,),
     "store_hash": (_HANDLE,),
     "store_file": (_TEXT, _I64, _HANDLE),
@@ -184,6 +186,29 @@ class _Calls:
 CALLS = _Calls()
 
 
+# The library's largest time, of some hundred million years.
+_LONGEST_MS = 2**63 - 1
+
+
 def milliseconds(timeout: float | None, default: int) -> int:
     """Seconds as the library takes them. None: `default`. At least one, as 0 is no time of one's own."""
-    return default if timeout is None else max(1, round(timeout * 1000))
+    if timeout is None:
+        return default
+    if not timeout >= 0:
+        raise ValueError(f"a time of {timeout} s; expected at least 0")
+    return _LONGEST_MS if timeout * 1000 >= _LONGEST_MS else max(1, round(timeout * 1000))
+
+
+def within(what: str, number: int, low: int, high: int) -> int:
+    """A number that is not cut to what the library takes."""
+    if not low <= number <= high:
+        raise ValueError(f"{what} {number}; expected {low} to {high}")
+    return number
+
+
+def text(what: str, given: str | bytes) -> bytes:
+    """Text as the library takes it, which ends with a zero."""
+    encoded = given.encode() if isinstance(given, str) else bytes(given)
+    if b"\0" in encoded:
+        raise ValueError(f"{what} {given!r}; expected one without a zero byte")
+    return encoded

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from railhead._library import CALLS, Collective, MeshConfig, milliseconds
+from railhead._library import CALLS, Collective, Error, MeshConfig, milliseconds, text, within
 from railhead.store import Store
 
 # railhead_dtype_t, and the bytes of an element.
@@ -28,13 +30,13 @@ DTYPES = {
 }
 # railhead_op_t.
 OPS = {"sum": 0, "product": 1, "min": 2, "max": 3}
+_BYTES = DTYPES["u8"][0]
 # RAILHEAD_MESH_ADDRESS.
 _ADDRESS = 16384
-# The dtypes of the buffer protocol's formats, whose longs have 8 bytes on Linux.
-_FORMATS = {
-    "b": "i8", "B": "u8", "c": "u8", "?": "u8", "i": "i32", "I": "u32", "l": "i64", "q": "i64", "L": "u64", "Q": "u64", "e": "f16",
-    "f": "f32", "d": "f64",
-}  # fmt: skip
+# What the buffer protocol's formats are, beside their bytes: these differ between machines and between prefixes.
+_KINDS = dict.fromkeys("bhilqn", "i") | dict.fromkeys("BHILQN?c", "u") | dict.fromkeys("efdg", "f")
+# Of booleans, which are bytes of 0 and 1.
+_OF_BOOLEANS = {"sum": "max", "product": "min"}
 
 
 class _Buffer(ctypes.Structure):
@@ -63,41 +65,56 @@ def _address(view: memoryview) -> int:
 
 
 class _Memory:
-    """The bytes of an object, which nobody moves or frees while this is there."""
+    """The bytes of an object, which nobody moves or frees while this is there. Those that are only `moved` may be elements of any type."""
 
-    def __init__(self, what: Any, dtype: str | None, writable: bool) -> None:
+    def __init__(self, what: Any, dtype: str | None, writable: bool, moved: bool = False) -> None:
         view = memoryview(what)
         if not view.c_contiguous:
             raise ValueError("memory with gaps; expected contiguous bytes")
         if writable and view.readonly:
             raise ValueError("memory that cannot be written to")
-        named = dtype or _FORMATS.get(view.format.lstrip("@=<"))
-        if named not in DTYPES:
+        code = view.format.lstrip("@=<")
+        self.is_boolean = dtype is None and code == "?"
+        named = dtype or f"{_KINDS.get(code)}{view.itemsize * 8}"
+        if named in DTYPES:
+            self.dtype, self.size = DTYPES[named]
+        elif moved and dtype is None:
+            self.size = view.itemsize
+        else:
             raise ValueError(f"elements of format {view.format!r} or type {dtype!r}; expected one of {', '.join(DTYPES)}")
-        self.dtype, size = DTYPES[named]
-        if view.nbytes % size:
-            raise ValueError(f"{view.nbytes} bytes of {named}; expected a multiple of {size}")
+        if moved:
+            self.dtype, self.is_boolean = _BYTES, False
+        if view.nbytes % self.size:
+            raise ValueError(f"{view.nbytes} bytes of {named}; expected a multiple of {self.size}")
         self.bytes = view.nbytes
-        self.count = view.nbytes // size
+        self.count = view.nbytes // self.size
         # It holds the object's buffer.
         self._view = view
         self.writable = not view.readonly
         self.addr = _address(view) if view.nbytes else 0
 
+    def overlaps(self, other: _Memory) -> bool:
+        return self.addr < other.addr + other.bytes and other.addr < self.addr + self.bytes
 
-def _counts(counts: Sequence[int]) -> ctypes.Array[ctypes.c_size_t]:
-    return (ctypes.c_size_t * len(counts))(*counts)
+
+def _counts(counts: Sequence[int], size: int = 1) -> ctypes.Array[ctypes.c_size_t]:
+    return (ctypes.c_size_t * len(counts))(*(count * size for count in counts))
+
+
+def _tag(tag: int) -> int:
+    return within("tag", tag, 0, 2**32 - 1)
 
 
 class Mesh:
     """One rank's end. `timeout`, in seconds, is what operations have that are given none. `device`: as `railhead info` lists them; "": the first."""
 
     def __init__(self, rank: int, ranks: int, device: str = "", timeout: float = 30.0) -> None:
+        self._handle: ctypes.c_void_p | None = None
         config = MeshConfig(ctypes.sizeof(MeshConfig), rank, ranks, milliseconds(timeout, 0), 0)
         handle = ctypes.c_void_p()
-        CALLS.mesh_create(ctypes.byref(config), device.encode(), ctypes.byref(handle))
+        CALLS.mesh_create(ctypes.byref(config), text("device", device), ctypes.byref(handle))
         self.rank, self.ranks = rank, ranks
-        self._handle: ctypes.c_void_p | None = handle
+        self._handle = handle
         self._pid = os.getpid()
 
     @property
@@ -105,9 +122,14 @@ class Mesh:
         """For the C interface."""
         if self._handle is None:
             raise ValueError("the mesh is closed")
-        if self._pid != os.getpid():
+        if not self.is_here:
             raise ValueError("the mesh is another process's, from which this one was forked")
         return self._handle
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has made it."""
+        return self._pid == os.getpid()
 
     def connect(self, store: Store) -> None:
         """Connects to all other ranks, each of which calls it, through a store whose keys nobody else uses."""
@@ -134,7 +156,14 @@ class Mesh:
     def _of(self, memory: _Memory, op: str, root: int, tag: int, timeout: float | None) -> Any:
         if op not in OPS:
             raise ValueError(f"reduction {op!r}; expected one of {', '.join(OPS)}")
-        return ctypes.byref(self.collective(memory.dtype, OPS[op], root, tag, milliseconds(timeout, 0)))
+        number = OPS[_OF_BOOLEANS.get(op, op) if memory.is_boolean else op]
+        return ctypes.byref(self.collective(memory.dtype, number, self._root(root), _tag(tag), milliseconds(timeout, 0)))
+
+    def _moved(self, root: int, tag: int, timeout: float | None) -> Any:
+        return ctypes.byref(self.collective(_BYTES, 0, self._root(root), _tag(tag), milliseconds(timeout, 0)))
+
+    def _root(self, root: int) -> int:
+        return within("root", root, 0, self.ranks - 1)
 
     def allreduce(self, data: Any, out: Any = None, op: str = "sum", dtype: str | None = None, tag: int = 0, timeout: float | None = None) -> None:
         """`out`, or else `data`, becomes the reduction of all ranks' `data`, with the same bits on each."""
@@ -172,22 +201,25 @@ class Mesh:
     ) -> None:
         """`out` becomes this rank's part of the reduction of all ranks' `data`, whose parts of `counts` elements, or equal ones, lie in order."""
         given, result = _Memory(data, dtype, False), _Memory(out, dtype, True)
+        _same_type(given, result)
         parts = self._parts(counts, given.count, result.count)
         CALLS.reduce_scatter(self.handle, self._of(given, op, 0, tag, timeout), given.addr, result.addr, _counts(parts))
 
     def broadcast(self, data: Any, root: int = 0, tag: int = 0, timeout: float | None = None) -> None:
         """`data` becomes that of the root, as many bytes."""
-        memory = _Memory(data, None, self.rank != root)
-        collective = self.collective(root=root, tag=tag, timeout_ms=milliseconds(timeout, 0))
-        CALLS.broadcast(self.handle, ctypes.byref(collective), memory.addr, memory.bytes)
+        memory = _Memory(data, None, self.rank != root, moved=True)
+        CALLS.broadcast(self.handle, self._moved(root, tag, timeout), memory.addr, memory.bytes)
 
     def allgather(
         self, data: Any, out: Any, counts: Sequence[int] | None = None, dtype: str | None = None, tag: int = 0, timeout: float | None = None
     ) -> None:
         """`out` becomes all ranks' `data` in order, each of `counts` elements, or equal ones."""
-        given, result = _Memory(data, dtype, False), _Memory(out, dtype, True)
+        given, result = _Memory(data, dtype, False, moved=True), _Memory(out, dtype, True, moved=True)
+        _same_type(given, result)
         parts = self._parts(counts, result.count, given.count)
-        CALLS.allgather(self.handle, self._of(given, "sum", 0, tag, timeout), given.addr, result.addr, _counts(parts))
+        if given.addr != result.addr + sum(parts[: self.rank]) * given.size:
+            _apart(given, result)
+        CALLS.allgather(self.handle, self._moved(0, tag, timeout), given.addr, result.addr, _counts(parts, given.size))
 
     def alltoall(
         self,
@@ -200,14 +232,16 @@ class Mesh:
         timeout: float | None = None,
     ) -> None:
         """The parts of `data` go to the ranks, in order; `out` becomes what each has for this one."""
-        given, result = _Memory(data, dtype, False), _Memory(out, dtype, True)
+        given, result = _Memory(data, dtype, False, moved=True), _Memory(out, dtype, True, moved=True)
+        _same_type(given, result)
+        _apart(given, result)
         sent, received = self._parts(send_counts, given.count, None), self._parts(recv_counts, result.count, None)
-        collective = self._of(given, "sum", 0, tag, timeout)
-        CALLS.alltoall(self.handle, collective, given.addr, result.addr, _counts(sent), _counts(received))
+        collective = self._moved(0, tag, timeout)
+        CALLS.alltoall(self.handle, collective, given.addr, result.addr, _counts(sent, given.size), _counts(received, given.size))
 
     def barrier(self, tag: int = 0, timeout: float | None = None) -> None:
         """Returns once all ranks have called it."""
-        CALLS.barrier(self.handle, ctypes.byref(self.collective(tag=tag, timeout_ms=milliseconds(timeout, 0))))
+        CALLS.barrier(self.handle, self._moved(0, tag, timeout))
 
     def _parts(self, counts: Sequence[int] | None, whole: int, own: int | None) -> list[int]:
         """The parts of so many elements in all, of which this rank's has `own`."""
@@ -228,7 +262,7 @@ class Mesh:
     def close(self) -> None:
         """Ends the connections. A rank that waits for this one gets an error. In a forked child, and a second time, nothing happens."""
         handle, self._handle = self._handle, None
-        if handle is not None and self._pid == os.getpid():
+        if handle is not None and self.is_here:
             CALLS.mesh_close(handle)
 
     def __enter__(self) -> Mesh:
@@ -237,10 +271,29 @@ class Mesh:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # What is not made has none.
+        if getattr(self, "_handle", None) is not None and not sys.is_finalizing():
+            with suppress(Error):
+                self.close()
+
 
 def _same(given: _Memory, result: _Memory) -> None:
-    if (given.dtype, given.count) != (result.dtype, result.count):
-        raise ValueError(f"{result.count} elements for the result of {given.count}; expected as many, of the same type")
+    _same_type(given, result)
+    if given.count != result.count:
+        raise ValueError(f"{result.count} elements for the result of {given.count}; expected as many")
+    if given.addr != result.addr:
+        _apart(given, result)
+
+
+def _same_type(given: _Memory, result: _Memory) -> None:
+    if (given.dtype, given.size, given.is_boolean) != (result.dtype, result.size, result.is_boolean):
+        raise ValueError("a result of another type; expected that of the data")
+
+
+def _apart(given: _Memory, result: _Memory) -> None:
+    if given.overlaps(result):
+        raise ValueError("a result that shares memory with the data; expected other memory, or the same place")
 
 
 class Unbound:
@@ -258,19 +311,27 @@ class Unbound:
         """For the C interface."""
         if self._handle is None:
             raise ValueError("the buffer is closed")
+        if not self._mesh.is_here:
+            raise ValueError("the buffer is another process's, from which this one was forked")
         return self._handle
+
+    def _length(self, offset: int, size: int | None) -> int:
+        rest = self._memory.bytes - within("offset", offset, 0, self._memory.bytes)
+        return rest if size is None else within("size", size, 0, rest)
 
     def send(self, rank: int, tag: int = 0, offset: int = 0, size: int | None = None) -> None:
         """Sends bytes, all by default, to a rank that receives as many with this tag. :meth:`wait_send` tells when they may change."""
-        CALLS.unbound_send(self.handle, rank, tag, offset, self._memory.bytes - offset if size is None else size)
+        length = self._length(offset, size)
+        CALLS.unbound_send(self.handle, rank, within("tag", tag, 0, 2**64 - 1), offset, length)
 
     def recv(self, ranks: int | Sequence[int], tag: int = 0, offset: int = 0, size: int | None = None) -> None:
         """Receives as many from whichever of the ranks has a message with this tag first. :meth:`wait_recv` tells when it is here."""
         if not self._memory.writable:
             raise ValueError("memory that cannot be written to")
-        among = [ranks] if isinstance(ranks, int) else list(ranks)
-        length = self._memory.bytes - offset if size is None else size
-        CALLS.unbound_recv(self.handle, (ctypes.c_int64 * len(among))(*among), len(among), tag, offset, length)
+        among = list(ranks) if isinstance(ranks, Sequence) else [ranks]
+        length = self._length(offset, size)
+        each = (ctypes.c_int64 * len(among))(*among)
+        CALLS.unbound_recv(self.handle, each, len(among), within("tag", tag, 0, 2**64 - 1), offset, length)
 
     def wait_send(self, timeout: float | None = None) -> int:
         """Waits for one of the sends: the rank that it went to."""
@@ -287,5 +348,17 @@ class Unbound:
     def close(self) -> None:
         """Ends it: nobody reads or writes the memory afterwards."""
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is not None and self._mesh.is_here:
             CALLS.unbound_close(handle)
+
+    def __enter__(self) -> Unbound:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # What is not made has none. The memory goes with this.
+        if getattr(self, "_handle", None) is not None and not sys.is_finalizing():
+            with suppress(Error):
+                self.close()

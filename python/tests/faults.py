@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-import railhead
-import railhead.torch
+import railhead.torch  # noqa: F401
 
 TIMEOUT = datetime.timedelta(seconds=30)
 
@@ -242,59 +241,6 @@ def another_library_is_refused(rank, folder):
     assert "is Railhead 0.2.7; this package takes 0.1.x" in done.stderr, done.stderr
 
 
-def plain_python(rank, folder):
-    import array
-
-    import numpy
-
-    with railhead.Store.file(f"{folder}/plain") as store, railhead.Mesh(rank, 2, timeout=20) as mesh:
-        mesh.connect(store.prefix("mesh"))
-        data, out = numpy.arange(6, dtype=numpy.float32) + rank, numpy.zeros(6, dtype=numpy.float32)
-        mesh.allreduce(data, out)
-        assert out.tolist() == [1, 3, 5, 7, 9, 11] and data[0] == rank
-        mesh.allreduce(out, op="max")
-        ints = array.array("q", [rank, 7])
-        mesh.reduce(ints, root=1, op="product")
-        assert rank == 0 or ints.tolist() == [0, 49]
-        both = bytearray(6)
-        mesh.allgather([b"one", b"two"][rank], both)
-        assert both == b"onetwo"
-        text = bytearray(b"from 0" if rank == 0 else 6)
-        mesh.broadcast(text)
-        assert text == b"from 0"
-        part = numpy.zeros(3 - rank, dtype=numpy.int32)
-        mesh.reduce_scatter(numpy.arange(5, dtype=numpy.int32), part, counts=[3, 2])
-        assert part.tolist() == ([0, 2, 4] if rank == 0 else [6, 8])
-        swapped = bytearray(2)
-        mesh.alltoall(bytes([rank, rank + 10]), swapped)
-        assert list(swapped) == [10 * rank, 10 * rank + 1]
-        mesh.barrier()
-        into = bytearray(5)
-        with_other = mesh.unbound(into if rank else b"hello")
-        if rank == 0:
-            with_other.send(1, tag=9)
-            assert with_other.wait_send() == 1
-            raised(lambda: with_other.recv(1), ValueError, "written")
-        else:
-            with_other.recv([0], tag=9)
-            assert with_other.wait_recv() == 0 and into == b"hello"
-        with_other.close()
-        raised(lambda: mesh.allreduce(numpy.zeros((4, 4))[:, 1]), ValueError, "gaps")
-        raised(lambda: mesh.allreduce(out, op="mean"), ValueError, "'mean'", "product")
-        raised(lambda: mesh.allreduce(numpy.zeros(3, dtype=numpy.int16)), ValueError, "'h'", "f32")
-        raised(lambda: mesh.allgather(b"one", bytearray(7)), ValueError, "7 elements for 2 ranks")
-        raised(lambda: railhead.Mesh(3, 2), railhead.UsageError, "3")
-        assert store.add("here", 1) in (1, 2) and store.compare_set("k", b"", b"v") == b"v"
-        store.barrier("end", 2)
-    raised(mesh.barrier, ValueError, "closed")
-    with railhead.Store.serve("127.0.0.1") as server, railhead.Store.connect("127.0.0.1", server.port, 10) as client:
-        client.set("a", b"1")
-        client.append("a", b"2")
-        assert client.get("a") == b"12" and client.check(["a"]) and not client.check(["b"])
-        assert client.delete_key("a") and not client.delete_key("a")
-        raised(lambda: client.get("a", 0.01), railhead.TimedOut, "a")
-
-
 SCENARIOS = {
     a_rank_that_is_killed_is_named: (3, {1: signal.SIGKILL}),
     a_rank_that_stops_is_named_when_the_time_is_over: (3, {}),
@@ -307,7 +253,6 @@ SCENARIOS = {
     a_forked_data_loader_leaves_the_group_alone: (2, {}),
     beside_another_backend: (2, {}),
     another_library_is_refused: (1, {}),
-    plain_python: (2, {}),
 }
 
 if __name__ == "__main__":

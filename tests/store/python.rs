@@ -49,6 +49,12 @@ fn what_goes_wrong_is_said() {
 }
 
 #[test]
+fn the_package_without_torch() {
+    let Some(python) = python() else { return };
+    good(package(python, &["tests/plain.py"]));
+}
+
+#[test]
 fn a_network_learns_as_it_does_with_gloo() {
     let Some(python) = python() else { return };
     let [ours, gloos] = ["railhead", "gloo"].map(|backend| {
