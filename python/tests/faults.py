@@ -1,11 +1,9 @@
-"""What goes wrong, and what programs do besides: ranks that die or stop, shapes that differ, what is not supported, groups that come and go,
-threads, forks.
+"""What goes wrong, and what programs do besides: ranks that die or stop, shapes that differ, threads, forks, another library.
 
 Usage: faults.py [NAME]...
 """
 
 import datetime
-import gc
 import os
 import pathlib
 import signal
@@ -17,26 +15,11 @@ import time
 import ranks
 import torch
 import torch.distributed as dist
+from ranks import group, raised
 from torch.utils.data import DataLoader
 
+import railhead
 import railhead.torch  # noqa: F401
-
-TIMEOUT = datetime.timedelta(seconds=30)
-
-
-def group(rank, size, folder, backend="railhead", timeout=TIMEOUT, name="store"):
-    torch.set_num_threads(1)
-    dist.init_process_group(backend, init_method=f"file://{folder}/{name}", rank=rank, world_size=size, timeout=timeout)
-
-
-def raised(call, kind, *words):
-    """The text of what a call raises, which has these words."""
-    try:
-        call()
-    except kind as error:
-        assert all(word in str(error) for word in words), f"{error}: expected {words}"
-        return str(error)
-    raise AssertionError(f"nothing was raised; expected {kind}")
 
 
 def a_rank_that_is_killed_is_named(rank, folder):
@@ -77,84 +60,6 @@ def ranks_that_do_not_come_are_named(rank, folder):
 def shapes_that_differ_are_an_error(rank, folder):
     group(rank, 2, folder, timeout=datetime.timedelta(seconds=10))
     raised(lambda: dist.all_reduce(torch.ones(1000 + 24 * rank)), (ValueError, RuntimeError), "")
-
-
-def what_is_not_supported_is_said(rank, folder):
-    group(rank, 1, folder)
-    floats = torch.ones(4)
-    raised(lambda: dist.all_reduce(torch.ones(3, device="meta")), NotImplementedError, "meta", "CPU")
-    raised(lambda: dist.all_reduce(floats.to_sparse()), NotImplementedError, "sparse")
-    raised(lambda: dist.all_reduce(floats.to(torch.int16)), NotImplementedError, "torch.int16", "torch.float32")
-    raised(lambda: dist.all_reduce(floats.to(torch.int32), dist.ReduceOp.AVG), NotImplementedError, "average", "int32")
-    raised(lambda: dist.all_gather([torch.ones(3)], torch.ones(4)), ValueError, "16 bytes", "12")
-    raised(lambda: dist.reduce_scatter_tensor(torch.ones(3), floats), ValueError, "4 elements", "3")
-    raised(lambda: dist.all_to_all_single(floats, torch.ones(4), [3], [4]), ValueError, "[3]", "4 in all")
-    dist.all_reduce(floats)
-    assert torch.equal(floats, torch.ones(4)), "the group goes on"
-    dist.destroy_process_group()
-
-
-def groups_come_and_go(rank, folder):
-    store = dist.FileStore(f"{folder}/kept", 2)
-    for number in range(3):
-        # What the one before has left in the store is not taken for this one's, be it that the other rank comes later.
-        begun = f"{folder}/{number}"
-        if rank == 0:
-            threading.Timer(0.1, lambda begun=begun: open(begun, "w").close()).start()
-        else:
-            ranks.until("rank 0 has begun", lambda begun=begun: os.path.exists(begun))
-        dist.init_process_group("railhead", store=store, rank=rank, world_size=2, timeout=TIMEOUT)
-        tensor = torch.full((5,), float(rank + number))
-        dist.all_reduce(tensor)
-        assert tensor.tolist() == [1.0 + 2 * number] * 5
-        dist.barrier()
-        kept = dist.group.WORLD
-        dist.destroy_process_group()
-    raised(lambda: kept.allreduce([torch.ones(1)], dist.AllreduceOptions()), (RuntimeError, ValueError), "")
-
-
-def works_are_waited_for(rank, folder):
-    group(rank, 2, folder)
-    tensor = torch.ones(100)
-    if rank == 0:
-        work = dist.all_reduce(tensor, async_op=True)
-        assert not work.is_completed() and not work.is_success() and work.exception() is None
-        raised(lambda: work.wait(datetime.timedelta(milliseconds=20)), dist.DistBackendError, "0.02 s")
-        future = work.get_future()
-        then = future.then(lambda done: done.value()[0].sum().item())
-        open(f"{folder}/waits", "w").close()
-        assert work.wait() and work.is_completed() and work.is_success()
-        assert future.done() and then.wait() == 200 and work.result()[0] is tensor
-        into = torch.zeros(7, 3).t()
-        message = dist.irecv(into, 1)
-        assert not message.is_completed()
-        open(f"{folder}/receives", "w").close()
-        ranks.until("it is here", message.is_completed)
-        assert message.wait() and message.source_rank() == 1 and torch.equal(into, torch.arange(21.0).view(3, 7))
-        large = torch.zeros(1_000_000)
-        dist.recv(large, 1, tag=9)
-        assert large.eq(3).all(), "of a tensor that its sender has forgotten"
-        several = [dist.irecv(torch.zeros(1), 1, tag=tag) for tag in (1, 2)]
-        for tag in (2, 1):
-            several[tag - 1].wait()
-    else:
-        ranks.until("rank 0 waits", lambda: os.path.exists(f"{folder}/waits"))
-        dist.all_reduce(tensor)
-        ranks.until("rank 0 receives", lambda: os.path.exists(f"{folder}/receives"))
-        dist.send(torch.arange(21.0).view(3, 7), 0)
-        dist.isend(torch.full((1_000_000,), 3.0), 0, tag=9)
-        gc.collect()
-        torch.full((1_000_000,), 4.0)
-        for tag in (2, 1):
-            dist.send(torch.ones(1), 0, tag=tag)
-    assert tensor.tolist() == [2.0] * 100
-    # Many at once, in order.
-    tensors = [torch.full((number,), float(rank)) for number in range(200)]
-    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-        work.wait()
-    assert all(tensor.eq(1).all() for tensor in tensors)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def groups_are_used_from_threads(rank, folder):
@@ -246,9 +151,6 @@ SCENARIOS = {
     a_rank_that_stops_is_named_when_the_time_is_over: (3, {}),
     ranks_that_do_not_come_are_named: (3, {}),
     shapes_that_differ_are_an_error: (2, {}),
-    what_is_not_supported_is_said: (1, {}),
-    groups_come_and_go: (2, {}),
-    works_are_waited_for: (2, {}),
     groups_are_used_from_threads: (2, {}),
     a_forked_data_loader_leaves_the_group_alone: (2, {}),
     beside_another_backend: (2, {}),
@@ -256,9 +158,4 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    for scenario, (count, expected) in SCENARIOS.items():
-        if len(sys.argv) < 2 or scenario.__name__ in sys.argv[1:]:
-            began = time.monotonic()
-            ranks.run(count, scenario, expected)
-            print(f"{scenario.__name__}: {time.monotonic() - began:.1f} s", flush=True)
-    print("good")
+    ranks.main(SCENARIOS)

@@ -49,6 +49,18 @@ fn what_goes_wrong_is_said() {
 }
 
 #[test]
+fn what_programs_give_is_taken_as_gloo_takes_it_or_refused() {
+    let Some(python) = python() else { return };
+    good(package(python, &["tests/arguments.py"]));
+}
+
+#[test]
+fn works_are_waited_for_and_groups_come_and_go() {
+    let Some(python) = python() else { return };
+    good(package(python, &["tests/works.py"]));
+}
+
+#[test]
 fn the_package_without_torch() {
     let Some(python) = python() else { return };
     good(package(python, &["tests/plain.py"]));
