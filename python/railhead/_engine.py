@@ -238,9 +238,11 @@ class Engine:
         self.close()
 
     def __del__(self) -> None:
-        # When the program ends its threads are gone, and nothing can be waited for.
         if not sys.is_finalizing():
             self.close()
+        elif self._pid == os.getpid():
+            # The threads are gone, so that nothing can be waited for; the others are told.
+            self.mesh.close()
 
 
 def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:

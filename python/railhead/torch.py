@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, Backend
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceCoalescedOptions, Backend, DebugLevel, get_debug_level
 
 from railhead import _library
 from railhead._engine import NAME, Engine
@@ -395,6 +395,10 @@ def _void(_status: int) -> None:
     """What a barrier gives."""
 
 
+# Ends that torch's checker of collectives calls, and does not keep.
+_CHECKED: list[_Device] = []
+
+
 class _Device(_Calls, Backend):
     """A group's end for one kind of device, beside other backends. torch wraps its works: those can be waited for, and have futures."""
 
@@ -413,6 +417,11 @@ class _Device(_Calls, Backend):
     @property
     def options(self) -> Backend.Options:
         return Backend.Options(NAME, timedelta(milliseconds=self._engine.timeout_ms))
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self in _CHECKED:
+            _CHECKED.remove(self)
 
     def split(self, _store: Any, _ranks: Any, _opts: Any) -> Any:
         raise NotImplementedError("railhead does not split groups; new_group makes one")
@@ -452,8 +461,12 @@ class _Group(_Calls, dist.ProcessGroup):  # type: ignore[misc]
 def _create(options: Any, _backend_options: Any) -> _Device | _Group:
     engine = Engine(options.store, options.group_rank, options.group_size, options.timeout)
     # Where another backend serves other devices, torch's own group is between it and this one.
-    alone = options.process_group is None or options.process_group.name() == "custom"
-    return _Group(engine, options.store) if alone else _Device(engine)
+    if options.process_group is None or options.process_group.name() == "custom":
+        return _Group(engine, options.store)
+    device = _Device(engine)
+    if get_debug_level() == DebugLevel.DETAIL:
+        _CHECKED.append(device)
+    return device
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from ranks import TIMEOUT, group, raised
 
-import railhead.torch  # noqa: F401
+import railhead.torch
 
 
 def works_are_waited_for(rank, folder):
@@ -296,6 +296,19 @@ def groups_are_beside_others(rank, folder):
     dist.destroy_process_group()
 
 
+def torchs_checker_of_collectives(rank, folder):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group(rank, 2, folder, "cpu:railhead,cuda:gloo")
+    gc.collect()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, async_op=True).wait()
+    assert tensor.eq(4).all()
+    raised(lambda: dist.all_reduce(torch.ones(2 + rank)), RuntimeError, "mismatch")
+    dist.destroy_process_group()
+    assert not railhead.torch._CHECKED
+
+
 SCENARIOS = {
     works_are_waited_for: (2, {}),
     callbacks_ask_for_collectives: (2, {}),
@@ -307,6 +320,7 @@ SCENARIOS = {
     no_thread_can_be_had: (2, {}),
     programs_end_whatever_is_outstanding: (1, {}),
     groups_are_beside_others: (2, {}),
+    torchs_checker_of_collectives: (2, {}),
 }
 
 if __name__ == "__main__":
