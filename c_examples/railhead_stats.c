@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The page, version 3 (src/base/stats/page.rs), in host order. A rail's counters begin with the bytes sent by each path, then received. */
+/* The page, version 4 (src/base/stats/page.rs), in host order. A rail's counters begin with the bytes sent by each path, then received. */
 enum {
     HEADER_VERSION = 8,
     HEADER_PID = 12,
@@ -17,11 +17,11 @@ enum {
     HEADER_RAILS = 36,
     HEADER_SIZE = 4096,
     COMM_SIZE = 384,
-    RAIL_SIZE = 256,
+    RAIL_SIZE = 384,
     RAIL_OWNER = 8,
     RAIL_COUNTERS = 64,
     COUNTERS = 24,
-    VERSION = 3,
+    VERSION = 4,
     PATHS = 6,
 };
 

@@ -21,7 +21,7 @@ use crate::base::error::{Error, Result};
 pub const MEMFD_NAME: &str = "railhead-stats";
 /// "RHSTATS\0", little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"RHSTATS\0");
-/// Changes when something moves, or means something else; not when something is added where zeroes were.
+/// Changes when something moves, or means something else; not when something is added where zeroes were. `c_examples/railhead_stats.c` has it, too.
 pub const VERSION: u32 = 4;
 /// Comm records in a page.
 pub const COMMS: usize = 1024;
