@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from railhead import _library
-from railhead._library import CALLS
+from railhead._library import CALLS, stays
 from railhead._works import Exchange, Work
 from railhead.mesh import Mesh
 
@@ -153,7 +153,10 @@ class Engine:
 
     def keep(self, exchange: Exchange) -> None:
         """Keeps the memory of a message that nobody waits for until it is over."""
-        if self._pid != os.getpid() or sys.is_finalizing():
+        if self._pid != os.getpid():
+            return
+        if sys.is_finalizing():
+            stays(exchange)
             return
         with self._changed:
             self._kept.append(exchange)
@@ -255,7 +258,9 @@ def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None
             if engine._is_busy or not engine._queue:
                 # Nothing of the group is kept meanwhile; its end is told.
                 del engine
-                changed.wait()
+                # This may have been the last that had it, and has told so then.
+                if engine_of() is not None:
+                    changed.wait()
                 continue
             what, work = engine._queue.popleft()
             engine._is_busy = True

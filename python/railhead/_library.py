@@ -199,6 +199,11 @@ def milliseconds(timeout: float | None, default: int) -> int:
     return _LONGEST_MS if timeout * 1000 >= _LONGEST_MS else max(1, round(timeout * 1000))
 
 
+def stays(what: object) -> None:
+    """Keeps an object until the process ends, as the library may use its memory until then."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))
+
+
 def within(what: str, number: int, low: int, high: int) -> int:
     """A number that is not cut to what the library takes."""
     if not low <= number <= high:

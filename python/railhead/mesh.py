@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from railhead._library import CALLS, Collective, Error, MeshConfig, milliseconds, text, within
+from railhead._library import CALLS, Collective, Error, MeshConfig, milliseconds, stays, text, within
 from railhead.store import Store
 
 # railhead_dtype_t, and the bytes of an element.
@@ -358,7 +358,11 @@ class Unbound:
         self.close()
 
     def __del__(self) -> None:
-        # What is not made has none. The memory goes with this.
-        if getattr(self, "_handle", None) is not None and not sys.is_finalizing():
-            with suppress(Error):
-                self.close()
+        # What is not made has none. The memory goes with this, unless its mesh may go on for longer.
+        if getattr(self, "_handle", None) is None:
+            return
+        if sys.is_finalizing():
+            stays(self._memory)
+            return
+        with suppress(Error):
+            self.close()

@@ -46,9 +46,9 @@ pub trait Member: Send {
         self.poll()
     }
 
-    /// Whether the peer waits for more of it.
-    fn is_answering(&self) -> bool {
-        false
+    /// How soon that has to be done again, if the peer waits for more.
+    fn answers_within(&mut self) -> Option<Duration> {
+        None
     }
 }
 
@@ -109,8 +109,8 @@ impl<T: Member> Member for SharedMember<T> {
         let called = std::mem::take(&mut self.called);
         if self.only_answers {
             self.is_left = !called;
-            let Some(value) = &self.value else { return Progress::Done };
-            wait.within(if self.is_left && value.is_answering() { HANDSHAKE_POLL } else { ANSWER_POLL });
+            let Some(value) = &mut self.value else { return Progress::Done };
+            wait.within(if self.is_left { value.answers_within().unwrap_or(ANSWER_POLL) } else { ANSWER_POLL });
             return Progress::Idle;
         }
         wait.called |= called;
@@ -144,6 +144,7 @@ impl Watched {
 struct Members {
     idle: Arc<Mutex<Vec<ConnectorId>>>,
     parking: Arc<Parking>,
+    only_answers: bool,
 }
 
 /// Where the thread sleeps.
@@ -206,6 +207,7 @@ impl Work for Members {
             match op.with(|member| member.arm(&mut wait)) {
                 Some(Progress::Idle) => {}
                 // A caller has it.
+                None if self.only_answers => wait.within(ANSWER_POLL),
                 None => wait.called = true,
                 Some(Progress::Moved | Progress::Done) => {
                     self.parking.wakes.store(false, Ordering::Relaxed);
@@ -265,7 +267,7 @@ impl ProgressThread {
             ..Options::default()
         };
         let idle = Arc::<Mutex<Vec<ConnectorId>>>::default();
-        let engine = Engine::new(Members { idle: idle.clone(), parking: parking.clone() }, options)?;
+        let engine = Engine::new(Members { idle: idle.clone(), parking: parking.clone(), only_answers }, options)?;
         Ok(ProgressThread { engine, idle, parking, only_answers })
     }
 

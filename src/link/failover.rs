@@ -208,7 +208,7 @@ pub struct Failover {
     /// By queue pair.
     pub traffic: Vec<Traffic>,
     pub cells: Cells,
-    /// Of messages, by the low byte of their request. Empty at an end that sends none.
+    /// Of messages, by the low byte of their request. No room at an end that sends none.
     pub messages: Vec<Option<Sent>>,
     /// Stripes to be sent again.
     pub lost: VecDeque<(RequestId, u8)>,
@@ -244,7 +244,7 @@ impl Failover {
             rails: std::iter::repeat_with(rail).take(rails).collect(),
             traffic: std::iter::repeat_with(traffic).take(qps).collect(),
             cells,
-            messages: vec![None; messages],
+            messages: Vec::with_capacity(messages),
             lost: VecDeque::new(),
             lost_in_order: VecDeque::new(),
             landed: VecDeque::new(),
@@ -302,6 +302,19 @@ impl Failover {
         }
     }
 
+    /// A completion has told of so many unsignaled requests on a queue pair, which are control messages.
+    #[inline]
+    pub fn arrived_unsignaled(&mut self, qp: usize, count: u16) {
+        let Some(it) = self.traffic.get_mut(qp) else { return };
+        for _ in 0..count {
+            if !matches!(it.sent.front(), Some(Posted::Control(.., false))) {
+                return;
+            }
+            it.sent.pop_front();
+            it.done = it.done.wrapping_add(1);
+        }
+    }
+
     /// Something was received on a queue pair.
     #[inline]
     pub fn received(&mut self, qp: usize) {
@@ -320,7 +333,12 @@ impl Failover {
     /// What has to be known of a message to send it again.
     #[inline]
     pub fn remember(&mut self, message: Sent) {
-        if let Some(place) = self.messages.get_mut((message.id.0 & 0xff) as usize) {
+        let at = (message.id.0 & 0xff) as usize;
+        // Within the capacity: what was never used takes no memory.
+        if at >= self.messages.len() && at < self.messages.capacity() {
+            self.messages.resize(at + 1, None);
+        }
+        if let Some(place) = self.messages.get_mut(at) {
             *place = Some(message);
         }
     }

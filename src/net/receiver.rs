@@ -2,6 +2,7 @@
 //! [`super::recv_comm`] calls it, on the thread that drives the comm; nothing waits, allocates, locks or logs unless something went wrong.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::base::error::{Error, Result};
 use crate::base::stage::{self, Stage};
@@ -91,8 +92,8 @@ impl Member for Receiver {
         progress.unwrap_or(Progress::Idle)
     }
 
-    fn is_answering(&self) -> bool {
-        self.link.rails_need_polls()
+    fn answers_within(&mut self) -> Option<Duration> {
+        if self.link.rails_need_polls() { self.link.look_at_rails().map(Duration::from_nanos) } else { None }
     }
 }
 

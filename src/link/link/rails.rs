@@ -16,8 +16,10 @@ use crate::link::wr_id::{RequestId, WrId, WrKind};
 /// In the id of a [`WrKind::Rail`]: a probe. Else it is a cell.
 const PROBE: RequestId = RequestId(1);
 const CELL: RequestId = RequestId(2);
-/// How long who sleeps does so at most: while there is something to do about rails, and else.
+/// How long who sleeps does so at most: while there is something to do about rails, at first and once that lasts for so long, and else.
 const BUSY_RAIL_POLL_NS: u64 = 1_000_000;
+const LASTING_NS: u64 = 1_000_000_000;
+const LASTING_RAIL_POLL_NS: u64 = 20_000_000;
 const RAIL_POLL_NS: u64 = 100_000_000;
 /// Polls per look at rails for which there is nothing to do but to wait.
 const WAIT_POLLS: u32 = 64;
@@ -153,7 +155,12 @@ impl Link {
             self.rails_checked = now;
             self.check_rails(now);
         }
-        Some(if self.rails_need_polls() { BUSY_RAIL_POLL_NS } else { RAIL_POLL_NS })
+        let begun = self.failover.iter().flat_map(|failover| &failover.rails).filter(|it| it.phase != Phase::Live).map(|it| it.begun_at);
+        Some(match (self.rails_need_polls(), begun.max().is_some_and(|begun| now.saturating_sub(begun) < LASTING_NS)) {
+            (true, true) => BUSY_RAIL_POLL_NS,
+            (true, false) => LASTING_RAIL_POLL_NS,
+            (false, _) => RAIL_POLL_NS,
+        })
     }
 
     /// A queue pair was found in ERROR that no completion has told of. False: that is the end of the link.
@@ -354,7 +361,7 @@ impl Link {
                     Posted::Notification(id, _) => sends::stripe_done(&mut self.requests, id, 0),
                     Posted::Control(..) => {}
                 }
-                if self.side == Side::Both {
+                if self.side == Side::Both && !matches!(what, Posted::Control(.., false)) {
                     failover.landed.push_back(what.id());
                 }
             }
@@ -415,8 +422,13 @@ impl Link {
             WrKind::Data => failover.arrived(qp, false),
             WrKind::Control => failover.arrived(qp, true),
             WrKind::Recv => failover.received(qp),
-            WrKind::Rail if wr.id == PROBE => failover.probed(qp),
-            _ => {}
+            WrKind::Probe | WrKind::Rail => {
+                failover.arrived_unsignaled(qp, wr.retires.saturating_sub(1));
+                if wr.kind == WrKind::Rail && wr.id == PROBE {
+                    failover.probed(qp);
+                }
+            }
+            WrKind::Cts | WrKind::Flush => {}
         }
     }
 
@@ -477,6 +489,11 @@ impl Link {
     /// Whether there is nothing to do about rails.
     pub fn is_calm_for_test(&self) -> bool {
         !self.rails_active
+    }
+
+    /// How much is remembered of what was posted.
+    pub fn remembered_for_test(&self) -> usize {
+        self.failover.iter().flat_map(|failover| &failover.traffic).map(|it| it.sent.len()).sum()
     }
 
     /// Whether messages take a rail.

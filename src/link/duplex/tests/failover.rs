@@ -206,6 +206,23 @@ fn rails_fail_at_random_under_messages_both_ways() {
     }
 }
 
+/// Nothing but control messages, of which none is signaled where the peer is asked for a sign of life in between.
+#[test]
+fn what_is_remembered_of_control_messages_is_bounded() {
+    for wire in WIRES {
+        let mut world = World::new(config(wire), 2);
+        for number in 0..2000 {
+            world.until("a control message", |world| world.a.link.send_control(&numbered(number)).unwrap());
+            if number % 20 == 0 {
+                world.a.link.link_for_test().probe_for_test();
+            }
+            world.until("its arrival", |world| world.b.events.len() as u64 == number + 1);
+        }
+        let most = world.a.link.link_for_test().remembered_for_test();
+        assert!(most <= 64, "{most} are remembered");
+    }
+}
+
 #[test]
 fn the_last_rail_takes_the_link_with_it() {
     for wire in WIRES {
