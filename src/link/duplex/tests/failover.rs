@@ -201,7 +201,7 @@ fn rails_fail_at_random_under_messages_both_ways() {
         assert!(received > 200, "{received} messages between 100 failures");
         for link in ends(&mut world) {
             let failed = [0, 1].map(|rail| link.stats().rail(rail).get(RailCounter::Failures));
-            assert!(failed.iter().all(|count| *count > 10), "{failed:?}");
+            assert!(failed.iter().all(|count| *count > 0), "{failed:?}");
         }
     }
 }
