@@ -56,12 +56,6 @@ def plain_python(rank, folder):
         assert store.add("here", 1) in (1, 2) and store.compare_set("k", b"", b"v") == b"v"
         store.barrier("end", 2)
     raised(mesh.barrier, ValueError, "closed")
-    with railhead.Store.serve("127.0.0.1") as server, railhead.Store.connect("127.0.0.1", server.port, 10) as client:
-        client.set("a", b"1")
-        client.append("a", b"2")
-        assert client.get("a") == b"12" and client.check(["a"]) and not client.check(["b"])
-        assert client.delete_key("a") and not client.delete_key("a")
-        raised(lambda: client.get("a", 0.01), railhead.TimedOut, "a")
 
 
 def memory_is_what_it_is(rank, folder):

@@ -36,6 +36,12 @@ fn ends(world: &mut World) -> [&mut Duplex; 2] {
     [&mut world.a.link, &mut world.b.link]
 }
 
+/// Of any rail, as either end has counted them.
+fn fewest_failures(world: &mut World) -> u64 {
+    let counts = ends(world).map(|link| [0, 1].map(|rail| link.stats().rail(rail).get(RailCounter::Failures)));
+    counts.as_flattened().iter().copied().min().unwrap_or(0)
+}
+
 fn describe(world: &mut World) -> String {
     let [a, b] = ends(world);
     format!("{}\n{}", a.link_for_test().rails_for_test(), b.link_for_test().rails_for_test())
@@ -169,11 +175,16 @@ fn rails_fail_at_random_under_messages_both_ways() {
             way.standing = ends(&mut world)[1 - end].open_standing().unwrap();
         }
         ends(&mut world).into_iter().for_each(|link| link.link_for_test().retry_rails_at_once_for_test());
-        let (mut failures, mut seed, mut moved) = (0, 0, clock::now());
-        while failures < 100 || !ways.iter().all(Way::is_idle) {
+        let (mut failures, mut seed, mut moved, mut failed_at) = (0, 0, clock::now(), clock::now());
+        loop {
+            // Each rail more than ten times, as either end counts: of those that fail at once, some are one.
+            let more = failures < 100 || fewest_failures(&mut world) <= 10;
+            if !more && ways.iter().all(Way::is_idle) {
+                break;
+            }
             let mut any = false;
             for (end, way) in ways.iter_mut().enumerate() {
-                any |= step(&mut world, way, end, &mut seed, failures < 100);
+                any |= step(&mut world, way, end, &mut seed, more);
             }
             for end in 0..2 {
                 if below(3) > 0 {
@@ -188,21 +199,19 @@ fn rails_fail_at_random_under_messages_both_ways() {
                 let mut rails = (0..2).filter(|it| all || *it != rail);
                 rails.all(|it| link.is_live_for_test(it) && link.qps.broken(|other| other == it).is_none())
             };
-            if failures < 100 && below(10) == 0 && ends(&mut world).into_iter().all(|link| is_sound(link.link_for_test())) {
+            if more && below(10) == 0 && ends(&mut world).into_iter().all(|link| is_sound(link.link_for_test())) {
                 ends(&mut world)[below(2) as usize].link_for_test().qps.fail_rail(rail);
                 failures += 1;
+                failed_at = clock::now();
             }
             if any {
                 moved = clock::now();
             }
-            assert!(clock::now() - moved < 60_000_000_000, "after {failures} failures nothing moves:\n{}", describe(&mut world));
+            let stands = clock::now() - if more { moved.min(failed_at) } else { moved };
+            assert!(stands < 60_000_000_000, "after {failures} failures nothing moves, or a rail is not back:\n{}", describe(&mut world));
         }
         let received = ways.iter().map(|way| way.received).sum::<u64>();
-        assert!(received > 200, "{received} messages between 100 failures");
-        for link in ends(&mut world) {
-            let failed = [0, 1].map(|rail| link.stats().rail(rail).get(RailCounter::Failures));
-            assert!(failed.iter().all(|count| *count > 0), "{failed:?}");
-        }
+        assert!(received > 200, "{received} messages between {failures} failures");
     }
 }
 
