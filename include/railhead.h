@@ -548,6 +548,22 @@ railhead_status_t railhead_unbound_wait_recv(railhead_unbound_t *buffer,
                                              int64_t *rank,
                                              int64_t timeout_ms);
 
+// Whether one of the sends of this buffer is done, which neither a wait nor this has told of yet: `done` becomes 1, and `rank` (may be NULL) the one that
+// it went to; or else 0. Returns at once.
+//
+// Errors: as for railhead_unbound_wait_send, but for the time and an abort.
+railhead_status_t railhead_unbound_test_send(railhead_unbound_t *buffer,
+                                             int64_t *rank,
+                                             int *done);
+
+// Whether one of the receives of this buffer is done, which neither a wait nor this has told of yet: `done` becomes 1, and `rank` (may be NULL) the one
+// that sent; or else 0. Returns at once.
+//
+// Errors: as for railhead_unbound_wait_recv, but for the time and an abort.
+railhead_status_t railhead_unbound_test_recv(railhead_unbound_t *buffer,
+                                             int64_t *rank,
+                                             int *done);
+
 // Ends one railhead_unbound_wait_send with RAILHEAD_ABORTED: the one that goes on, or else the next. What it waited for is outstanding still.
 railhead_status_t railhead_unbound_abort_send(railhead_unbound_t *buffer);
 

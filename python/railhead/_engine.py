@@ -32,6 +32,8 @@ NAME = "railhead"
 _GRACE_S = 5
 # So many threads wait for what is queued, where more have returned from callbacks.
 _THREADS = 2
+# So long is the first pause before messages are looked at again that nobody waits for, and the longest.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.25
 
 
 class Engine:
@@ -50,7 +52,7 @@ class Engine:
         # Threads of the group that are not in callbacks.
         self._free = 0
         # Messages that nobody waits for.
-        self._kept: deque[Exchange] = deque()
+        self._kept: list[Exchange] = []
         self._has_keeper = False
         self._monitored = 0
         self._pid = os.getpid()
@@ -171,7 +173,7 @@ class Engine:
     def _finish_kept(self) -> None:
         """Of a mesh that is closed, so that nothing is waited for."""
         with self._changed:
-            kept, self._kept = list(self._kept), deque()
+            kept, self._kept = self._kept, []
         for exchange in kept:
             exchange.finish()
 
@@ -270,7 +272,8 @@ def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None
 
 
 def _finish_kept(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:
-    """A thread of a group: waits for the messages that nobody waits for."""
+    """A thread of a group: looks at the messages that nobody waits for, until all are over."""
+    pause = _PAUSE_S
     while True:
         with changed:
             engine = engine_of()
@@ -278,10 +281,13 @@ def _finish_kept(engine_of: weakref.ref[Engine], changed: threading.Condition) -
                 if engine is not None:
                     engine._has_keeper = False
                 return
-            exchange = engine._kept.popleft()
-        del engine
-        exchange.finish_at_leisure()
-        del exchange
+            kept = list(engine._kept)
+        pause = _PAUSE_S if any([exchange.test() for exchange in kept]) else min(2 * pause, _LONGEST_PAUSE_S)
+        with changed:
+            engine._kept = [exchange for exchange in engine._kept if not exchange.is_over]
+        # Nothing of the group is kept meanwhile.
+        del engine, kept
+        time.sleep(pause)
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 MAJOR, MINOR = 0, 1
 
 # railhead_status_t.
-OK, USAGE, NETWORK, TIMEOUT, ABORTED = 0, 5, 6, 8, 11
+OK, USAGE, NETWORK, TIMEOUT = 0, 5, 6, 8
 
 
 class Error(RuntimeError):
@@ -99,8 +99,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "unbound_recv": (_POINTER, ctypes.POINTER(_I64), _SIZE, ctypes.c_uint64, _SIZE, _SIZE),
     "unbound_wait_send": (_POINTER, ctypes.POINTER(_I64), _I64),
     "unbound_wait_recv": (_POINTER, ctypes.POINTER(_I64), _I64),
-    "unbound_abort_send": (_POINTER,),
-    "unbound_abort_recv": (_POINTER,),
+    "unbound_test_send": (_POINTER, ctypes.POINTER(_I64), ctypes.POINTER(ctypes.c_int)),
+    "unbound_test_recv": (_POINTER, ctypes.POINTER(_I64), ctypes.POINTER(ctypes.c_int)),
     "unbound_close": (_POINTER,),
     "store_hash": (_HANDLE,),
     "store_file": (_TEXT, _I64, _HANDLE),

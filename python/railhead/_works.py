@@ -1,14 +1,15 @@
-"""Works: what torch's programs wait for. Collectives' end when the group's thread says so; messages' when somebody has waited for them. Used by
-railhead.torch, on any thread.
+"""Works: what torch's programs wait for. Collectives' end when the group's thread says so; messages' when somebody has waited for them, or
+looked. Used by railhead.torch, on any thread.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,6 @@ import torch.distributed as dist
 # That of its Python classes.
 from torch._C._distributed_c10d import Work as TorchWork
 
-from railhead import _library
 from railhead._library import CALLS
 from railhead._tensors import Flat
 
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 # What torch means by no time of its own, and by a wait without limit.
 UNSET = timedelta(milliseconds=-1)
 NO_LIMIT = timedelta(0)
-# Longer than any program.
-_FOR_EVER_MS = 1 << 40
+# So long is the first pause of who looks at a message again and again, and the longest.
+_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+
+
+def _late(timeout: timedelta) -> BaseException:
+    return dist.DistBackendError(f"not done within {timeout.total_seconds()} s, for which it was waited; it goes on")
 
 
 class Work(TorchWork):
@@ -67,9 +71,8 @@ class Work(TorchWork):
         return self._error
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
-        limit = None if timeout in (NO_LIMIT, UNSET) else timeout.total_seconds()
-        if not self._over.wait(limit):
-            raise dist.DistBackendError(f"not done within {limit} s, for which it was waited; it goes on")
+        if not self._over.wait(None if timeout in (NO_LIMIT, UNSET) else timeout.total_seconds()):
+            raise _late(timeout)
         if self._error is not None:
             raise self._error
         return True
@@ -98,15 +101,15 @@ class Exchange:
     def __init__(self, engine: Engine, tensor: torch.Tensor, ranks: Sequence[int], tag: int, is_send: bool) -> None:
         self._engine, self.is_send = engine, is_send
         self._flat = Flat(tensor, is_send)
-        # Whose turn it is to wait, and what is below.
-        self._turn, self._lock = threading.Lock(), threading.Lock()
-        # How many wait as long as the group does; whether one waits that has all the time there is.
-        self._hurried, self._is_patient = 0, False
+        # Whose turn it is to wait or to look.
+        self._turn = threading.Lock()
         self.is_over = False
         self.error: BaseException | None = None
         self.rank = -1
         size, any_tag = self._flat.flat.nbytes, tag & (1 << 64) - 1
         self._buffer = ctypes.c_void_p()
+        self._wait = CALLS.unbound_wait_send if is_send else CALLS.unbound_wait_recv
+        self._test = CALLS.unbound_test_send if is_send else CALLS.unbound_test_recv
         CALLS.unbound_create(engine.mesh.handle, self._flat.addr, size, ctypes.byref(self._buffer))
         try:
             if is_send:
@@ -119,34 +122,31 @@ class Exchange:
 
     def finish(self) -> None:
         """Waits for it as long as the group does."""
-        with self._lock:
-            self._hurried += 1
-            if self._is_patient:
-                (CALLS.unbound_abort_send if self.is_send else CALLS.unbound_abort_recv)(self._buffer)
-        while not self.is_over:
-            self._wait(self._engine.timeout_ms)
-
-    def finish_at_leisure(self) -> None:
-        """Waits for it without end, or until somebody does who is in a hurry."""
-        self._wait(None)
-
-    def _wait(self, timeout_ms: int | None) -> None:
         with self._turn:
-            with self._lock:
-                if self.is_over or (timeout_ms is None and self._hurried):
-                    return
-                self._is_patient = timeout_ms is None
-            rank, wait = ctypes.c_int64(-1), CALLS.unbound_wait_send if self.is_send else CALLS.unbound_wait_recv
-            error: BaseException | None = None
+            if not self.is_over:
+                self._look(self._wait, self._engine.timeout_ms, ctypes.c_int(1))
+
+    def test(self) -> bool:
+        """Whether it is over. Returns at once."""
+        # If another has the turn, that one finds out.
+        if not self.is_over and self._turn.acquire(blocking=False):
             try:
-                wait(self._buffer, ctypes.byref(rank), _FOR_EVER_MS if timeout_ms is None else timeout_ms)
-            except BaseException as failure:
-                error = failure
-            with self._lock:
-                self._is_patient = False
-                if isinstance(error, _library.Error) and error.status == _library.ABORTED:
-                    return
-                self._over(rank.value, error)
+                if not self.is_over:
+                    done = ctypes.c_int()
+                    self._look(self._test, ctypes.byref(done), done)
+            finally:
+                self._turn.release()
+        return self.is_over
+
+    def _look(self, call: Callable[..., int], last: Any, done: ctypes.c_int) -> None:
+        """It is over if the call fails, or else if it leaves `done`."""
+        rank, error = ctypes.c_int64(-1), None
+        try:
+            call(self._buffer, ctypes.byref(rank), last)
+        except BaseException as failure:
+            error = failure
+        if error is not None or done.value:
+            self._over(rank.value, error)
 
     def _over(self, rank: int, error: BaseException | None) -> None:
         self.rank, self.is_over = rank, True
@@ -165,17 +165,17 @@ class Message(Work):
     def __init__(self, exchange: Exchange, engine: Engine, tensor: torch.Tensor) -> None:
         super().__init__([tensor])
         self._exchange, self._engine = exchange, engine
-        self._has_thread = {False: False, True: False}
-        self._is_told = False
+        self._has_thread = self._is_told = False
 
     def _finish(self) -> None:
         self._exchange.finish()
         self._ended()
 
-    def _finish_at_leisure(self) -> None:
-        self._exchange.finish_at_leisure()
-        if self._exchange.is_over:
+    def _look(self) -> bool:
+        is_over = self._exchange.test()
+        if is_over:
             self._ended()
+        return is_over
 
     def _ended(self) -> None:
         with self._lock:
@@ -183,31 +183,33 @@ class Message(Work):
         if is_first and self.end(self._exchange.error):
             self.tell()
 
-    def _have_a_thread(self, at_leisure: bool) -> None:
-        """Has a thread wait, as somebody asks how it is going, or for a limited time."""
-        with self._lock:
-            if not self._over.is_set() and not self._has_thread[at_leisure]:
-                what = self._finish_at_leisure if at_leisure else self._finish
-                threading.Thread(target=what, name="railhead-message", daemon=True).start()
-                self._has_thread[at_leisure] = True
-
     def is_completed(self) -> bool:
-        self._have_a_thread(True)
+        self._look()
         return super().is_completed()
 
     def is_success(self) -> bool:
-        self._have_a_thread(True)
+        self._look()
         return super().is_success()
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         if timeout in (NO_LIMIT, UNSET):
             self._finish()
         else:
-            self._have_a_thread(True)
-        return super().wait(timeout)
+            # The mesh fails when a wait of its own takes too long.
+            end, pause = time.monotonic() + timeout.total_seconds(), _PAUSE_S
+            while not self._look():
+                if time.monotonic() >= end:
+                    raise _late(timeout)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        # Another may be about to end it.
+        return super().wait()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        self._have_a_thread(False)
+        with self._lock:
+            if not self._over.is_set() and not self._has_thread:
+                threading.Thread(target=self._finish, name="railhead-message", daemon=True).start()
+                self._has_thread = True
         return super().get_future()
 
     def source_rank(self) -> int:
@@ -220,7 +222,7 @@ class Message(Work):
     _source_rank = source_rank
 
     def __del__(self) -> None:
-        if not self._over.is_set() and not any(self._has_thread.values()):
+        if not self._over.is_set() and not self._has_thread:
             self._engine.keep(self._exchange)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -221,6 +221,59 @@ class Mesh:
             _apart(given, result)
         CALLS.allgather(self.handle, self._moved(0, tag, timeout), given.addr, result.addr, _counts(parts, given.size))
 
+    def gather(
+        self,
+        data: Any,
+        out: Any = None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        dtype: str | None = None,
+        tag: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """`out` of the root, of the others nothing, becomes all ranks' `data` in order, each of `counts` elements, or equal ones."""
+        given, result = _Memory(data, dtype, False, moved=True), self._roots(out, root, dtype, True)
+        self._exchange(CALLS.gather, given, result, given, result, root, counts, tag, timeout)
+
+    def scatter(
+        self,
+        data: Any,
+        out: Any,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        dtype: str | None = None,
+        tag: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        """`out` becomes this rank's part of `data`, which the root has, and nobody else, in parts of `counts` elements, or equal ones."""
+        whole, part = self._roots(data, root, dtype, False), _Memory(out, dtype, True, moved=True)
+        self._exchange(CALLS.scatter, part, whole, whole, part, root, counts, tag, timeout)
+
+    def _roots(self, memory: Any, root: int, dtype: str | None, writable: bool) -> _Memory | None:
+        return _Memory(memory, dtype, writable, moved=True) if self.rank == self._root(root) else None
+
+    def _exchange(
+        self,
+        call: Callable[..., int],
+        part: _Memory,
+        whole: _Memory | None,
+        given: _Memory | None,
+        result: _Memory | None,
+        root: int,
+        counts: Sequence[int] | None,
+        tag: int,
+        timeout: float | None,
+    ) -> None:
+        """Between the root's whole and each rank's part of it, from what is given to the result."""
+        if whole:
+            _same_type(part, whole)
+            parts = self._parts(counts, whole.count, part.count)
+            if part.addr != whole.addr + sum(parts[: self.rank]) * part.size:
+                _apart(part, whole)
+        else:
+            parts = self._parts(counts, part.count * self.ranks if counts is None else sum(counts), part.count)
+        call(self.handle, self._moved(root, tag, timeout), given and given.addr, result and result.addr, _counts(parts, part.size))
+
     def alltoall(
         self,
         data: Any,
@@ -344,6 +397,19 @@ class Unbound:
         rank = ctypes.c_int64()
         CALLS.unbound_wait_recv(self.handle, ctypes.byref(rank), milliseconds(timeout, 0))
         return rank.value
+
+    def test_send(self) -> int | None:
+        """The rank that one of the sends went to, if it is done and nobody was told of it. Returns at once."""
+        return self._test(CALLS.unbound_test_send)
+
+    def test_recv(self) -> int | None:
+        """The rank that has sent one of the receives, if it is here and nobody was told of it. Returns at once."""
+        return self._test(CALLS.unbound_test_recv)
+
+    def _test(self, test: Callable[..., int]) -> int | None:
+        rank, done = ctypes.c_int64(), ctypes.c_int()
+        test(self.handle, ctypes.byref(rank), ctypes.byref(done))
+        return rank.value if done.value else None
 
     def close(self) -> None:
         """Ends it: nobody reads or writes the memory afterwards."""

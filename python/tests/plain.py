@@ -37,6 +37,14 @@ def plain_python(rank, folder):
         swapped = bytearray(2)
         mesh.alltoall(bytes([rank, rank + 10]), swapped)
         assert list(swapped) == [10 * rank, 10 * rank + 1]
+        parts, part = numpy.zeros(5, dtype=numpy.int16), numpy.full(3 - rank, rank + 1, dtype=numpy.int16)
+        mesh.gather(part, parts if rank == 1 else None, root=1, counts=[3, 2])
+        assert parts.tolist() == ([1, 1, 1, 2, 2] if rank == 1 else [0] * 5)
+        mesh.scatter(b"onetwo" if rank == 0 else None, text := bytearray(3))
+        assert text == [b"one", b"two"][rank]
+        # The root's own may be in its place.
+        mesh.gather(parts[4:] if rank == 1 else part[:1], parts[3:] if rank == 1 else None, root=1)
+        assert parts.tolist() == ([1, 1, 1, 1, 2] if rank == 1 else [0] * 5)
         mesh.barrier()
         into = bytearray(5)
         with_other = mesh.unbound(into if rank else b"hello")
@@ -47,6 +55,14 @@ def plain_python(rank, folder):
         else:
             with_other.recv([0], tag=9)
             assert with_other.wait_recv() == 0 and into == b"hello"
+        assert with_other.test_send() is None and with_other.test_recv() is None
+        mesh.barrier()
+        if rank == 0:
+            with_other.send(1)
+            ranks.until("it is sent", lambda: with_other.test_send() == 1)
+        else:
+            with_other.recv(0)
+            ranks.until("it is here", lambda: with_other.test_recv() == 0)
         with_other.close()
         raised(lambda: mesh.allreduce(numpy.zeros((4, 4))[:, 1]), ValueError, "gaps")
         raised(lambda: mesh.allreduce(out, op="mean"), ValueError, "'mean'", "product")
@@ -109,6 +125,13 @@ def memory_is_what_it_is(rank, folder):
             (lambda: mesh.allgather(many[1:3], many[:4]), ["shares memory"]),
             (lambda: mesh.allgather(b"one", bytearray(7)), ["7 elements for 2 ranks"]),
             (lambda: mesh.allgather(floats, many[:4], counts=[8, -4]), ["[8, -4]", "4 in all"]),
+            (lambda: mesh.gather(floats[:2], numpy.ones(4, dtype="i8"), root=rank), ["another type"]),
+            (lambda: mesh.gather(floats[:2], many[:6], root=rank), ["2 elements of rank", "3"]),
+            (lambda: mesh.gather(many[1:3], many[:4], root=rank), ["shares memory"]),
+            (lambda: mesh.gather(floats[:2], root=2), ["root 2", "0 to 1"]),
+            (lambda: mesh.gather(floats[:2], root=1 - rank, counts=[1, 1]), ["2 elements of rank", "1"]),
+            (lambda: mesh.scatter(floats, floats[:2], root=rank, counts=[2, 3]), ["[2, 3]", "4 in all"]),
+            (lambda: mesh.scatter(floats, fixed[:2], root=rank), ["written"]),
             (lambda: mesh.allreduce(floats, tag=-1), ["tag -1", "4294967295"]),
             (lambda: mesh.allreduce(floats, tag=1 << 32), ["tag 4294967296"]),
             (lambda: mesh.broadcast(floats, root=2), ["root 2", "0 to 1"]),
@@ -120,6 +143,7 @@ def memory_is_what_it_is(rank, folder):
         ]:
             raised(call, ValueError, *words)
         raised(lambda: mesh.allreduce([1, 2]), TypeError, "list")
+        raised(lambda: mesh.gather(floats, root=rank), TypeError, "NoneType")
         mesh.barrier(timeout=math.inf)
     raised(mesh.barrier, ValueError, "closed")
     raised(lambda: mesh.unbound(bytearray(3)), ValueError, "closed")

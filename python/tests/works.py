@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from unittest import mock
 
 import ranks
@@ -124,24 +125,31 @@ def messages_that_nobody_waits_for(rank, folder):
         assert not late.is_completed()
         gc.collect()
         before = threading.active_count()
+        sent = []
         for number in range(100):
-            dist.isend(torch.full((3000,), float(number)), 1, tag=number)
+            tensor = torch.full((3000,), float(number))
+            sent.append(weakref.ref(tensor))
+            dist.isend(tensor, 1, tag=number)
+        del tensor
         assert threading.active_count() <= before + 1, "a thread for each"
         raised(lambda: late.wait(2 * short), dist.DistBackendError, "1.0 s", "goes on")
+        # What nobody sends is not in the way of what is done.
+        assert len(sent) == 100
+        ranks.until("the memory of what is sent is given back", lambda: all(tensor() is None for tensor in sent))
         dist.set_timeout(TIMEOUT, own)
         open(f"{folder}/late", "w").close()
         assert late.wait() and late.source_rank() == 1
         dist.barrier()
         ranks.until("both are here", lambda: into.eq(3).all() and strided.eq(4).all())
     else:
-        ranks.until("rank 0 has waited in vain", lambda: os.path.exists(f"{folder}/late"))
-        dist.send(torch.ones(3), 0, group=own, tag=4)
-        dist.send(torch.full((300_000,), 3.0), 0, tag=1)
-        dist.send(torch.full((100, 300), 4.0), 0, tag=2)
         for number in reversed(range(100)):
             into = torch.zeros(3000)
             dist.recv(into, 0, tag=number)
             assert into.eq(number).all()
+        ranks.until("rank 0 has waited in vain", lambda: os.path.exists(f"{folder}/late"))
+        dist.send(torch.ones(3), 0, group=own, tag=4)
+        dist.send(torch.full((300_000,), 3.0), 0, tag=1)
+        dist.send(torch.full((100, 300), 4.0), 0, tag=2)
         dist.barrier()
     tensor = torch.ones(1)
     dist.all_reduce(tensor, async_op=True)
@@ -246,7 +254,7 @@ def no_thread_can_be_had(rank, folder):
         raised(lambda: dist.all_reduce(tensor, async_op=True), dist.DistBackendError, "no thread", "not begun")
         received = dist.irecv(into, 1 - rank)
         dist.isend(tensor, 1 - rank)
-        raised(received.is_completed, RuntimeError, "can't start new thread")
+        raised(received.get_future, RuntimeError, "can't start new thread")
         received.wait()
         dist.all_reduce(tensor)
     assert tensor.eq(2).all() and into.eq(1).all()

@@ -4,7 +4,7 @@
 // What callers owe stands in the header's words, which are these functions' documentation: C's callers do not read "# Safety".
 #![allow(clippy::missing_safety_doc)]
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -217,6 +217,34 @@ pub unsafe extern "C" fn railhead_unbound_wait_recv(buffer: *mut railhead_unboun
     unsafe { wait(rank, || UNBOUND.get(buffer).and_then(|unbound| unbound.buffer.wait_recv(unbound.mesh.time(timeout_ms)))) }
 }
 
+/// Whether one of the sends of this buffer is done, which neither a wait nor this has told of yet: `done` becomes 1, and `rank` (may be NULL) the one that
+/// it went to; or else 0. Returns at once.
+///
+/// Errors: as for railhead_unbound_wait_send, but for the time and an abort.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_unbound_test_send(
+    buffer: *mut railhead_unbound_t,
+    rank: *mut i64,
+    done: *mut c_int,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a place, and for another, or NULL.
+    unsafe { test(rank, done, || UNBOUND.get(buffer).and_then(|unbound| unbound.buffer.test_send())) }
+}
+
+/// Whether one of the receives of this buffer is done, which neither a wait nor this has told of yet: `done` becomes 1, and `rank` (may be NULL) the one
+/// that sent; or else 0. Returns at once.
+///
+/// Errors: as for railhead_unbound_wait_recv, but for the time and an abort.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn railhead_unbound_test_recv(
+    buffer: *mut railhead_unbound_t,
+    rank: *mut i64,
+    done: *mut c_int,
+) -> railhead_status_t {
+    // SAFETY: the header asks the caller for a place, and for another, or NULL.
+    unsafe { test(rank, done, || UNBOUND.get(buffer).and_then(|unbound| unbound.buffer.test_recv())) }
+}
+
 /// Ends one railhead_unbound_wait_send with RAILHEAD_ABORTED: the one that goes on, or else the next. What it waited for is outstanding still.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_unbound_abort_send(buffer: *mut railhead_unbound_t) -> railhead_status_t {
@@ -287,4 +315,19 @@ unsafe fn wait(rank: *mut i64, waited: impl FnOnce() -> Result<Waited>) -> railh
         Ok(())
     });
     if aborted { railhead_status_t::RAILHEAD_ABORTED } else { status }
+}
+
+/// # Safety
+/// Unless NULL or misaligned, `rank` and `done` must be valid for writes.
+unsafe fn test(rank: *mut i64, done: *mut c_int, tested: impl FnOnce() -> Result<Option<Waited>>) -> railhead_status_t {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let (rank_out, done) = unsafe { (Out::optional(rank, "rank")?, Out::new(done, "done")?) };
+        let tested = tested()?;
+        done.set(tested.is_some().into());
+        if let (Some(Waited::Done { rank, .. }), Some(out)) = (tested, rank_out) {
+            out.set(rank as i64);
+        }
+        Ok(())
+    })
 }

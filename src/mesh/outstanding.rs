@@ -61,36 +61,22 @@ impl Outstanding {
         mesh.block_on(what, poll_fn(|_| self.poll(mesh, &put)), timeout)?
     }
 
-    /// An error inside is not the mesh's.
+    /// Whether one has ended that nobody was told of: that one.
+    ///
+    /// Errors: as for [`Outstanding::wait`], but for the time.
+    pub fn test(&self, mesh: &Context, put: impl Fn(usize, &[u8])) -> Result<Option<Waited>> {
+        match lock(&self.0).poll(mesh, put) {
+            Poll::Ready(result) => result?.map(Some),
+            Poll::Pending => Ok(None),
+        }
+    }
+
     fn poll(&self, mesh: &Context, put: impl Fn(usize, &[u8])) -> Poll<Result<Result<Waited>>> {
         let mut list = lock(&self.0);
-        if list.closed {
-            return Poll::Ready(Ok(Err(closed())));
-        }
-        if std::mem::take(&mut list.aborted) {
+        if std::mem::take(&mut list.aborted) && !list.closed {
             return Poll::Ready(Ok(Ok(Waited::Aborted)));
         }
-        let mut core = mesh.driver.lock();
-        for at in 0..list.ops.len() {
-            if let Some((outcome, offset)) = list.ops.get(at).and_then(|(op, offset)| Some((core.ops.take(*op)?, *offset))) {
-                list.ops.remove(at);
-                return Poll::Ready(Ok(match outcome {
-                    Outcome::Done { rank, len, small } => {
-                        drop(core);
-                        if let Some(small) = small {
-                            put(offset, small.bytes());
-                        }
-                        Ok(Waited::Done { rank, len })
-                    }
-                    Outcome::Failed(failure) => Err(failure.error()),
-                    Outcome::Cancelled => Err(closed()),
-                }));
-            }
-        }
-        match core.check() {
-            Ok(()) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
+        list.poll(mesh, put)
     }
 
     /// Ends the wait of one thread that waits, or else the next wait, though nothing has ended.
@@ -120,6 +106,36 @@ impl Outstanding {
     pub fn forget(&self, mesh: &Context) {
         let mut list = lock(&self.0);
         mesh.with(|core| list.ops.drain(..).for_each(|(op, _)| core.ops.forget(op)));
+    }
+}
+
+impl List {
+    /// An error inside is not the mesh's.
+    fn poll(&mut self, mesh: &Context, put: impl Fn(usize, &[u8])) -> Poll<Result<Result<Waited>>> {
+        if self.closed {
+            return Poll::Ready(Ok(Err(closed())));
+        }
+        let mut core = mesh.driver.lock();
+        for at in 0..self.ops.len() {
+            if let Some((outcome, offset)) = self.ops.get(at).and_then(|(op, offset)| Some((core.ops.take(*op)?, *offset))) {
+                self.ops.remove(at);
+                return Poll::Ready(Ok(match outcome {
+                    Outcome::Done { rank, len, small } => {
+                        drop(core);
+                        if let Some(small) = small {
+                            put(offset, small.bytes());
+                        }
+                        Ok(Waited::Done { rank, len })
+                    }
+                    Outcome::Failed(failure) => Err(failure.error()),
+                    Outcome::Cancelled => Err(closed()),
+                }));
+            }
+        }
+        match core.check() {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
     }
 }
 

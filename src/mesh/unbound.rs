@@ -68,12 +68,27 @@ impl UnboundBuffer {
     ///
     /// Errors: as for [`UnboundBuffer::wait_send`].
     pub fn wait_recv(&self, timeout: Duration) -> Result<Waited> {
-        let put = |offset: usize, bytes: &[u8]| {
-            if let Some(Ok(view)) = lock(&self.memory).as_ref().map(|memory| memory.view(offset, bytes.len())) {
-                view.write(bytes);
-            }
-        };
-        self.recvs.wait(&self.mesh, "wait_recv", timeout, put)
+        self.recvs.wait(&self.mesh, "wait_recv", timeout, |offset, bytes| self.put(offset, bytes))
+    }
+
+    fn put(&self, offset: usize, bytes: &[u8]) {
+        if let Some(Ok(view)) = lock(&self.memory).as_ref().map(|memory| memory.view(offset, bytes.len())) {
+            view.write(bytes);
+        }
+    }
+
+    /// Whether one of the sends is done that nobody was told of: that one.
+    ///
+    /// Errors: the mesh has failed; the buffer is closed.
+    pub fn test_send(&self) -> Result<Option<Waited>> {
+        self.sends.test(&self.mesh, |_, _| ())
+    }
+
+    /// Whether one of the receives is done that nobody was told of: that one.
+    ///
+    /// Errors: as for [`UnboundBuffer::test_send`].
+    pub fn test_recv(&self) -> Result<Option<Waited>> {
+        self.recvs.test(&self.mesh, |offset, bytes| self.put(offset, bytes))
     }
 
     /// Ends one [`UnboundBuffer::wait_send`]: that which goes on, or else the next.

@@ -373,10 +373,31 @@ fn buffers_are_made_used_and_closed() {
             assert_eq!(railhead_unbound_abort_recv(buffer), RAILHEAD_OK);
             assert_eq!(railhead_unbound_wait_recv(buffer, null_mut(), 10_000), RAILHEAD_ABORTED);
             assert_eq!(railhead_unbound_recv(buffer, &peer, 1, u64::MAX, 8, 8), RAILHEAD_OK, "{}", words());
+            let mut done = -1;
+            refused(railhead_unbound_test_recv(buffer, &mut from, null_mut()), RAILHEAD_INTERNAL, "'done' is NULL");
+            assert_eq!(railhead_unbound_test_recv(buffer, &mut from, &mut done), RAILHEAD_OK, "{}", words());
+            assert_eq!((done, from), (0, -1));
+            assert_eq!(railhead_barrier(mesh, null()), RAILHEAD_OK);
             assert_eq!(railhead_unbound_send(buffer, peer, u64::MAX, 0, 8), RAILHEAD_OK, "{}", words());
             assert_eq!(railhead_unbound_wait_send(buffer, null_mut(), 10_000), RAILHEAD_OK, "{}", words());
             assert_eq!(railhead_unbound_wait_recv(buffer, &mut from, 10_000), RAILHEAD_OK, "{}", words());
             assert_eq!((from, memory.cast::<u64>().add(1).read()), (peer, peer as u64));
+            // The same once more, by looking.
+            memory.cast::<u64>().add(1).write(9);
+            from = -1;
+            assert_eq!(railhead_unbound_recv(buffer, &peer, 1, u64::MAX, 8, 8), RAILHEAD_OK, "{}", words());
+            assert_eq!(railhead_unbound_send(buffer, peer, u64::MAX, 0, 8), RAILHEAD_OK, "{}", words());
+            for test in [railhead_unbound_test_send, railhead_unbound_test_recv] {
+                done = 0;
+                while done == 0 {
+                    assert_eq!(test(buffer, &mut from, &mut done), RAILHEAD_OK, "{}", words());
+                }
+                assert_eq!((done, from), (1, peer));
+                from = -1;
+                assert_eq!(test(buffer, &mut from, &mut done), RAILHEAD_OK, "{}", words());
+                assert_eq!((done, from), (0, -1), "told twice");
+            }
+            assert_eq!(memory.cast::<u64>().add(1).read(), peer as u64);
 
             refused(railhead_buffer_send_to(mesh, rank, 0, memory, 32, &mut bound), RAILHEAD_USAGE, "is this rank");
             assert_eq!(railhead_buffer_recv_from(mesh, peer, 7, memory, 32, &mut bound), RAILHEAD_OK, "{}", words());
@@ -396,6 +417,7 @@ fn buffers_are_made_used_and_closed() {
             refused(railhead_buffer_close(bound), RAILHEAD_INTERNAL, "was closed");
             assert_eq!(railhead_unbound_close(buffer), RAILHEAD_OK, "{}", words());
             refused(railhead_unbound_abort_send(buffer), RAILHEAD_INTERNAL, "was closed");
+            refused(railhead_unbound_test_send(buffer, null_mut(), &mut done), RAILHEAD_INTERNAL, "was closed");
             assert_eq!(railhead_barrier(mesh, null()), RAILHEAD_OK);
         }
     });
