@@ -48,7 +48,8 @@ class Engine:
         self._changed = threading.Condition()
         self._queue: deque[tuple[Callable[[], None], Work]] = deque()
         self._is_busy = False
-        self._is_closed = False
+        # Nothing is taken any more; and all that was asked for is over, and the mesh closed.
+        self._is_closed = self._is_gone = False
         # Threads of the group that are not in callbacks.
         self._free = 0
         # Messages that nobody waits for.
@@ -161,18 +162,22 @@ class Engine:
             stays(exchange)
             return
         with self._changed:
-            self._kept.append(exchange)
-            if not self._has_keeper and not self._is_closed:
-                # Without one it stays until there is one, or until the group ends.
-                with suppress(RuntimeError):
-                    threading.Thread(target=_finish_kept, args=(weakref.ref(self), self._changed), name="railhead-kept", daemon=True).start()
-                    self._has_keeper = True
-        if self._is_closed:
-            self._finish_kept()
+            is_gone = self._is_gone
+            if not is_gone:
+                self._kept.append(exchange)
+                if not self._has_keeper:
+                    # Without one it stays until there is one, or until the group ends.
+                    with suppress(RuntimeError):
+                        threading.Thread(target=_finish_kept, args=(weakref.ref(self), self._changed), name="railhead-kept", daemon=True).start()
+                        self._has_keeper = True
+        if is_gone:
+            exchange.finish()
 
-    def _finish_kept(self) -> None:
-        """Of a mesh that is closed, so that nothing is waited for."""
+    def _close_mesh(self) -> None:
+        """And ends all that is kept, of which nothing is waited for then."""
+        self.mesh.close()
         with self._changed:
+            self._is_gone = True
             kept, self._kept = self._kept, []
         for exchange in kept:
             exchange.finish()
@@ -212,8 +217,7 @@ class Engine:
             self._changed.notify_all()
         while self._do_next():
             pass
-        self.mesh.close()
-        self._finish_kept()
+        self._close_mesh()
 
     def _do_next(self) -> bool:
         """Does the next of what is queued, or waits for another thread to do so: whether there was any."""

@@ -71,7 +71,7 @@ class Work(TorchWork):
         return self._error
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
-        if not self._over.wait(None if timeout in (NO_LIMIT, UNSET) else timeout.total_seconds()):
+        if not self._over.wait(None if timeout in (NO_LIMIT, UNSET) else min(timeout.total_seconds(), threading.TIMEOUT_MAX)):
             raise _late(timeout)
         if self._error is not None:
             raise self._error

@@ -219,6 +219,28 @@ def groups_end_with_what_is_outstanding(rank, folder):
     dist.destroy_process_group()
 
 
+def a_message_is_dropped_while_its_group_goes(rank, folder):
+    group(rank, 2, folder)
+    own = dist.new_group([0, 1])
+    dropped = f"{folder}/dropped"
+    if rank == 0:
+        work, message = dist.all_reduce(torch.ones(3), group=own, async_op=True), dist.irecv(torch.ones(3), 1, group=own)
+        goes = threading.Thread(target=dist.destroy_process_group, args=(own,))
+        goes.start()
+        ranks.until("it takes nothing more", lambda: own._engine._is_closed)
+        del message
+        gc.collect()
+        open(dropped, "w").close()
+        goes.join()
+        assert work.is_success() and work.result()[0].eq(2).all()
+    else:
+        # So that the group cannot go before.
+        ranks.until("the other one has dropped it", lambda: os.path.exists(dropped))
+        dist.all_reduce(torch.ones(3), group=own)
+        dist.destroy_process_group(own)
+    dist.destroy_process_group()
+
+
 def groups_leave_nothing(rank, folder):
     group(rank, 2, folder)
 
@@ -324,6 +346,7 @@ SCENARIOS = {
     groups_come_and_go: (2, {}),
     what_was_asked_for_is_done_before_a_group_goes: (2, {}),
     groups_end_with_what_is_outstanding: (2, {}),
+    a_message_is_dropped_while_its_group_goes: (2, {}),
     groups_leave_nothing: (2, {}),
     no_thread_can_be_had: (2, {}),
     programs_end_whatever_is_outstanding: (1, {}),
