@@ -250,7 +250,7 @@ fuzz: deps-test
 	done
 
 sim: deps
-	@program=$$($(CARGO) test $(CHOSEN) --test sim --no-run --message-format=json | sed -n 's|.*"executable":"\([^"]*/sim-[^"]*\)".*|\1|p') && \
+	@program=$$($(CARGO) test $(subst --profile staged,--profile sim,$(CHOSEN)) --test sim --no-run --message-format=json | sed -n 's|.*"executable":"\([^"]*/sim-[^"]*\)".*|\1|p') && \
 	    "$$program" --for $(or $(SECONDS),600)
 
 header:

@@ -1,19 +1,23 @@
 //! Schedules in a simulated world: see `src/sim`. As a test a few of each scenario; by `make sim` for as long as one likes, on every core.
 //!
 //!     RHT_SIM="..." cargo test ... --test sim
-//!     [--seed N] [--schedules N] [--for SECONDS] [--rails N] [--faults N] [--messages N] [--threads N] [--verbose]
+//!     [--seed N] [--schedules N] [--for SECONDS] [--rails N] [--faults N] [--messages N] [--threads N] [--ranks N [--meet]] [--verbose]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use railhead::sim::{Options, Report, Violation, duplex, net};
+use railhead::sim::mesh::Task;
+use railhead::sim::{Options, Report, Violation, duplex, mesh, net};
 
 /// A scenario.
 type Run = fn(&Options) -> Result<Report, Violation>;
 /// Each, as a test.
-const SCENARIOS: [(&str, Run); 2] =
-    [("sim::comms_go_on_without_their_rails", net::run), ("sim::links_both_ways_go_on_without_their_rails", duplex::run)];
+const SCENARIOS: [(&str, Run); 3] = [
+    ("sim::comms_go_on_without_their_rails", net::run),
+    ("sim::links_both_ways_go_on_without_their_rails", duplex::run),
+    ("sim::meshes_go_on_without_their_rails", mesh::run),
+];
 
 /// What a run of many schedules was asked for.
 struct Args {
@@ -24,6 +28,9 @@ struct Args {
     time: Duration,
     options: Options,
     threads: usize,
+    /// In place of the scenarios; and what so many ranks do.
+    ranks: Option<usize>,
+    task: Task,
     is_verbose: bool,
 }
 
@@ -44,6 +51,8 @@ impl Args {
             time: Duration::MAX,
             options: Options { seed: 0, rails: 0, faults: 8, messages: 60 },
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            ranks: None,
+            task: Task::Ring,
             is_verbose: false,
         };
         let more = std::env::var("RHT_SIM").unwrap_or_default();
@@ -58,10 +67,14 @@ impl Args {
                 "--faults" => args.options.faults = value() as usize,
                 "--messages" => args.options.messages = value() as usize,
                 "--threads" => args.threads = value() as usize,
+                "--ranks" => args.ranks = Some(value() as usize),
+                "--meet" => args.task = Task::Meet,
                 "--verbose" => args.is_verbose = true,
                 "--show-output" | "--nocapture" => {}
                 filter if !filter.starts_with('-') => args.filters.push(filter.into()),
-                other => panic!("{other:?}: expected --seed, --schedules, --for, --rails, --faults, --messages, --threads or --verbose"),
+                other => panic!(
+                    "{other:?}: expected --seed, --schedules, --for, --rails, --faults, --messages, --threads, --ranks, --meet or --verbose"
+                ),
             }
         }
         args
@@ -74,6 +87,9 @@ fn main() {
     let scenarios: Vec<_> = SCENARIOS.into_iter().filter(|(name, _)| is_asked(name)).collect();
     if args.is_verbose {
         railhead::base::log::set_stderr(railhead::base::log::Level::Info);
+    }
+    if let Some(ranks) = args.ranks {
+        return one_of_many_ranks(&args, ranks);
     }
     if let Some(seed) = args.seed {
         let options = Options { seed, ..args.options };
@@ -97,6 +113,24 @@ fn main() {
     println!("test result: {result}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out\n");
     println!("{schedules} schedules, {violations} violations");
     std::process::exit(i32::from(failed > 0));
+}
+
+/// Kilobytes of this process in memory.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Runs one schedule of many ranks.
+fn one_of_many_ranks(args: &Args, ranks: usize) {
+    let first = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let options = Options { seed: args.seed.unwrap_or(first), ..args.options.clone() };
+    let (start, before) = (Instant::now(), resident());
+    let result = mesh::many(&options, ranks, args.task);
+    let took = start.elapsed().as_secs_f64();
+    println!("{result:#?}\n{ranks} ranks: {took:.1} s, {} KiB of memory for each", (resident() - before) / ranks.max(1) as u64);
+    std::process::exit(i32::from(result.is_err()));
 }
 
 /// Runs many schedules of a scenario, which is one of so many that share the time: how many those were, and how many broke a promise.

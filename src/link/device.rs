@@ -23,6 +23,7 @@ pub struct Device {
     name: String,
     fabric: &'static str,
     rails: Vec<(Domain, Capabilities)>,
+    notify: bool,
     _stats: PageGuard,
 }
 
@@ -49,10 +50,17 @@ impl Device {
         if chosen.is_empty() || chosen.len() > MAX_RAILS {
             return Err(Error::usage(format!("{} devices; there may be 1 to {MAX_RAILS}", chosen.len())));
         }
-        let rails = chosen.iter().map(|device| Ok((device.open()?, device.capabilities()))).collect::<Result<Vec<_>>>()?;
-        let name = chosen.iter().map(|device| device.info().name.as_str()).collect::<Vec<_>>().join("+");
-        let fabric = chosen.first().map_or("none", |device| device.info().fabric);
-        Ok(Arc::new(Device { config, name, fabric, rails, _stats: stats::keep_page() }))
+        Device::of(config, &chosen, true)
+    }
+
+    /// These devices as rails of one. `notify` if links are to be armed.
+    ///
+    /// Errors: one that cannot be opened.
+    pub fn of(config: Config, devices: &[&fabric::Device], notify: bool) -> Result<Arc<Device>> {
+        let rails = devices.iter().map(|device| Ok((device.open()?, device.capabilities()))).collect::<Result<Vec<_>>>()?;
+        let name = devices.iter().map(|device| device.info().name.as_str()).collect::<Vec<_>>().join("+");
+        let fabric = devices.first().map_or("none", |device| device.info().fabric);
+        Ok(Arc::new(Device { config, name, fabric, rails, notify, _stats: stats::keep_page() }))
     }
 
     /// Its name.
@@ -70,7 +78,7 @@ impl Device {
     /// Errors: no memory or queue pair left.
     pub fn end(&self) -> Result<Unconnected> {
         let stats = stats::comm(CommKind::Pair, self.name());
-        Unconnected::new(&self.rails(&stats), self.fabric(), self.name(), &self.config, stats, true)
+        Unconnected::new(&self.rails(&stats), self.fabric(), self.name(), &self.config, stats, self.notify)
     }
 
     /// Descriptors of this process that a link takes at least, once it is connected.

@@ -37,6 +37,11 @@ pub(super) struct AnyRecv {
     number: Option<u64>,
 }
 
+/// Whether something waits for a rank that its pair does not know of.
+fn waits_for_any(small: &SmallMessages, any: &VecDeque<AnyRecv>, rank: usize) -> bool {
+    small.waits_for(rank) || any.iter().any(|recv| recv.ranks.contains(&rank))
+}
+
 /// Polls that find nothing, per look at what is waited for.
 const LOOK_EVERY: u32 = 64;
 
@@ -45,6 +50,8 @@ pub struct Core {
     rank: usize,
     /// By rank.
     pub peers: Vec<Peer>,
+    /// Those that were connected, in order: what is polled, where most of many ranks never are.
+    connected: Vec<usize>,
     /// What was asked for.
     pub ops: Ops,
     /// Why nothing goes any more.
@@ -72,6 +79,7 @@ impl Core {
         Core {
             rank,
             peers: (0..size).map(|_| Peer::Absent).collect(),
+            connected: Vec::new(),
             ops: Ops::default(),
             failed: None,
             gone: None,
@@ -103,6 +111,16 @@ impl Core {
     pub fn check_ranks(&self) -> Result<()> {
         self.check()?;
         self.gone.as_ref().map_or(Ok(()), |(_, failure)| Err(failure.error()))
+    }
+
+    /// A rank is connected now.
+    pub fn connected(&mut self, rank: usize, pair: Pair) {
+        if let Some(peer) = self.peers.get_mut(rank) {
+            *peer = Peer::Here(Box::new(pair));
+            if let Err(at) = self.connected.binary_search(&rank) {
+                self.connected.insert(at, rank);
+            }
+        }
     }
 
     /// A rank that is connected.
@@ -143,7 +161,7 @@ impl Core {
     }
 
     fn wait_begins(&mut self, rank: usize) {
-        let waits = self.waits_for_any(rank);
+        let waits = waits_for_any(&self.small, &self.any, rank);
         if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
             pair.wait_begins(waits);
         }
@@ -387,16 +405,12 @@ impl Core {
         }
     }
 
-    /// Whether something waits for a rank that its pair does not know of.
-    fn waits_for_any(&self, rank: usize) -> bool {
-        self.small.waits_for(rank) || self.any.iter().any(|recv| recv.ranks.contains(&rank))
-    }
-
     /// Gives up all ranks, so that they can be connected anew: what was asked for has failed. A mesh that was closed stays so.
     pub fn disconnect(&mut self, failure: &Failure) {
         self.ops.fail_all(failure);
         self.count();
         self.peers.fill_with(|| Peer::Absent);
+        self.connected.clear();
         self.gone = None;
         self.any.clear();
         self.events.clear();
@@ -472,10 +486,11 @@ impl Driven for Core {
 
     fn poll(&mut self) -> bool {
         let (mut moved, mut lost) = (false, Vec::new());
-        for rank in 0..self.peers.len() {
-            let waits = self.waits_for_any(rank);
-            let Core { peers, ops, events, .. } = self;
+        for at in 0..self.connected.len() {
+            let Core { peers, connected, ops, events, small, any, .. } = self;
+            let Some(&rank) = connected.get(at) else { break };
             let Some(Peer::Here(pair)) = peers.get_mut(rank) else { continue };
+            let waits = waits_for_any(small, any, rank);
             let polled = pair.poll(ops, waits, events);
             let left = pair.left();
             if !self.events.is_empty() {
@@ -511,7 +526,7 @@ impl Driven for Core {
         self.note_waits();
         let mut look: Option<u64> = None;
         for rank in 0..self.peers.len() {
-            let waits = self.waits_for_any(rank);
+            let waits = waits_for_any(&self.small, &self.any, rank);
             if let Some(Peer::Here(pair)) = self.peers.get_mut(rank) {
                 let again = pair.arm(waits, |fd| fds.push(fd))?;
                 look = look.into_iter().chain(again).min();

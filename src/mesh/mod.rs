@@ -23,6 +23,8 @@ mod reduce;
 mod report;
 mod running;
 mod sendrecv;
+#[cfg(feature = "sim")]
+pub mod simulated;
 mod slots;
 mod small;
 mod small_sends;

@@ -420,6 +420,14 @@ impl Pair {
     }
 }
 
+#[cfg(feature = "sim")]
+impl Pair {
+    /// What it is made of.
+    pub fn link_for_test(&mut self) -> &mut crate::link::Link {
+        self.link.link_for_test()
+    }
+}
+
 #[cfg(test)]
 impl Pair {
     /// Sends a control message of any bytes, as no honest rank would; whether there was room for it.

@@ -283,8 +283,12 @@ impl Ranks for Pair {
         self.ways.iter().all(Way::is_done)
     }
 
-    fn links(&mut self) -> [&mut Link; 2] {
-        self.ends.each_mut().map(Duplex::link_for_test)
+    fn count(&self) -> usize {
+        2
+    }
+
+    fn for_each_link(&mut self, rank: usize, f: &mut dyn FnMut(&mut Link)) {
+        f(self.ends[rank].link_for_test());
     }
 
     fn received(&self) -> u64 {

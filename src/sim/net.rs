@@ -80,8 +80,12 @@ impl Ranks for Comm {
         self.left == 0 && self.groups.is_empty() && self.sending.is_empty()
     }
 
-    fn links(&mut self) -> [&mut Link; 2] {
-        [self.send.link_for_test(), self.recv.link_for_test()]
+    fn count(&self) -> usize {
+        2
+    }
+
+    fn for_each_link(&mut self, rank: usize, f: &mut dyn FnMut(&mut Link)) {
+        f(if rank == 0 { self.send.link_for_test() } else { self.recv.link_for_test() });
     }
 
     fn received(&self) -> u64 {

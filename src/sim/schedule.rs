@@ -1,4 +1,7 @@
-//! A schedule: two ranks that are polled in turn, at random times, while rails between them fail and come back. What the ranks do is their scenario's.
+//! A schedule: ranks that are polled in turn, at random times, while rails between them fail and come back. What the ranks do is their scenario's.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use crate::base::error::{Error, Result};
 use crate::base::stats::RailCounter;
@@ -15,19 +18,23 @@ const ALONE_NS: u64 = 100_000_000;
 /// Nanoseconds between two polls of a rank that is busy, and of one that has found nothing for a while.
 const BUSY_NS: u64 = 2_000;
 const IDLE_NS: u64 = 5_000_000;
+/// So many ranks are few.
+const FEW: usize = 8;
 /// Nanoseconds for which a rail may be cut, and a rank may be away.
 const CUT_NS: u64 = 400_000_000;
 const AWAY_NS: u64 = 100_000_000;
 
-/// Two ranks, and what they have under way.
+/// Ranks of a host each, and what they have under way.
 pub trait Ranks {
+    /// How many there are.
+    fn count(&self) -> usize;
     /// Polls one of them, which begins something new now and then; whether something has moved.
     fn poll(&mut self, rank: usize, random: &mut Random) -> std::result::Result<bool, Stop>;
     /// Whether all that was to be done is.
     fn is_done(&self) -> bool;
-    /// Their ends.
-    fn links(&mut self) -> [&mut Link; 2];
-    /// Messages that were received as they were sent.
+    /// Does something with each link of a rank.
+    fn for_each_link(&mut self, rank: usize, f: &mut dyn FnMut(&mut Link));
+    /// Messages, or whatever is counted, that were received as they were sent.
     fn received(&self) -> u64;
 }
 
@@ -52,17 +59,18 @@ struct Fault {
 }
 
 /// When a rank is polled next, and how often it has found nothing.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Turn {
     at: u64,
     idle: u32,
 }
 
 impl Turn {
-    fn next(&mut self, now: u64, moved: bool, random: &mut Random) {
+    /// Polls of a rank that waits are rarer and rarer, so that long waits take few of them; soon, if it is told of what comes.
+    fn next(&mut self, now: u64, moved: bool, is_told: bool, random: &mut Random) {
         self.idle = if moved { 0 } else { self.idle.saturating_add(1) };
-        // Polls of a rank that waits are rarer and rarer, so that long waits take few of them.
-        let pause = (BUSY_NS << (self.idle / 64).min(12)).min(IDLE_NS);
+        let doubled = if is_told { self.idle.saturating_mul(6) } else { self.idle / 64 };
+        let pause = (BUSY_NS << doubled.min(12)).min(IDLE_NS);
         self.at = now + 1 + random.below(pause);
     }
 }
@@ -76,11 +84,15 @@ struct Schedule<R> {
     faults_left: usize,
     /// There was a time at which no rail was sure to work.
     may_fail: bool,
-    turns: [Turn; 2],
+    /// By rank; and in order, with entries that are of no turn any more.
+    turns: Vec<Turn>,
+    next: BinaryHeap<Reverse<(u64, usize)>>,
     rails: usize,
+    /// A rank of which not all rails were live when it was last looked at.
+    not_live: usize,
 }
 
-/// Runs one schedule of the ranks that `make` connects.
+/// Runs one schedule of the ranks that `make` connects. With many of them, one for which something has come is polled soon.
 ///
 /// Errors: a promise that was broken.
 pub fn run<R: Ranks>(
@@ -102,21 +114,20 @@ pub fn run<R: Ranks>(
     };
     let world = World::new(random.draw(), capabilities);
     let ranks = make(&world, &mut random, options).map_err(|error| violation(format!("the ranks are not connected: {error}")))?;
-    let turn = Turn { at: world.now(), idle: 0 };
+    let turns = vec![Turn { at: world.now(), idle: 0 }; ranks.count()];
     let mut schedule = Schedule {
+        next: turns.iter().enumerate().map(|(rank, turn)| Reverse((turn.at, rank))).collect(),
         world,
         ranks,
         faults: Vec::new(),
         faults_left: random.below(options.faults as u64 + 1) as usize,
         may_fail: options.rails == 1,
-        turns: [turn; 2],
+        turns,
         rails: options.rails,
+        not_live: 0,
         random,
     };
-    let ended = schedule.run().map_err(|what| {
-        let [first, second] = schedule.ranks.links().map(Link::rails_for_test);
-        violation(format!("{what}\nrank 0:\n{first}\nrank 1:\n{second}"))
-    })?;
+    let ended = schedule.run().map_err(|what| violation(what + &schedule.rails_of_few()))?;
     let mut report = Report {
         trace: schedule.world.trace(),
         messages: schedule.ranks.received(),
@@ -124,11 +135,13 @@ pub fn run<R: Ranks>(
         time: schedule.world.now(),
         ..Report::default()
     };
-    for link in schedule.ranks.links() {
-        for rail in 0..options.rails {
-            report.failures += link.stats.rail(rail).get(RailCounter::Failures);
-            report.reconnects += link.stats.rail(rail).get(RailCounter::Reconnects);
-        }
+    for rank in 0..schedule.ranks.count() {
+        schedule.ranks.for_each_link(rank, &mut |link| {
+            for rail in 0..options.rails {
+                report.failures += link.stats.rail(rail).get(RailCounter::Failures);
+                report.reconnects += link.stats.rail(rail).get(RailCounter::Reconnects);
+            }
+        });
     }
     Ok(report)
 }
@@ -138,40 +151,41 @@ impl<R: Ranks> Schedule<R> {
     fn run(&mut self) -> std::result::Result<bool, String> {
         let mut deadline = u64::MAX;
         loop {
-            let (rank, turn) = if self.turns[0].at <= self.turns[1].at { (0, self.turns[0]) } else { (1, self.turns[1]) };
-            if let Some(violation) = self.world.advance(turn.at) {
-                return Err(violation);
-            }
+            let rank = self.advance_to_next()?;
             let now = self.world.now();
             self.heal(now);
             self.break_something(now);
-            let moved = match self.ranks.poll(rank, &mut self.random) {
+            let moved = match self.poll(rank) {
                 Ok(moved) => moved,
                 Err(Stop::Wrong(what)) => return Err(what),
                 Err(Stop::Failed(error)) => {
                     return match self.may_fail {
-                        true => self.goes_on_alone(1 - rank).map(|()| true),
+                        true => self.others_go_on(rank).map(|()| true),
                         false => Err(format!("rank {rank} has failed: {error}")),
                     };
                 }
             };
-            self.turns[rank].next(now, moved, &mut self.random);
-            if self.random.one_in(2000) {
-                self.turns[rank].at += self.random.below(AWAY_NS);
-            }
             let is_done = self.ranks.is_done();
-            if is_done && self.faults_left == 0 && self.faults.is_empty() && (0..self.rails).all(|rail| self.is_live(rail)) {
+            if is_done && self.are_told() {
+                // Many ranks that have nothing to do take long to come to the next one.
+                self.faults_left = 0;
+            }
+            let is_over = self.faults_left == 0 && self.faults.is_empty();
+            if is_done && is_over && (0..self.rails).all(|rail| self.is_live(rail)) {
                 return Ok(false);
             }
             // Who has nothing outstanding, or may post nothing, is told by the control connection alone.
-            let failed = self.ranks.links().into_iter().any(|link| link.has_failed());
+            let mut failed = false;
+            if moved || !self.are_told() {
+                self.ranks.for_each_link(rank, &mut |link| failed |= link.has_failed());
+            }
             if failed && !self.may_fail {
-                return Err("an end has failed".into());
+                return Err(format!("a link of rank {rank} has failed"));
             }
             if failed && (is_done || now > deadline) {
                 return Ok(true);
             }
-            if self.faults_left == 0 && self.faults.is_empty() {
+            if is_over {
                 deadline = deadline.min(now + PATIENCE_NS);
                 if now > deadline {
                     return Err(format!("after {now} ns something is not received or not sent, or a rail is not back"));
@@ -180,26 +194,94 @@ impl<R: Ranks> Schedule<R> {
         }
     }
 
-    fn is_live(&mut self, rail: usize) -> bool {
-        self.rails == 1 || self.ranks.links().into_iter().all(|link| link.is_live_for_test(rail))
-    }
-
-    /// What the other end has under way when one has failed: it may go on for a while, and what comes is right. That it is told is the work of the control
-    /// connection, which is not simulated.
-    fn goes_on_alone(&mut self, rank: usize) -> std::result::Result<(), String> {
-        let until = self.world.now() + ALONE_NS;
-        let mut turn = self.turns[rank];
-        while self.world.now() < until {
-            if let Some(violation) = self.world.advance(turn.at.max(self.world.now())) {
+    /// Lets all happen until the next turn: whose it is.
+    fn advance_to_next(&mut self) -> std::result::Result<usize, String> {
+        loop {
+            let Some(Reverse((at, rank))) = self.next.pop() else { return Err("there is no rank".into()) };
+            if at != self.turns[rank].at {
+                continue;
+            }
+            if let Some(violation) = self.world.advance(at.max(self.world.now())) {
                 return Err(violation);
             }
-            match self.ranks.poll(rank, &mut self.random) {
-                Ok(moved) => turn.next(self.world.now(), moved, &mut self.random),
+            if self.are_told() {
+                let now = self.world.now();
+                for other in self.world.take_reached() {
+                    if self.turns[other].at > now + BUSY_NS {
+                        let at = now + 1 + self.random.below(BUSY_NS);
+                        self.set_turn(other, Turn { at, idle: 0 });
+                    }
+                }
+                if self.turns[rank].at != at {
+                    continue;
+                }
+            }
+            return Ok(rank);
+        }
+    }
+
+    /// Whether ranks are polled soon after something has come for them: many are, as else most polls would find nothing.
+    fn are_told(&self) -> bool {
+        self.turns.len() > FEW
+    }
+
+    fn set_turn(&mut self, rank: usize, turn: Turn) {
+        self.turns[rank] = turn;
+        self.next.push(Reverse((turn.at, rank)));
+    }
+
+    fn poll(&mut self, rank: usize) -> std::result::Result<bool, Stop> {
+        let moved = self.ranks.poll(rank, &mut self.random)?;
+        let mut turn = self.turns[rank];
+        turn.next(self.world.now(), moved, self.are_told(), &mut self.random);
+        if self.random.one_in(2000) {
+            turn.at += self.random.below(AWAY_NS);
+        }
+        self.set_turn(rank, turn);
+        Ok(moved)
+    }
+
+    fn is_live(&mut self, rail: usize) -> bool {
+        if self.rails == 1 {
+            return true;
+        }
+        // First a rank where it was not.
+        let (count, first) = (self.ranks.count(), self.not_live);
+        let not_live = (first..first + count).map(|rank| rank % count).find(|rank| {
+            let mut is_live = true;
+            self.ranks.for_each_link(*rank, &mut |link| is_live &= link.is_live_for_test(rail));
+            !is_live
+        });
+        self.not_live = not_live.unwrap_or(first);
+        not_live.is_none()
+    }
+
+    /// What the other ranks have under way when one has failed: they may go on for a while, and what comes is right. That they are told is the work of
+    /// the control connection, which is not simulated.
+    fn others_go_on(&mut self, failed: usize) -> std::result::Result<(), String> {
+        let until = self.world.now() + ALONE_NS;
+        let mut over = vec![false; self.turns.len()];
+        over[failed] = true;
+        while self.world.now() < until && over.contains(&false) {
+            let rank = self.advance_to_next()?;
+            if over[rank] {
+                continue;
+            }
+            match self.poll(rank) {
+                Ok(_) => {}
                 Err(Stop::Wrong(what)) => return Err(what),
-                Err(Stop::Failed(_)) => break,
+                Err(Stop::Failed(_)) => over[rank] = true,
             }
         }
         Ok(())
+    }
+
+    fn rails_of_few(&mut self) -> String {
+        let mut text = String::new();
+        for rank in 0..self.ranks.count().min(FEW) {
+            self.ranks.for_each_link(rank, &mut |link| text += &format!("\nrank {rank}:\n{}", link.rails_for_test()));
+        }
+        text
     }
 
     fn heal(&mut self, now: u64) {
@@ -215,7 +297,7 @@ impl<R: Ranks> Schedule<R> {
     /// Now and then a rail fails: in one direction or both, at one end or both, or a device of its own accord, or refuses a request. Mostly one of which
     /// there is another.
     fn break_something(&mut self, now: u64) {
-        if self.faults_left == 0 || !self.random.one_in(400) {
+        if self.faults_left == 0 || !self.random.one_in(200 * self.turns.len() as u64) {
             return;
         }
         let rail = self.random.below(self.rails as u64) as usize;
@@ -225,7 +307,7 @@ impl<R: Ranks> Schedule<R> {
         }
         self.may_fail |= !is_safe;
         self.faults_left -= 1;
-        let port = Port { host: self.random.below(2) as usize, rail };
+        let port = Port { host: self.random.below(self.ranks.count() as u64) as usize, rail };
         match self.random.below(6) {
             0 | 1 => return self.world.break_port(port),
             2 => return self.world.refuse(port, self.random.below(8)),

@@ -46,6 +46,15 @@ fn first_of(first: u32, generation: u32) -> u32 {
     first.wrapping_add(generation.wrapping_mul(0x9e_3779)) & MASK
 }
 
+/// What a queue pair waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Timer {
+    /// That something is acknowledged.
+    Ack,
+    /// A receive request of the peer's.
+    Receive,
+}
+
 /// A packet.
 #[derive(Clone)]
 pub struct Packet {
@@ -107,9 +116,9 @@ pub struct QueuePairState {
     closing: Option<(WcStatus, &'static str)>,
     sent: VecDeque<Sent>,
     next_psn: u32,
-    /// Counts the timers, of which the last one is valid; and whether one runs.
-    timer: u64,
-    has_timer: bool,
+    /// What is waited for, and until when; and when that is looked at next.
+    timer: Option<(Timer, u64)>,
+    looked_at: Option<u64>,
     retries: u32,
     /// Nothing is sent before, as the peer had no receive request.
     not_before: u64,
@@ -133,8 +142,8 @@ impl QueuePairState {
             closing: None,
             sent: VecDeque::new(),
             next_psn: first_psn,
-            timer: 0,
-            has_timer: false,
+            timer: None,
+            looked_at: None,
             retries: 0,
             not_before: 0,
             expected: 0,
@@ -160,10 +169,9 @@ impl QueuePairState {
 
     pub fn reset(&mut self, generation: u32) -> Result<()> {
         check_reset(self.state(), self.drained(), self.generation, generation)?;
-        let (stats, timer, last_arrival) = (self.wq.stats.clone(), self.timer + 1, self.last_arrival);
+        let (stats, last_arrival) = (self.wq.stats.clone(), self.last_arrival);
         *self = QueuePairState {
             generation,
-            timer,
             last_arrival,
             ..QueuePairState::new(self.port, &self.caps, stats, self.wq.qp_num as usize, self.first_psn)
         };
@@ -186,8 +194,7 @@ impl QueuePairState {
 
     fn fail(&mut self, fault: Fault) {
         self.sent.clear();
-        self.timer += 1;
-        self.has_timer = false;
+        self.timer = None;
         self.closing = None;
         self.wq.fail(fault);
     }
@@ -291,40 +298,52 @@ impl State {
     }
 
     fn start_timer(&mut self, number: usize) {
-        let qp = self.qp(number);
-        if !qp.has_timer {
-            qp.has_timer = true;
-            qp.timer += 1;
-            let timer = qp.timer;
-            self.at(TIMEOUT_NS, Event::Timer { number, timer });
+        if self.qp_ref(number).timer.is_none() {
+            self.set_timer(number, Timer::Ack, TIMEOUT_NS);
         }
     }
 
-    /// Nothing was acknowledged for a while.
-    pub fn timed_out(&mut self, number: usize, timer: u64) {
+    fn set_timer(&mut self, number: usize, timer: Timer, after: u64) {
+        let until = self.now + after;
+        self.qp(number).timer = Some((timer, until));
+        self.look_at_timer(number, until);
+    }
+
+    /// Most timers are set anew before they end: one event serves many.
+    fn look_at_timer(&mut self, number: usize, when: u64) {
+        let now = self.now;
         let qp = self.qp(number);
-        if qp.timer != timer || !qp.takes() {
-            return;
+        if qp.looked_at.is_none_or(|at| at > when) {
+            qp.looked_at = Some(when);
+            self.at(when - now, Event::Timer(number));
         }
-        qp.has_timer = false;
-        if qp.sent.is_empty() || qp.closing.is_some() {
-            return;
+    }
+
+    /// A timer may be over. Whether it was, of a queue pair that packets are sent by.
+    pub fn timer(&mut self, number: usize) -> bool {
+        let now = self.now;
+        let qp = self.qp(number);
+        if qp.looked_at == Some(now) {
+            qp.looked_at = None;
         }
-        qp.retries += 1;
-        if qp.retries > RETRIES {
-            qp.fail(Fault::oldest(WcStatus::RetryExcErr, "the peer does not answer"));
-            return;
+        let Some((timer, until)) = qp.timer else { return false };
+        if until > now {
+            self.look_at_timer(number, until);
+            return false;
+        }
+        qp.timer = None;
+        if !qp.takes() || qp.closing.is_some() || qp.sent.is_empty() {
+            return false;
+        }
+        if timer == Timer::Ack {
+            qp.retries += 1;
+            if qp.retries > RETRIES {
+                qp.fail(Fault::oldest(WcStatus::RetryExcErr, "the peer does not answer"));
+                return true;
+            }
         }
         self.send_again(number);
-    }
-
-    /// The peer may have a receive request by now.
-    pub fn ready_again(&mut self, number: usize, timer: u64) {
-        let qp = self.qp(number);
-        if qp.timer == timer && qp.takes() && qp.closing.is_none() {
-            qp.has_timer = false;
-            self.send_again(number);
-        }
+        true
     }
 
     fn send_again(&mut self, number: usize) {
@@ -357,11 +376,9 @@ impl State {
                 let now = self.now;
                 let qp = self.qp(to);
                 if qp.sent.front().is_some_and(|sent| distance(sent.psn, psn) < sent.pieces.len() as u32) {
-                    // A new timer: the peer is there.
-                    (qp.not_before, qp.retries, qp.has_timer) = (now + RNR_NS, 0, true);
-                    qp.timer += 1;
-                    let timer = qp.timer;
-                    self.at(RNR_NS, Event::Ready { number: to, timer });
+                    // The peer is there.
+                    (qp.not_before, qp.retries) = (now + RNR_NS, 0);
+                    self.set_timer(to, Timer::Receive, RNR_NS);
                 }
             }
         }
@@ -391,8 +408,7 @@ impl State {
 
     fn progressed(&mut self, number: usize) {
         let qp = self.qp(number);
-        (qp.retries, qp.has_timer) = (0, false);
-        qp.timer += 1;
+        (qp.retries, qp.timer) = (0, None);
         if !qp.sent.is_empty() {
             self.start_timer(number);
         }

@@ -68,15 +68,15 @@ pub struct Cut {
 /// Something that will happen.
 pub enum Event {
     Packet(Packet),
-    Timer { number: usize, timer: u64 },
-    Ready { number: usize, timer: u64 },
+    Timer(usize),
     Closed { number: usize, generation: u32 },
 }
 
+/// When it happens, and where it is kept: the heap moves few bytes.
 struct Scheduled {
     time: u64,
     order: u64,
-    event: Event,
+    place: usize,
 }
 
 impl PartialEq for Scheduled {
@@ -108,7 +108,10 @@ pub struct World(Arc<Mutex<State>>);
 pub struct State {
     pub(super) now: u64,
     order: u64,
-    events: BinaryHeap<Scheduled>,
+    scheduled: BinaryHeap<Scheduled>,
+    /// By place; and the places that are free.
+    events: Vec<Option<Event>>,
+    free: Vec<usize>,
     pub(super) random: Random,
     qps: Vec<QueuePairState>,
     cuts: BTreeMap<Port, Cut>,
@@ -120,6 +123,8 @@ pub struct State {
     /// By first byte: where the memory ends that nobody may write to.
     guarded: BTreeMap<u64, u64>,
     violation: Option<String>,
+    /// Hosts.
+    reached: BTreeSet<usize>,
     trace: u64,
 }
 
@@ -132,7 +137,9 @@ impl World {
         World(Arc::new(Mutex::new(State {
             now,
             order: 0,
-            events: BinaryHeap::new(),
+            scheduled: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
             random: Random(seed),
             qps: Vec::new(),
             cuts: BTreeMap::new(),
@@ -141,6 +148,7 @@ impl World {
             capabilities,
             guarded: BTreeMap::new(),
             violation: None,
+            reached: BTreeSet::new(),
             trace: seed,
         })))
     }
@@ -161,18 +169,21 @@ impl World {
 
     /// When something happens next, if anything does.
     pub fn next_event(&self) -> Option<u64> {
-        self.state().events.peek().map(|next| next.time)
+        self.state().scheduled.peek().map(|next| next.time)
     }
 
     /// Lets everything happen until then. `Some`: memory was written to that is guarded.
     pub fn advance(&self, until: u64) -> Option<String> {
         let mut state = self.state();
-        while let Some(next) = state.events.peek()
+        while let Some(next) = state.scheduled.peek()
             && next.time <= until
         {
-            let Some(Scheduled { time, event, .. }) = state.events.pop() else { break };
+            let Some(Scheduled { time, place, .. }) = state.scheduled.pop() else { break };
             state.now = state.now.max(time);
-            state.happen(event);
+            state.free.push(place);
+            if let Some(event) = state.events[place].take() {
+                state.happen(event);
+            }
         }
         state.now = state.now.max(until);
         clock::set_virtual(Some(state.now));
@@ -222,6 +233,11 @@ impl World {
         self.state().guarded.remove(&(addr as u64));
     }
 
+    /// Hosts that something has come for since the last time.
+    pub fn take_reached(&self) -> BTreeSet<usize> {
+        std::mem::take(&mut self.state().reached)
+    }
+
     /// A number that stands for all that has happened.
     pub fn trace(&self) -> u64 {
         self.state().trace
@@ -261,7 +277,12 @@ impl State {
 
     pub(super) fn at(&mut self, after: u64, event: Event) {
         self.order += 1;
-        self.events.push(Scheduled { time: self.now + after, order: self.order, event });
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[place] = Some(event);
+        self.scheduled.push(Scheduled { time: self.now + after, order: self.order, place });
     }
 
     pub(super) fn is_silent(&self, port: Port) -> bool {
@@ -289,23 +310,28 @@ impl State {
     }
 
     fn happen(&mut self, event: Event) {
-        let (now, kind) = match &event {
-            Event::Packet(packet) => (self.now, (packet.to as u64) << 32 | u64::from(packet.psn)),
-            Event::Timer { number, .. } => (self.now, *number as u64 | 1 << 60),
-            Event::Ready { number, .. } => (self.now, *number as u64 | 2 << 60),
-            Event::Closed { number, .. } => (self.now, *number as u64 | 3 << 60),
+        let (number, kind) = match &event {
+            Event::Packet(packet) => (packet.to, (packet.to as u64) << 32 | u64::from(packet.psn)),
+            Event::Timer(number) => (*number, *number as u64 | 1 << 60),
+            Event::Closed { number, .. } => (*number, *number as u64 | 3 << 60),
         };
-        self.note(now ^ kind);
-        match event {
+        self.note(self.now ^ kind);
+        let port = self.qp_ref(number).port;
+        let has_come = match event {
             Event::Packet(packet) => {
-                let port = self.qp_ref(packet.to).port;
                 if !self.cuts.get(&port).is_some_and(|cut| cut.back) {
                     self.arrived(packet);
                 }
+                true
             }
-            Event::Timer { number, timer } => self.timed_out(number, timer),
-            Event::Ready { number, timer } => self.ready_again(number, timer),
-            Event::Closed { number, generation } => self.closed(number, generation),
+            Event::Timer(number) => self.timer(number),
+            Event::Closed { number, generation } => {
+                self.closed(number, generation);
+                true
+            }
+        };
+        if has_come {
+            self.reached.insert(port.host);
         }
     }
 

@@ -69,6 +69,12 @@ impl Options {
     }
 }
 
+/// A collective that has begun: its future, which somebody has to poll to its end.
+pub(super) struct Begun<'a, F> {
+    pub(super) run: Run<'a>,
+    pub(super) future: F,
+}
+
 /// The tag of those, which no others should have at the same time.
 pub const FORK: u32 = u32::MAX;
 
@@ -86,10 +92,19 @@ impl Context {
     /// Errors of this and all others: bytes that do not fit together, before anything is sent; a rank that is lost, does not come, or gives other
     /// sizes, and then the mesh has failed. One with the same tag that this rank is in already, or 1024 of them, before anything is done.
     pub fn allreduce(&self, memory: UserMemory, reduction: Reduction<'_>, options: Options) -> Result<()> {
+        self.wait_for(self.begin_allreduce(memory, reduction, options)?, options.timeout)
+    }
+
+    pub(super) fn begin_allreduce<'a>(
+        &'a self,
+        memory: UserMemory,
+        reduction: Reduction<'a>,
+        options: Options,
+    ) -> Result<Option<Begun<'a, impl Future<Output = Result<()>>>>> {
         let len = memory.len();
         whole("allreduce", len, &reduction)?;
         if self.size() == 1 || len == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let run = self.begin(MeshOp::Allreduce, options.tag, len)?;
         let (mine, tag) = (self.register_whole(memory)?, run.tag());
@@ -100,21 +115,21 @@ impl Context {
             Algorithm::Auto => Algorithm::Ring,
             asked => asked,
         };
-        let cut = || Cut::even(len, self.size(), reduction.element());
-        let waiter = Waiter::Collective(tag);
-        match algorithm {
-            Algorithm::Doubling if len <= MAX_SMALL && self.size().is_power_of_two() => {
-                self.block_on(waiter, doubling::allreduce_small(self, &mine, reduction, tag), options.timeout)
+        let future = async move {
+            let cut = || Cut::even(len, self.size(), reduction.element());
+            match algorithm {
+                Algorithm::Doubling if len <= MAX_SMALL && self.size().is_power_of_two() => {
+                    doubling::allreduce_small(self, &mine, reduction, tag).await
+                }
+                Algorithm::Doubling if len <= MAX_MESSAGE => doubling::allreduce(self, &mine, reduction, tag).await,
+                Algorithm::Direct => direct::allreduce(self, &mine, reduction, tag).await,
+                Algorithm::Halving if self.size().is_power_of_two() && len <= MAX_MESSAGE => {
+                    halving::allreduce(self, &mine, &cut(), reduction, tag).await
+                }
+                _ => ring::allreduce(self, &mine, &cut(), reduction, tag).await,
             }
-            Algorithm::Doubling if len <= MAX_MESSAGE => {
-                self.block_on(waiter, doubling::allreduce(self, &mine, reduction, tag), options.timeout)
-            }
-            Algorithm::Direct => self.block_on(waiter, direct::allreduce(self, &mine, reduction, tag), options.timeout),
-            Algorithm::Halving if self.size().is_power_of_two() && len <= MAX_MESSAGE => {
-                self.block_on(waiter, halving::allreduce(self, &mine, &cut(), reduction, tag), options.timeout)
-            }
-            _ => self.block_on(waiter, ring::allreduce(self, &mine, &cut(), reduction, tag), options.timeout),
-        }
+        };
+        Ok(Some(Begun { run, future }))
     }
 
     /// The root's `to` becomes the reduction of all ranks' `from`; the others' is not looked at. The two may be the same.
@@ -142,28 +157,47 @@ impl Context {
 
     /// Every rank's memory becomes the root's.
     pub fn broadcast(&self, memory: UserMemory, root: usize, options: Options) -> Result<()> {
+        self.wait_for(self.begin_broadcast(memory, root, options.tag)?, options.timeout)
+    }
+
+    pub(super) fn begin_broadcast(
+        &self,
+        memory: UserMemory,
+        root: usize,
+        tag: u32,
+    ) -> Result<Option<Begun<'_, impl Future<Output = Result<()>>>>> {
         self.root("broadcast", root)?;
         if self.size() == 1 || memory.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        let (run, mine) = (self.begin(MeshOp::Broadcast, options.tag, memory.len())?, self.register_whole(memory)?);
+        let (run, mine) = (self.begin(MeshOp::Broadcast, tag, memory.len())?, self.register_whole(memory)?);
         let tag = run.tag();
-        self.block_on(Waiter::Collective(tag), tree::broadcast(self, &mine, root, tag), options.timeout)
+        Ok(Some(Begun { run, future: async move { tree::broadcast(self, &mine, root, tag).await } }))
     }
 
     /// `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes. This rank's may lie in its place already.
     pub fn allgather(&self, from: UserMemory, to: UserMemory, lens: &[usize], options: Options) -> Result<()> {
+        self.wait_for(self.begin_allgather(from, to, lens, options.tag)?, options.timeout)
+    }
+
+    pub(super) fn begin_allgather<'a>(
+        &'a self,
+        from: UserMemory,
+        to: UserMemory,
+        lens: &[usize],
+        tag: u32,
+    ) -> Result<Option<Begun<'a, impl Future<Output = Result<()>> + use<'a>>>> {
         let cut = self.cut("allgather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("allgather", "in", from.len(), len)?;
         equal("allgather", "out", to.len(), cut.len())?;
         if to.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        let run = self.begin(MeshOp::Allgather, options.tag, cut.longest())?;
+        let run = self.begin(MeshOp::Allgather, tag, cut.longest())?;
         let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
         copy(&from, 0, &to, at, len)?;
-        self.block_on(Waiter::Collective(tag), ring::gather_half(self, &to, &cut, tag, self.rank()), options.timeout)
+        Ok(Some(Begun { run, future: async move { ring::gather_half(self, &to, &cut, tag, self.rank()).await } }))
     }
 
     /// `to` becomes this rank's part of the reduction of all ranks' `from`; `lens` are the parts' bytes.
@@ -197,15 +231,26 @@ impl Context {
 
     /// Part i of `from` becomes this rank's part of rank i's `to`. `send_lens` and `recv_lens` are the parts' bytes.
     pub fn alltoall(&self, from: UserMemory, to: UserMemory, send_lens: &[usize], recv_lens: &[usize], options: Options) -> Result<()> {
+        self.wait_for(self.begin_alltoall(from, to, send_lens, recv_lens, options.tag)?, options.timeout)
+    }
+
+    pub(super) fn begin_alltoall<'a>(
+        &'a self,
+        from: UserMemory,
+        to: UserMemory,
+        send_lens: &[usize],
+        recv_lens: &[usize],
+        tag: u32,
+    ) -> Result<Option<Begun<'a, impl Future<Output = Result<()>> + use<'a>>>> {
         let (out, back) = (self.cut("alltoall", send_lens, 1)?, self.cut("alltoall", recv_lens, 1)?);
         let ((at, len), (own, own_len)) = (out.chunk(self.rank()), back.chunk(self.rank()));
         equal("alltoall", "this rank's own part", own_len, len)?;
         equal("alltoall", "in", from.len(), out.len())?;
         equal("alltoall", "out", to.len(), back.len())?;
-        let run = self.begin(MeshOp::Alltoall, options.tag, usize::MAX)?;
+        let run = self.begin_swap(tag)?;
         let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
         copy(&from, at, &to, own, len)?;
-        self.block_on(Waiter::Collective(tag), exchange::alltoall(self, (&from, &out), (&to, &back), tag), options.timeout)
+        Ok(Some(Begun { run, future: async move { exchange::alltoall(self, (&from, &out), (&to, &back), tag).await } }))
     }
 
     /// The same, of memory of the mesh's own, in parts of `len` bytes, once it has begun.
@@ -257,9 +302,19 @@ impl Context {
 
     /// Returns once all ranks have called it.
     pub fn barrier(&self, options: Options) -> Result<()> {
-        let run = self.begin(MeshOp::Barrier, options.tag, 0)?;
+        self.wait_for(Some(self.begin_barrier(options.tag)?), options.timeout)
+    }
+
+    pub(super) fn begin_barrier(&self, tag: u32) -> Result<Begun<'_, impl Future<Output = Result<()>>>> {
+        let run = self.begin(MeshOp::Barrier, tag, 0)?;
         let tag = run.tag();
-        self.block_on(Waiter::Collective(tag), barrier::barrier(self, tag), options.timeout)
+        Ok(Begun { run, future: barrier::barrier(self, tag) })
+    }
+
+    /// Waits for what has begun, if there is anything to do.
+    fn wait_for(&self, begun: Option<Begun<'_, impl Future<Output = Result<()>>>>, timeout: Duration) -> Result<()> {
+        let Some(Begun { run, future }) = begun else { return Ok(()) };
+        self.block_on(Waiter::Collective(run.tag()), future, timeout)
     }
 
     /// Begins a collective whose longest message has so many bytes: the same number on all ranks, which the tag of its messages depends on.
