@@ -3,6 +3,11 @@
 //! Without the feature `stages`, which only tests enable, [`reach`] is empty and reads no environment. With it,
 //! `RH_STAGE=name[:nth]=stop|kill|exit` makes the process write "name\n" to the descriptor RH_STAGE_FD (the proof that the stage was reached)
 //! and then raise SIGSTOP, raise SIGKILL or leave by _exit(0), when it gets to that stage for the nth time (default 1).
+//!
+//! `RH_STAGE=rail=R[,R...]@N:down[:MS]` lets rails fail instead: of each link that goes on without one, one of these rails, in turn, whenever N more
+//! messages were posted and all rails of the link work. Its queue pairs go to ERROR, as if the device had failed; the link finds that out as it finds out
+//! the other. With MS, the end that connects a rail anew does so MS milliseconds after it is settled, each time, rather than after pauses that grow. Where
+//! that may be the other end, it has the same with an N that is never reached: ends that both let rails fail may do so at the same time, to all of them.
 
 macro_rules! stages {
     ($($variant:ident = $name:literal, $doc:literal;)*) => {
@@ -68,14 +73,39 @@ mod armed {
 
     /// Empty: stages are not compiled in.
     pub fn init() {}
+
+    /// Empty: stages are not compiled in.
+    pub struct FailingRails;
+
+    impl FailingRails {
+        /// Of a new link.
+        #[inline(always)]
+        pub fn of_link() -> FailingRails {
+            FailingRails
+        }
+
+        /// Empty: stages are not compiled in.
+        #[inline(always)]
+        pub fn posted(&mut self, _all_work: impl FnOnce() -> bool) -> Option<usize> {
+            None
+        }
+
+        /// Empty: stages are not compiled in.
+        #[inline(always)]
+        pub fn pause(&self, usual_ns: u64) -> u64 {
+            usual_ns
+        }
+    }
 }
 
 #[cfg(feature = "stages")]
 mod armed {
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
     use super::Stage;
     use crate::base::log::{self, log_warn};
+    use crate::base::sync::lock;
 
     /// `stage as u32 + 1` of the stage waited for, or 0.
     static WANTED: AtomicU32 = AtomicU32::new(0);
@@ -83,6 +113,18 @@ mod armed {
     static LEFT: AtomicU32 = AtomicU32::new(0);
     static ACTION: AtomicU32 = AtomicU32::new(0);
     static PROOF_FD: AtomicI32 = AtomicI32::new(-1);
+    /// Which rails of each new link fail.
+    static RAILS: Mutex<Option<Rails>> = Mutex::new(None);
+
+    /// What RH_STAGE says of rails.
+    #[derive(Debug, Clone, PartialEq)]
+    pub(super) struct Rails {
+        pub(super) rails: Vec<usize>,
+        /// Messages from one failure to the next.
+        pub(super) every: u64,
+        /// Until the rail is connected again.
+        pub(super) pause_ns: Option<u64>,
+    }
 
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub(super) enum Action {
@@ -98,10 +140,13 @@ mod armed {
     }
 
     pub(super) fn arm(text: &str, proof_fd: i32) {
+        let rails = parse_rails(text);
+        let rails_fail = rails.is_some();
+        *lock(&RAILS) = rails;
         let Some((stage, nth, action)) = parse(text) else {
             WANTED.store(0, Ordering::Relaxed);
-            if !text.is_empty() {
-                log_warn!(log::INIT, "RH_STAGE={text}: expected name[:nth]=stop|kill|exit");
+            if !text.is_empty() && !rails_fail {
+                log_warn!(log::INIT, "RH_STAGE={text}: expected name[:nth]=stop|kill|exit or rail=R[,R...]@N:down[:MS]");
             }
             return;
         };
@@ -126,6 +171,53 @@ mod armed {
             _ => return None,
         };
         Some((stage, nth, action))
+    }
+
+    pub(super) fn parse_rails(text: &str) -> Option<Rails> {
+        let (rails, rest) = text.strip_prefix("rail=")?.split_once('@')?;
+        let rails = rails.split(',').map(|rail| rail.parse().ok()).collect::<Option<_>>()?;
+        let (every, pause) = match rest.split_once(":down")? {
+            (every, "") => (every, None),
+            (every, pause) => (every, Some(pause.strip_prefix(':')?.parse::<u32>().ok()?)),
+        };
+        let every = every.parse().ok().filter(|every| *every > 0)?;
+        Some(Rails { rails, every, pause_ns: pause.map(|ms| u64::from(ms) * 1_000_000) })
+    }
+
+    /// The rails of one link that fail.
+    pub struct FailingRails {
+        rails: Option<Rails>,
+        /// Since the last one failed.
+        posted: u64,
+        turn: usize,
+    }
+
+    impl FailingRails {
+        /// Of a new link.
+        pub fn of_link() -> FailingRails {
+            FailingRails::of(lock(&RAILS).clone())
+        }
+
+        pub(super) fn of(rails: Option<Rails>) -> FailingRails {
+            FailingRails { rails, posted: 0, turn: 0 }
+        }
+
+        /// A message was posted: the rail that fails now. None does before all of them work.
+        pub fn posted(&mut self, all_work: impl FnOnce() -> bool) -> Option<usize> {
+            let Rails { rails, every, .. } = self.rails.as_ref()?;
+            self.posted += 1;
+            if self.posted < *every || !all_work() {
+                return None;
+            }
+            let rail = rails.get(self.turn % rails.len()).copied();
+            (self.posted, self.turn) = (0, self.turn + 1);
+            rail
+        }
+
+        /// How long a rail that has failed is left alone.
+        pub fn pause(&self, usual_ns: u64) -> u64 {
+            self.rails.as_ref().and_then(|rails| rails.pause_ns).unwrap_or(usual_ns)
+        }
     }
 
     /// Says that this point was reached.
@@ -155,7 +247,7 @@ mod armed {
     }
 }
 
-pub use armed::{init, reach};
+pub use armed::{FailingRails, init, reach};
 
 #[cfg(test)]
 mod tests {
@@ -181,6 +273,36 @@ mod tests {
         for bad in ["", "flush", "flush=", "flush=pause", "flush:0=stop", "flush:x=stop", "flash=stop", "=stop"] {
             assert_eq!(parse(bad), None, "{bad}");
         }
+    }
+
+    #[cfg(feature = "stages")]
+    #[test]
+    fn rails_can_be_named_and_nothing_else() {
+        use super::armed::{Rails, parse, parse_rails};
+        let rails = |rails: &[usize], every, pause_ns| Some(Rails { rails: rails.to_vec(), every, pause_ns });
+        assert_eq!(parse_rails("rail=1@3:down"), rails(&[1], 3, None));
+        assert_eq!(parse_rails("rail=1,0,7@1:down:0"), rails(&[1, 0, 7], 1, Some(0)));
+        assert_eq!(parse_rails("rail=0@20:down:1500"), rails(&[0], 20, Some(1_500_000_000)));
+        let bad =
+            ["", "flush=exit", "rail=", "rail=@3:down", "rail=1@0:down", "rail=1@3", "rail=1@3:down:", "rail=1@3:downs", "rail=1,@3:down"];
+        for bad in bad {
+            assert_eq!(parse_rails(bad), None, "{bad}");
+        }
+        assert_eq!(parse("rail=1@3:down"), None);
+    }
+
+    #[cfg(feature = "stages")]
+    #[test]
+    fn rails_fail_in_turn_after_so_many_messages_once_all_work() {
+        use super::armed::parse_rails;
+        let mut rails = FailingRails::of(parse_rails("rail=1,0@3:down:5"));
+        let posts = [true, true, true, true, true, false, false, true, true, true, true];
+        let failed: Vec<_> = posts.into_iter().map(|all_work| rails.posted(|| all_work)).collect();
+        let (none, one, zero) = (None, Some(1), Some(0));
+        assert_eq!(failed, [none, none, one, none, none, none, none, zero, none, none, one]);
+        assert_eq!(rails.pause(100), 5_000_000);
+        let mut none = FailingRails::of(None);
+        assert_eq!((none.posted(|| panic!("asked in vain")), none.pause(100)), (None, 100));
     }
 
     #[cfg(feature = "stages")]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::stage::FailingRails;
 use crate::base::stats::{CommCounter, CommStats, Wait, WaitCause};
 use crate::engine;
 use crate::fabric::{Completion, PostError, WcStatus};
@@ -60,6 +61,8 @@ pub struct Link {
     failed: Option<Failure>,
     /// What goes on when a rail fails, where there are several.
     failover: Option<Box<Failover>>,
+    /// Rails that a test lets fail.
+    failing: FailingRails,
     /// Something is to be done about rails.
     rails_active: bool,
     /// Polls since; only the remainder matters.
@@ -98,6 +101,7 @@ impl Link {
             fault: None,
             failed: None,
             failover,
+            failing: FailingRails::of_link(),
             rails_active: false,
             rail_polls: 0,
             rails_checked: 0,

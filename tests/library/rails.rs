@@ -1,35 +1,44 @@
-//! Meshes over several rails, which fail and come back under them: what `net` does then is in `tests/plugin/rails.rs`.
+//! Meshes and tensors over several rails, which fail and come back under them: what `net` does then is in `tests/plugin/rails.rs`.
 
 use railhead::base::config::{Config, Debug};
 use railhead::base::stats::RailCounter;
 use railhead::mesh::{DataType, Device, Mesh, Op, Reduction, UnboundBuffer};
 use railhead::store::FileStore;
 
+use railhead::tensor::Tensor;
+
 use super::mesh_faults::{memory, options, variable};
+use super::tensor_faults::{self, key, step};
 use crate::support::netns::{Cable, usable};
 use crate::support::{Ctx, PATIENCE, Role, World, holdings};
 
-pub const ROLES: &[(&str, Role)] = &[("mesh_carries_on", carries_on)];
+pub const ROLES: &[(&str, Role)] =
+    &[("mesh_carries_on", carries_on), ("mesh_rails_fail", mesh_rails_fail), ("tensor_rails_fail", tensor_rails_fail)];
 
-/// Works with the other rank while one rail after the other fails and comes back, and says when each pair has noticed.
-fn carries_on(ctx: &Ctx) {
-    const LEN: usize = 300_000;
-    let device = Device::open(Config::from_env_or(Debug::None), "rht+rht1").expect("a device");
+const LEN: usize = 300_000;
+const SUM: Reduction = Reduction::Of(DataType::U8, Op::Sum);
+
+fn connected(ctx: &Ctx) -> Mesh {
+    let device = Device::open(Config::from_env_or(Debug::None), &variable("RHT_DEVICE")).expect("a device");
     let mesh = Mesh::new(device, ctx.rank, 2).expect("a mesh");
     mesh.connect(&FileStore::new(variable("RHT_STORE"), None).expect("a store"), PATIENCE).expect("connected");
-    let sum = Reduction::Of(DataType::U8, Op::Sum);
+    mesh
+}
+
+/// What is done with the other rank again and again.
+fn work<'a>(ctx: &'a Ctx, mesh: &'a Mesh) -> impl FnMut() + 'a {
     let (mut numbers, mut from, mut to) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
     let mut round = 0u8;
-    let mut work = || {
+    move || {
         round = round.wrapping_add(1);
         for len in [8, LEN] {
             let mine = |rank: usize| move |i: usize| (i + rank) as u8 ^ round;
             (0..len).for_each(|i| numbers[i] = mine(ctx.rank)(i));
-            mesh.allreduce(memory(&mut numbers[..len]), sum, options(PATIENCE)).expect("allreduce");
+            mesh.allreduce(memory(&mut numbers[..len]), SUM, options(PATIENCE)).expect("allreduce");
             assert!((0..len).all(|i| numbers[i] == mine(0)(i).wrapping_add(mine(1)(i))), "sums of {len} in round {round}");
             (0..len).for_each(|i| from[i] = mine(ctx.rank)(i));
             let (out, into) = (memory(&mut from[..len]), memory(&mut to[..len]));
-            let [out, into] = [out, into].map(|memory| UnboundBuffer::new(&mesh, memory).expect("a buffer"));
+            let [out, into] = [out, into].map(|memory| UnboundBuffer::new(mesh, memory).expect("a buffer"));
             into.recv(&[1 - ctx.rank], 7, 0, None).expect("recv");
             out.send(1 - ctx.rank, 7, 0, None).expect("send");
             into.wait_recv(PATIENCE).expect("a message");
@@ -37,8 +46,60 @@ fn carries_on(ctx: &Ctx) {
             drop((out, into));
             assert!((0..len).all(|i| to[i] == mine(1 - ctx.rank)(i)), "a message of {len} in round {round}");
         }
-    };
-    let count = |counter| holdings::comms(std::process::id() as i32).iter().map(|comm| comm.rail_sum(counter)).sum::<u64>();
+    }
+}
+
+/// Of all links of this process.
+fn count(counter: RailCounter) -> u64 {
+    holdings::rail_sum(std::process::id() as i32, counter)
+}
+
+/// Whether RHT_FAILURES failures of rails were seen here, and as many recoveries.
+fn has_seen_enough() -> bool {
+    let wanted = variable("RHT_FAILURES").parse().expect("a number");
+    count(RailCounter::Failures) >= wanted && count(RailCounter::Reconnects) >= wanted
+}
+
+/// Works with the other rank while rails fail under both.
+fn mesh_rails_fail(ctx: &Ctx) {
+    let mesh = connected(ctx);
+    let mut work = work(ctx, &mesh);
+    crate::support::until("failures", || {
+        work();
+        let mut met = [u8::from(has_seen_enough()); 8];
+        mesh.allreduce(memory(&mut met), SUM, options(PATIENCE)).expect("allreduce");
+        (met[0] == 2).then_some(())
+    });
+}
+
+/// Exchanges tensors with the other worker while rails fail under both.
+fn tensor_rails_fail(ctx: &Ctx) {
+    let manager = tensor_faults::connected(ctx);
+    let (other, mut id) = (1 - ctx.rank, 0);
+    crate::support::until("failures", || {
+        id += 1;
+        let step = step(&manager, id);
+        let lens = [0, 8, 3000, LEN];
+        for len in lens {
+            let tensor = Tensor::new(1, &[], vec![id as u8; len]).expect("a tensor");
+            step.send(&key(ctx.rank, other, &len.to_string()), tensor).expect("produced");
+        }
+        for len in lens {
+            let tensor = step.recv(&key(other, ctx.rank, &len.to_string()), PATIENCE).expect("a tensor");
+            assert!(tensor.len() == len && tensor.bytes().iter().all(|byte| *byte == id as u8), "{len} in step {id}");
+        }
+        manager.cleanup(id - 1);
+        let met = has_seen_enough();
+        ctx.to(other).send(&[u8::from(met)]).expect("the other worker");
+        (ctx.to(other).recv() == [1] && met).then_some(())
+    });
+    ctx.barrier();
+}
+
+/// Works with the other rank while one rail after the other fails and comes back, and says when each pair has noticed.
+fn carries_on(ctx: &Ctx) {
+    let mesh = connected(ctx);
+    let mut work = work(ctx, &mesh);
     let rounds = variable("RHT_ROUNDS").parse().expect("a number");
     for _ in 0..rounds {
         for (counter, said) in [(RailCounter::Failures, "down"), (RailCounter::Reconnects, "up")] {
@@ -48,7 +109,7 @@ fn carries_on(ctx: &Ctx) {
             crate::support::until(said, || {
                 work();
                 let mut met = [u8::from(count(counter) > before); 8];
-                mesh.allreduce(memory(&mut met), sum, options(PATIENCE)).expect("allreduce");
+                mesh.allreduce(memory(&mut met), SUM, options(PATIENCE)).expect("allreduce");
                 (met[0] == 2).then_some(())
             });
         }
@@ -67,7 +128,7 @@ fn a_mesh_goes_on_without_a_cable() {
     let world = World::new("mesh_carries_on", 2).env("RAILHEAD_SOCKET_IFNAME", "=rht,rht1").env("RAILHEAD_SOFT_WIRE", "tcp");
     let world = world.env("RAILHEAD_FABRIC_TIMEOUT_S", "1").env("RHT_STORE", folder.path().join("store").to_str().expect("UTF-8"));
     let cables = [("rht1", 0), ("rht", 1)];
-    let world = (0..2).fold(world, |world, rank| world.wrap(rank, &cable.at(rank)));
+    let world = (0..2).fold(world, |world, rank| world.wrap(rank, &cable.at(rank))).env("RHT_DEVICE", "rht+rht1");
     let mut ranks = world.env("RHT_ROUNDS", &cables.len().to_string()).spawn();
     for (interface, end) in cables {
         for state in ["down", "up"] {
@@ -77,4 +138,32 @@ fn a_mesh_goes_on_without_a_cable() {
         }
     }
     ranks.finish();
+}
+
+/// Two ranks of one host, both of whose rails fail in turn, again and again, at the end `at`: at both, they might fail at the same time. The other end has
+/// the stage as well, as it may be the one that connects them anew.
+#[cfg(feature = "stages")]
+fn rails_fail(role: &'static str, wire: &str, mode: &str, at: usize) {
+    if !usable() {
+        return;
+    }
+    let (cable, folder) = (Cable::new(), tempfile::tempdir().expect("a folder"));
+    let world = World::new(role, 2).env("RAILHEAD_SOCKET_IFNAME", "=lo,rht").env("RAILHEAD_SOFT_WIRE", wire).env("RHT_DEVICE", "lo+rht");
+    let world = world.env("RHT_STORE", folder.path().join("store").to_str().expect("UTF-8")).env("RHT_MODE", mode);
+    let world = world.env_of(at, "RH_STAGE", "rail=0,1@7:down:0").env_of(1 - at, "RH_STAGE", "rail=0,1@1000000000:down:0");
+    (0..2).fold(world, |world, rank| world.wrap(rank, &cable.at(0))).env("RHT_FAILURES", "20").spawn().finish();
+}
+
+#[cfg(feature = "stages")]
+#[test]
+fn rails_fail_under_a_mesh() {
+    [("shm", 0), ("tcp", 1)].into_iter().for_each(|(wire, at)| rails_fail("mesh_rails_fail", wire, "", at));
+}
+
+#[cfg(feature = "stages")]
+#[test]
+fn rails_fail_under_tensors() {
+    for (at, mode) in [(0, "buffered"), (1, "direct")] {
+        ["shm", "tcp"].into_iter().for_each(|wire| rails_fail("tensor_rails_fail", wire, mode, at));
+    }
 }

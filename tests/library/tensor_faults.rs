@@ -107,9 +107,10 @@ impl Asked {
     }
 }
 
-/// A worker that has met the others in a file.
+/// A worker that has met the others in a file, on the device RHT_DEVICE, or the first.
 pub fn connected(ctx: &Ctx) -> Manager {
-    let device = Device::open(Config::from_env_or(Debug::None), "").expect("a device");
+    let wanted = std::env::var("RHT_DEVICE").unwrap_or_default();
+    let device = Device::open(Config::from_env_or(Debug::None), &wanted).expect("a device");
     let names: Vec<String> = (0..ctx.size).map(name).collect();
     let mode = if variable("RHT_MODE") == "direct" { Mode::Direct } else { Mode::Buffered };
     let manager =

@@ -229,6 +229,13 @@ impl Link {
     pub fn posted(&mut self, qp: usize, what: Posted, posted: Result<(), PostError>) -> Result<(), PostError> {
         if let Some(failover) = &mut self.failover {
             failover.posted(qp, what);
+            let (rails, qps) = (&failover.rails, &mut self.qps);
+            let all_work = || rails.iter().all(|it| it.phase == Phase::Live) && qps.broken(|_| true).is_none();
+            if matches!(what, Posted::Stripe(_, 0) | Posted::Notification(..))
+                && let Some(rail) = self.failing.posted(all_work)
+            {
+                self.qps.fail_rail(rail);
+            }
         }
         posted.or_else(|error| self.refused(qp, error))
     }
@@ -374,7 +381,7 @@ impl Link {
         let live = (0..failover.rails.len()).filter(|rail| failover.is_live(*rail)).count();
         let Some(it) = failover.rails.get_mut(rail) else { return };
         (it.phase, it.word) = (Phase::Settled, Word::settled(it.generation));
-        (it.retry_at, it.pause) = (now + it.pause, (it.pause * 2).min(LAST_PAUSE_NS));
+        (it.retry_at, it.pause) = (now + self.failing.pause(it.pause), (it.pause * 2).min(LAST_PAUSE_NS));
         // Further attempts in vain say nothing new.
         if !std::mem::replace(&mut it.is_logged, true) {
             let why = &it.why;
