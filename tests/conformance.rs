@@ -5,6 +5,7 @@
 
 /// The clauses, by subject.
 #[macro_use]
+#[cfg_attr(not(feature = "sim"), allow(dead_code))]
 mod conformance {
     #[macro_use]
     pub mod suite;
@@ -37,16 +38,48 @@ use railhead::base::config::{CrossMemory, Fabric, SoftWire};
 conforms! {
     soft_shm: Bed { name: "soft_shm", wire: Wire::Shm, configure: |c| {
         (c.fabric, c.soft_wire, c.cma) = (Fabric::Soft, SoftWire::Shm, CrossMemory::Always);
-    } };
-    soft_tcp: Bed { name: "soft_tcp", wire: Wire::Tcp, configure: |c| (c.fabric, c.soft_wire) = (Fabric::Soft, SoftWire::Tcp) };
+    }, simulated: None };
+    soft_tcp: Bed { name: "soft_tcp", wire: Wire::Tcp, configure: |c| (c.fabric, c.soft_wire) = (Fabric::Soft, SoftWire::Tcp), simulated: None };
     #[ignore = "verbs_conforms_on_memory runs it with a libibverbs that is memory"]
-    verbs: Bed { name: "verbs", wire: Wire::Nic, configure: |c| (c.fabric, c.ib_timeout, c.ib_retry_cnt) = (Fabric::Verbs, 14, 6) };
+    verbs: Bed {
+        name: "verbs", wire: Wire::Nic, configure: |c| (c.fabric, c.ib_timeout, c.ib_retry_cnt) = (Fabric::Verbs, 14, 6), simulated: None
+    };
+}
+
+#[cfg(feature = "sim")]
+conforms! {
+    sim: Bed { name: "sim", wire: Wire::Sim, configure: |_| (), simulated: Some(simulated_device) };
+}
+
+/// A device in this test's world, whose time passes as the queues of the world are polled: slowly enough for whoever settles that no retries are used up
+/// meanwhile.
+#[cfg(feature = "sim")]
+fn simulated_device() -> railhead::fabric::Device {
+    use railhead::fabric::Capabilities;
+    use railhead::fabric::sim::World;
+    const POLL_NS: u64 = 500;
+    thread_local! {
+        static WORLD: World = {
+            let capabilities = Capabilities {
+                keeps_early_requests: false,
+                counts_plain_writes: false,
+                splits_data: true,
+                ar_threshold: u32::MAX,
+                shares_regions: false,
+                descriptors_per_qp: 0,
+            };
+            let world = World::new(conformance::bed::count("RHT_SEED", 1), capabilities);
+            world.set_poll_time(POLL_NS);
+            world
+        };
+    }
+    WORLD.with(|world| world.devices(0, 1).remove(0))
 }
 
 conforms_as_shared_memory! {
     soft_placed: Bed { name: "soft_placed", wire: Wire::Placed, configure: |c| {
         (c.fabric, c.soft_wire, c.cma) = (Fabric::Soft, SoftWire::Shm, CrossMemory::Always);
-    } };
+    }, simulated: None };
 }
 
 /// All clauses on a libibverbs that performs everything at once, in memory: what is the provider's own fault shows in seconds, without a

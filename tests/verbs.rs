@@ -330,7 +330,7 @@ mod inside {
     use super::bed::{Bed, Pair, Request, Side, Wire, pause};
     use super::fake_ibverbs::{Control, value};
 
-    static BED: Bed = Bed { name: "fake", wire: Wire::Nic, configure: |config| *config = settings() };
+    static BED: Bed = Bed { name: "fake", wire: Wire::Nic, configure: |config| *config = settings(), simulated: None };
 
     const RELAXED: i64 = 1 << 20;
     /// Of `enum ibv_event_type` (rdma-core v55 libibverbs/verbs.h).

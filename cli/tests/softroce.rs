@@ -73,7 +73,9 @@ fn child_entry() {
 // Soft-RoCE takes 7 retries for endless ones; 6 of 67 ms each notice a dead peer after half a second.
 conforms_as_a_device! {
     #[ignore = "runs in the virtual machine"]
-    verbs: Bed { name: "verbs", wire: Wire::Nic, configure: |c| (c.fabric, c.ib_timeout, c.ib_retry_cnt) = (Fabric::Verbs, 14, 6) };
+    verbs: Bed {
+        name: "verbs", wire: Wire::Nic, configure: |c| (c.fabric, c.ib_timeout, c.ib_retry_cnt) = (Fabric::Verbs, 14, 6), simulated: None
+    };
 }
 
 /// The fabric's clauses that ask something of a device. The knobs are turned down to an emulated CPU's.

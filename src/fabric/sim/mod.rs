@@ -1,5 +1,5 @@
 //! The simulated fabric: queue pairs of any number of hosts in one thread, over rails that fail, in a time of their own. Only under the feature `sim`,
-//! for `crate::sim`, which moves the time along; the layers above run on it as they are.
+//! for `crate::sim`, which moves the time along, and for the conformance suite, where polls do; the layers above run on it as they are.
 //!
 //! It behaves like a NIC where providers differ: a queue pair is connected at once, and what is posted before the peer is there is sent again until
 //! the retries are used up; nothing tells that the peer's queue pair has failed. [`world`] has the network and the clock, [`queue_pair`] the protocol.
@@ -135,6 +135,7 @@ impl CompletionQueue {
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         let (mut n, count) = (0, self.qps.len());
         let mut state = self.world.state();
+        state.polled();
         if state.is_silent(self.port) {
             return 0;
         }
@@ -187,7 +188,8 @@ impl QueuePair {
         if state.qp(self.number).state() != QpState::Init {
             return Err(Error::internal("connect of a queue pair that is not in INIT"));
         }
-        state.qp(self.number).connect(number, psn);
+        let rnr_retry = state.rnr_retry(number);
+        state.qp(self.number).connect(number, psn, rnr_retry);
         Ok(())
     }
 

@@ -19,10 +19,10 @@ use super::world::{Event, Port, State};
 /// Nanoseconds without an acknowledgement until all is sent again, and how often in a row.
 const TIMEOUT_NS: u64 = 1_000_000;
 const RETRIES: u32 = 4;
-/// Nanoseconds until a request that found no receive is sent again.
-const RNR_NS: u64 = 640_000;
 /// Nanoseconds for which what was sent to a queue pair may land after it was taken to ERROR.
 const CLOSING_NS: u64 = 100_000;
+/// Nanoseconds until a queue pair goes to ERROR whose device has met memory that is not registered: what is posted meanwhile is flushed.
+const NOTICE_NS: u64 = 1_000;
 /// Packets that may be under way to one queue pair.
 const WINDOW: u32 = 4096;
 /// Pieces of a request at most.
@@ -31,6 +31,8 @@ const PIECES: u64 = 4;
 const WHOLE: u32 = 64;
 
 const MASK: u32 = 0xff_ffff;
+
+const UNREGISTERED: &str = "a request names memory that is not registered";
 
 /// How many packets after `from` packet `to` is.
 fn distance(from: u32, to: u32) -> u32 {
@@ -89,8 +91,8 @@ pub struct Piece {
     remote_addr: u64,
     rkey: u32,
     imm: u32,
-    /// Of a READ: the bytes that it asks for.
-    asks: u32,
+    /// Bytes of the whole request: what a READ asks for, and what a WRITE must be allowed before any of it lands.
+    total: u32,
     bytes: Vec<u8>,
 }
 
@@ -156,11 +158,11 @@ impl QueuePairState {
         if self.closing.is_some() { QpState::Error } else { self.wq.state() }
     }
 
-    pub fn connect(&mut self, peer: usize, first_psn: u32) {
+    pub fn connect(&mut self, peer: usize, first_psn: u32, rnr_retry: u8) {
         self.peer = Some(peer);
         self.next_psn = first_of(self.first_psn, self.generation);
         self.expected = first_of(first_psn, self.generation);
-        self.wq.ready(7);
+        self.wq.ready(rnr_retry);
     }
 
     pub fn drained(&self) -> bool {
@@ -218,6 +220,11 @@ impl State {
         }
     }
 
+    /// How often what it sends is tried again where there is no receive.
+    pub fn rnr_retry(&self, number: usize) -> u8 {
+        self.qp_ref(number).caps.rnr_retry
+    }
+
     /// What was sent to it lands no more.
     pub fn closed(&mut self, number: usize, generation: u32) {
         let qp = self.qp(number);
@@ -246,20 +253,43 @@ impl State {
             let piece = wqe.len.div_ceil(count).max(1).next_multiple_of(8);
             let pieces = (0..count).map(|i| wqe.len.saturating_sub(i * piece).min(piece)).collect();
             let psn = qp.next_psn;
-            qp.next_psn = (psn + count) & MASK;
             qp.sent.push_back(Sent { request, psn, pieces });
-            qp.wq.sq.sent += 1;
-            if !self.send_request(number, self.qp_ref(number).sent.len() - 1) {
-                return;
+            let at = qp.sent.len() - 1;
+            let sent = self.send_request(number, at);
+            let qp = self.qp(number);
+            if let Err(status) = sent {
+                qp.sent.pop_back();
+                return self.refused(number, Fault::sending(status, UNREGISTERED));
             }
+            qp.next_psn = (psn + count) & MASK;
+            qp.wq.sq.sent += 1;
             self.start_timer(number);
         }
     }
 
-    /// Sends the packets of a request: the bytes are what is in its memory now. False: that is not registered.
-    fn send_request(&mut self, number: usize, at: usize) -> bool {
+    /// The device has met memory that is not registered.
+    fn refused(&mut self, number: usize, fault: Fault) {
+        let qp = self.qp(number);
+        // Nothing goes out any more.
+        qp.not_before = u64::MAX;
+        let generation = qp.generation;
+        self.at(NOTICE_NS, Event::Refused { number, generation, fault });
+    }
+
+    /// So its queue pair has failed.
+    pub fn noticed(&mut self, number: usize, generation: u32, fault: Fault) {
+        let qp = self.qp(number);
+        if qp.generation == generation && qp.closing.is_none() {
+            qp.fail(fault);
+        }
+    }
+
+    /// Sends the packets of a request: the bytes are what is in its memory now.
+    ///
+    /// Errors: that is not registered.
+    fn send_request(&mut self, number: usize, at: usize) -> std::result::Result<(), WcStatus> {
         let qp = self.qp_ref(number);
-        let (Some(sent), Some(to)) = (qp.sent.get(at), qp.peer) else { return true };
+        let (Some(sent), Some(to)) = (qp.sent.get(at), qp.peer) else { return Ok(()) };
         let wqe = *qp.wq.sq.get(sent.request);
         let (mut packets, mut offset) = (Vec::with_capacity(sent.pieces.len()), 0);
         for (index, len) in sent.pieces.iter().enumerate() {
@@ -267,18 +297,13 @@ impl State {
                 Opcode::Read => Vec::new(),
                 _ if *len == 0 => Vec::new(),
                 _ if wqe.inline => qp.wq.sq.inline_bytes(sent.request).to_vec(),
-                _ => match qp.wq.pin_local(wqe.lkey, wqe.addr + u64::from(offset), *len as usize, Access::empty()) {
-                    Ok(pin) => {
-                        let mut bytes = vec![0; pin.len()];
-                        // SAFETY: the pin covers as many bytes as the vector has.
-                        unsafe { mem::copy(pin.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
-                        bytes
-                    }
-                    Err(status) => {
-                        self.qp(number).fail(Fault::oldest(status, "a request names memory that is not registered"));
-                        return false;
-                    }
-                },
+                _ => {
+                    let pin = qp.wq.pin_local(wqe.lkey, wqe.addr.wrapping_add(u64::from(offset)), *len as usize, Access::empty())?;
+                    let mut bytes = vec![0; pin.len()];
+                    // SAFETY: the pin covers as many bytes as the vector has.
+                    unsafe { mem::copy(pin.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+                    bytes
+                }
             };
             let piece = Piece {
                 opcode: wqe.opcode,
@@ -287,14 +312,14 @@ impl State {
                 remote_addr: wqe.remote_addr,
                 rkey: wqe.rkey,
                 imm: wqe.imm,
-                asks: if wqe.opcode == Opcode::Read { wqe.len } else { 0 },
+                total: wqe.len,
                 bytes,
             };
             packets.push(Packet { to, psn: (sent.psn + index as u32) & MASK, what: What::Piece(piece) });
             offset += len;
         }
         packets.into_iter().for_each(|packet| self.send(number, packet));
-        true
+        Ok(())
     }
 
     fn start_timer(&mut self, number: usize) {
@@ -348,8 +373,8 @@ impl State {
 
     fn send_again(&mut self, number: usize) {
         for at in 0..self.qp_ref(number).sent.len() {
-            if !self.send_request(number, at) {
-                return;
+            if let Err(status) = self.send_request(number, at) {
+                return self.refused(number, Fault::oldest(status, UNREGISTERED));
             }
         }
         self.start_timer(number);
@@ -377,8 +402,9 @@ impl State {
                 let qp = self.qp(to);
                 if qp.sent.front().is_some_and(|sent| distance(sent.psn, psn) < sent.pieces.len() as u32) {
                     // The peer is there.
-                    (qp.not_before, qp.retries) = (now + RNR_NS, 0);
-                    self.set_timer(to, Timer::Receive, RNR_NS);
+                    let pause = u64::from(qp.caps.min_rnr_timer_us) * 1_000;
+                    (qp.not_before, qp.retries) = (now + pause, 0);
+                    self.set_timer(to, Timer::Receive, pause);
                 }
             }
         }
@@ -469,7 +495,10 @@ impl State {
                     None => {}
                 }
             }
-            Err(None) => self.send(number, answer(What::NotReady)),
+            Err(None) => {
+                let waits = self.qp(number).wq.receiver_not_ready();
+                self.send(number, answer(waits.map_or_else(What::Nak, |()| What::NotReady)));
+            }
             Err(Some(status)) => {
                 self.send(number, answer(What::Nak(status)));
                 self.qp(number).fail(Fault::oldest(WcStatus::WrFlushErr, format!("a request of the peer's was refused: {status}")));
@@ -496,7 +525,11 @@ impl State {
                 if imm.is_some() && piece.is_last && !qp.wq.recv_available() {
                     return Err(None);
                 }
-                ((piece.remote_addr + at, piece.rkey, Access::REMOTE_WRITE), false)
+                // All of it is allowed, or nothing lands.
+                if piece.total > 0 {
+                    qp.wq.pin_remote(piece.rkey, piece.remote_addr, piece.total as usize, Access::REMOTE_WRITE).map_err(Some)?;
+                }
+                ((piece.remote_addr.wrapping_add(at), piece.rkey, Access::REMOTE_WRITE), false)
             }
         };
         if len > 0 {
@@ -524,7 +557,7 @@ impl State {
     }
 
     fn read(&mut self, number: usize, piece: &Piece) -> std::result::Result<Vec<u8>, WcStatus> {
-        let mut bytes = vec![0; piece.asks as usize];
+        let mut bytes = vec![0; piece.total as usize];
         if !bytes.is_empty() {
             let pin = self.qp_ref(number).wq.pin_remote(piece.rkey, piece.remote_addr, bytes.len(), Access::REMOTE_READ)?;
             // SAFETY: the pin covers as many bytes.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::base::clock;
 use crate::base::stats::RailStats;
 use crate::base::sync::lock;
+use crate::fabric::soft::work_queues::Fault;
 use crate::fabric::types::{Capabilities, QpCaps, WcStatus};
 
 use super::queue_pair::{Packet, QueuePairState};
@@ -70,6 +71,7 @@ pub enum Event {
     Packet(Packet),
     Timer(usize),
     Closed { number: usize, generation: u32 },
+    Refused { number: usize, generation: u32, fault: Fault },
 }
 
 /// When it happens, and where it is kept: the heap moves few bytes.
@@ -120,6 +122,8 @@ pub struct State {
     /// Ports whose device reports nothing any more.
     silent: BTreeSet<Port>,
     pub(super) capabilities: Capabilities,
+    /// How much time passes with each poll of a completion queue.
+    poll_ns: u64,
     /// By first byte: where the memory ends that nobody may write to.
     guarded: BTreeMap<u64, u64>,
     violation: Option<String>,
@@ -146,6 +150,7 @@ impl World {
             refusals: BTreeMap::new(),
             silent: BTreeSet::new(),
             capabilities,
+            poll_ns: 0,
             guarded: BTreeMap::new(),
             violation: None,
             reached: BTreeSet::new(),
@@ -175,19 +180,13 @@ impl World {
     /// Lets everything happen until then. `Some`: memory was written to that is guarded.
     pub fn advance(&self, until: u64) -> Option<String> {
         let mut state = self.state();
-        while let Some(next) = state.scheduled.peek()
-            && next.time <= until
-        {
-            let Some(Scheduled { time, place, .. }) = state.scheduled.pop() else { break };
-            state.now = state.now.max(time);
-            state.free.push(place);
-            if let Some(event) = state.events[place].take() {
-                state.happen(event);
-            }
-        }
-        state.now = state.now.max(until);
-        clock::set_virtual(Some(state.now));
+        state.advance(until);
         state.violation.take()
+    }
+
+    /// From now on so much time passes with each poll of a completion queue, for those who have no schedule. Several threads may poll then.
+    pub fn set_poll_time(&self, ns: u64) {
+        self.state().poll_ns = ns;
     }
 
     /// What gets through at a port from now on. What is on its way there is lost as well.
@@ -262,6 +261,29 @@ impl State {
         number
     }
 
+    fn advance(&mut self, until: u64) {
+        while let Some(next) = self.scheduled.peek()
+            && next.time <= until
+        {
+            let Some(Scheduled { time, place, .. }) = self.scheduled.pop() else { break };
+            self.now = self.now.max(time);
+            clock::set_virtual(Some(self.now));
+            self.free.push(place);
+            if let Some(event) = self.events[place].take() {
+                self.happen(event);
+            }
+        }
+        self.now = self.now.max(until);
+        clock::set_virtual(Some(self.now));
+    }
+
+    /// A completion queue is polled.
+    pub(super) fn polled(&mut self) {
+        if self.poll_ns > 0 {
+            self.advance(self.now + self.poll_ns);
+        }
+    }
+
     pub(super) fn qps(&self) -> usize {
         self.qps.len()
     }
@@ -314,6 +336,7 @@ impl State {
             Event::Packet(packet) => (packet.to, (packet.to as u64) << 32 | u64::from(packet.psn)),
             Event::Timer(number) => (*number, *number as u64 | 1 << 60),
             Event::Closed { number, .. } => (*number, *number as u64 | 3 << 60),
+            Event::Refused { number, .. } => (*number, *number as u64 | 4 << 60),
         };
         self.note(self.now ^ kind);
         let port = self.qp_ref(number).port;
@@ -327,6 +350,10 @@ impl State {
             Event::Timer(number) => self.timer(number),
             Event::Closed { number, generation } => {
                 self.closed(number, generation);
+                true
+            }
+            Event::Refused { number, generation, fault } => {
+                self.noticed(number, generation, fault);
                 true
             }
         };
