@@ -289,13 +289,14 @@ impl QueuePair<'_> {
         }
     }
 
-    /// Whether the peer's host, or the way to it, does not answer what was sent, which is sent again. A NIC gives up by itself, and does not tell before.
-    pub fn is_unanswered(&self) -> bool {
+    /// Whether the peer's host, or the way to it, does not answer what was sent, which is sent again: for how many nanoseconds at least. A NIC gives up
+    /// by itself, and does not tell before.
+    pub fn unanswered_for(&self) -> Option<u64> {
         match self {
-            QueuePair::Soft(qp) => qp.is_unanswered(),
-            QueuePair::Verbs(_) => false,
+            QueuePair::Soft(qp) => qp.unanswered_for(),
+            QueuePair::Verbs(_) => None,
             #[cfg(feature = "sim")]
-            QueuePair::Sim(_) => false,
+            QueuePair::Sim(_) => None,
         }
     }
 

@@ -436,11 +436,11 @@ impl QueuePairs {
         all
     }
 
-    /// Whether the peer's host does not answer on one of them.
-    pub fn rail_is_unanswered(&mut self, rail: usize) -> bool {
-        let mut any = false;
-        self.of_rail(rail, |qp| any |= qp.is_unanswered());
-        any
+    /// Whether the peer's host does not answer on one of them: for how many nanoseconds at least.
+    pub fn rail_unanswered_for(&mut self, rail: usize) -> Option<u64> {
+        let mut most = None;
+        self.of_rail(rail, |qp| most = most.max(qp.unanswered_for()));
+        most
     }
 
     fn of_rail(&mut self, rail: usize, mut what: impl FnMut(&mut QueuePair)) {

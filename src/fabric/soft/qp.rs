@@ -138,9 +138,12 @@ impl QueuePair {
         }
     }
 
-    /// Whether the peer's host does not answer, as far as this side knows.
-    pub fn is_unanswered(&self) -> bool {
-        matches!(&self.wire, Wire::Tcp(wire) if wire.is_unanswered())
+    /// For how many nanoseconds at least the peer's host has not answered, if it does not, as far as this side knows.
+    pub fn unanswered_for(&self) -> Option<u64> {
+        match &self.wire {
+            Wire::Tcp(wire) => wire.unanswered_for(),
+            _ => None,
+        }
     }
 
     /// Number in completions.

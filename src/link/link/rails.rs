@@ -178,13 +178,14 @@ impl Link {
         let Some(mut failover) = self.failover.take() else { return };
         let timeout = self.unsignaled_max_ns * 4;
         for rail in 0..failover.rails.len() {
-            let unanswered = !failover.is_down(rail) && self.qps.rail_is_unanswered(rail);
+            let unanswered = if failover.is_down(rail) { None } else { self.qps.rail_unanswered_for(rail) };
             let Some(it) = failover.rails.get_mut(rail) else { continue };
-            match (unanswered, it.unanswered_since) {
-                (false, _) => it.unanswered_since = 0,
-                (true, 0) => it.unanswered_since = now.max(1),
-                (true, _) => {}
-            }
+            it.unanswered_since = match (unanswered, it.unanswered_since) {
+                (None, _) => 0,
+                // An attempt to connect is no longer without an answer than it lasts.
+                (Some(ns), 0) => now.saturating_sub(ns).max(it.begun_at).max(1),
+                (Some(_), since) => since,
+            };
             if it.phase == Phase::Draining && now.saturating_sub(it.begun_at) >= timeout {
                 let text = format!(
                     "rail {rail} is down ({}), and its device has not reported what was outstanding for {}",

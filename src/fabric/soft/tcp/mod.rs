@@ -186,9 +186,9 @@ impl TcpWire {
         std::iter::once((self.control.as_raw_fd(), self.blocked || self.more)).chain(self.streams.fds())
     }
 
-    /// Whether the peer's host does not answer.
-    pub fn is_unanswered(&self) -> bool {
-        self.fds().any(|(fd, _)| socket::is_unanswered(fd))
+    /// For how many nanoseconds at least the peer's host has not answered, if it does not.
+    pub fn unanswered_for(&self) -> Option<u64> {
+        self.fds().filter_map(|(fd, _)| socket::unanswered_for(fd)).max()
     }
 
     /// Shuts the streams down for sending and reads away what has come. The caller keeps the descriptors, and reads away what comes, until the peer

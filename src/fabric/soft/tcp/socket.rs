@@ -120,8 +120,9 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Whether what was sent on a stream is sent again, as the peer's kernel, or the way to it, does not answer: that of a process that is stopped does.
-pub fn is_unanswered(fd: RawFd) -> bool {
+/// Whether what was sent on a stream is sent again, as the peer's kernel, or the way to it, does not answer: that of a process that is stopped does. For how
+/// many nanoseconds at least.
+pub fn unanswered_for(fd: RawFd) -> Option<u64> {
     // SAFETY: zeros are a valid tcp_info, of numbers alone.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = size_of_val(&info) as libc::socklen_t;
@@ -129,5 +130,8 @@ pub fn is_unanswered(fd: RawFd) -> bool {
     let known = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut len) } == 0;
     // Where this host has no way to the peer, the kernel probes instead, as it does a full peer, which answers each (Linux 6.1 net/ipv4/tcp_output.c,
     // tcp_send_probe0).
-    known && (info.tcpi_retransmits > 0 || info.tcpi_probes > 1)
+    let unanswered = known && (info.tcpi_retransmits > 0 || info.tcpi_probes > 1);
+    // The pause before each has doubled, up to the one that now runs, and so was this long altogether; and so long ago was the last.
+    let pauses_us = info.tcpi_rto - info.tcpi_rto.checked_shr(u32::from(info.tcpi_backoff)).unwrap_or(0);
+    unanswered.then(|| u64::from(pauses_us) * 1_000 + u64::from(info.tcpi_last_data_sent) * 1_000_000)
 }
