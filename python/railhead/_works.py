@@ -8,6 +8,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -62,10 +63,11 @@ class Work(TorchWork):
             future.set_exception(self._error)  # type: ignore[arg-type]
 
     def is_completed(self) -> bool:
-        return self._over.is_set()
+        # Its future has the result by then, if somebody has asked for it.
+        return self._over.is_set() and (self._future is None or self._future.done())
 
     def is_success(self) -> bool:
-        return self._over.is_set() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -73,6 +75,10 @@ class Work(TorchWork):
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         if not self._over.wait(None if timeout in (NO_LIMIT, UNSET) else min(timeout.total_seconds(), threading.TIMEOUT_MAX)):
             raise _late(timeout)
+        if self._future is not None and not self._future.done():
+            # Another thread is about to tell it, and calls back afterwards. Its error is this one's, too.
+            with suppress(Exception):
+                self._future.wait()
         if self._error is not None:
             raise self._error
         return True
@@ -186,10 +192,6 @@ class Message(Work):
     def is_completed(self) -> bool:
         self._look()
         return super().is_completed()
-
-    def is_success(self) -> bool:
-        self._look()
-        return super().is_success()
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         if timeout in (NO_LIMIT, UNSET):

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from unittest import mock
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from ranks import TIMEOUT, group, raised
 
 import railhead.torch
+from railhead._works import Work
 
 
 def works_are_waited_for(rank, folder):
@@ -60,6 +62,29 @@ def works_are_waited_for(rank, folder):
     for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
         work.wait()
     assert all(tensor.eq(1).all() for tensor in tensors)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def futures_are_done_with_their_works(rank, folder):
+    group(rank, 2, folder)
+    tell = Work.tell
+
+    def late(work):
+        time.sleep(0.02)
+        tell(work)
+
+    with mock.patch.object(Work, "tell", late):
+        tensor = torch.ones(3)
+        work = dist.all_reduce(tensor, async_op=True)
+        future = work.get_future()
+        work.wait()
+        assert future.done() and future.value()[0] is tensor
+        received, sent = dist.irecv(torch.zeros(3), 1 - rank), dist.isend(tensor, 1 - rank)
+        future = received.get_future()
+        ranks.until("it is here", received.is_completed)
+        assert future.done()
+        sent.wait()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -341,6 +366,7 @@ def torchs_checker_of_collectives(rank, folder):
 
 SCENARIOS = {
     works_are_waited_for: (2, {}),
+    futures_are_done_with_their_works: (2, {}),
     callbacks_ask_for_collectives: (2, {}),
     messages_that_nobody_waits_for: (2, {}),
     groups_come_and_go: (2, {}),
