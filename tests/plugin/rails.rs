@@ -1,19 +1,32 @@
 //! Several rails in one comm: two interfaces merged into one device by makeVDevice, as NCCL merges the ports of a NIC.
 
+use std::collections::VecDeque;
+use std::time::Instant;
+
 use crate::support;
+use railhead::base::stats::page::CommSnapshot;
 use railhead::base::stats::{CommKind, RailCounter};
-use support::comms::{self, SIZES};
+use support::comms::{self, Mem, SIZES};
 use support::holdings;
 use support::netns::{Cable, usable};
-use support::plugin::Plugin;
-use support::{Ctx, Role, World};
+use support::plugin::{Buf, Plugin};
+use support::{Ctx, PATIENCE, Role, World, repeats};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("merges", merges),
     ("may_not_merge", may_not_merge),
     ("carries_on", support::failover::carries_on),
     ("goes_on_to_the_end", support::failover::goes_on_to_the_end),
+    ("rails_fail_in_turn", rails_fail_in_turn),
 ];
+
+/// Messages from one failure to the next, and how many are under way at a time.
+const EVERY: usize = 8;
+const DEPTH: usize = 4;
+/// Tags of a transfer's messages, of the one behind them, and of none.
+const MESSAGE: i32 = 1;
+const LAST: i32 = 2;
+const NONE: i32 = 3;
 
 fn version() -> u32 {
     std::env::var("RHT_VERSION").map_or(12, |v| v.parse().expect("a version"))
@@ -39,6 +52,128 @@ fn merges(ctx: &Ctx) {
     ctx.barrier();
     plugin.close_send(send).expect("close_send");
     plugin.close_recv(recv).expect("close_recv");
+    plugin.finalize().expect("finalize");
+}
+
+/// The one comm of this process's.
+fn comm() -> CommSnapshot {
+    holdings::comms(std::process::id() as i32).into_iter().find(|comm| !comm.rails.is_empty()).expect("a comm")
+}
+
+fn per_rail(comm: &CommSnapshot, counter: RailCounter) -> Vec<u64> {
+    comm.rails.iter().map(|rail| rail.counters[counter as usize]).collect()
+}
+
+/// Whether so many failures were seen, and every rail is back.
+fn is_back(failures: usize) -> bool {
+    let comm = comm();
+    let sum = |counter| comm.rail_sum(counter) as usize;
+    sum(RailCounter::Failures) == failures && sum(RailCounter::Reconnects) == failures
+}
+
+/// Repeats until there is a value, without a pause: rails come back as fast as both ends call.
+#[track_caller]
+fn spin<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = step() {
+            return value;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited too long for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A transfer of RHT_BYTES from rank 1 to rank 0, under which rails fail RHT_FAILURES times: one with each [`EVERY`]th message of the sender's, with others
+/// under way. Every byte is looked at.
+fn rails_fail_in_turn(ctx: &Ctx) {
+    let number = |name: &str| std::env::var(name).expect(name).parse::<usize>().expect(name);
+    let (failures, bytes) = (number("RHT_FAILURES"), number("RHT_BYTES"));
+    let mut plugin = Plugin::start(12);
+    let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
+    let comm_of = comms::one_way(ctx, &plugin, merged).expect("a comm");
+    let len = bytes.div_ceil(failures * EVERY);
+    // No two that could be mistaken for each other have the same bytes at the same place.
+    const SHIFTS: usize = 4093;
+    let all = support::pattern(7, len + SHIFTS);
+    let message = |n: usize| &all[n % SHIFTS..][..len];
+    let mem = Mem::new(DEPTH * len);
+    let mr = plugin.reg_mr(comm_of, mem.ptr(0), mem.len()).expect("regMr");
+    let sends = ctx.rank == 1;
+    let post = |n: usize, len: usize, tag| {
+        let at = mem.ptr(n % DEPTH * len);
+        spin("a request", || match sends {
+            true => plugin.isend(comm_of, at, len, tag, mr).expect("isend"),
+            false => plugin.irecv(comm_of, &[Buf { addr: at, len, tag, mr }]).expect("irecv"),
+        })
+    };
+    let wait = |request| spin("a message", || plugin.test(request).expect("test"))[0] as usize;
+    // Polls, as there is no receive with this tag.
+    let poll = || assert!(plugin.isend(comm_of, mem.ptr(0), 1, NONE, mr).expect("isend").is_none());
+    let finish = |n: usize, request| {
+        assert_eq!(wait(request), len);
+        assert!(sends || mem.read(n % DEPTH * len, len) == message(n), "message {n}");
+    };
+    let mut requests = VecDeque::new();
+    for n in 0..failures * EVERY {
+        if requests.len() == DEPTH {
+            let (n, request) = requests.pop_front().expect("a request");
+            finish(n, request);
+        }
+        if sends {
+            mem.write(n % DEPTH * len, message(n));
+            if n % EVERY == EVERY - 1 {
+                spin("all rails", || {
+                    poll();
+                    is_back(n / EVERY).then_some(())
+                });
+            }
+        }
+        requests.push_back((n, post(n, len, MESSAGE)));
+    }
+    requests.into_iter().for_each(|(n, request)| finish(n, request));
+    let peer = ctx.to(1 - ctx.rank);
+    if sends {
+        spin("all rails", || {
+            poll();
+            is_back(failures).then_some(())
+        });
+        peer.send(b"back").expect("rank 0");
+        spin("the receiver's rails", || {
+            poll();
+            peer.ready().then_some(())
+        });
+        assert_eq!(peer.recv(), b"back");
+        wait(post(0, 1, LAST));
+    } else {
+        let last = post(0, 1, LAST);
+        spin("all rails", || {
+            assert!(plugin.test(last).expect("test").is_none());
+            let comm = comm();
+            // Those that fail again before this end has them back count once.
+            (peer.ready() && comm.rails.iter().all(|rail| rail.down.is_none())).then_some(())
+        });
+        assert_eq!(peer.recv(), b"back");
+        peer.send(b"back").expect("rank 1");
+        wait(last);
+    }
+    let comm = comm();
+    let seen = [RailCounter::Failures, RailCounter::Reconnects].map(|counter| per_rail(&comm, counter));
+    assert_eq!(seen[0], seen[1], "failures, and recoveries");
+    if sends {
+        assert_eq!(seen[0], [failures.div_ceil(2) as u64, failures as u64 / 2]);
+        let counter = if std::env::var("RAILHEAD_SOFT_WIRE").expect("a wire") == "tcp" { RailCounter::TxTcp } else { RailCounter::TxCma };
+        let moved = per_rail(&comm, counter);
+        assert!(moved.iter().sum::<u64>() >= bytes as u64 && moved.iter().all(|moved| *moved >= bytes as u64 / 10), "{moved:?}");
+    } else {
+        assert!(seen[0].iter().all(|seen| *seen > 0), "{seen:?}");
+    }
+    ctx.barrier();
+    plugin.dereg_mr(comm_of, mr).expect("deregMr");
+    match sends {
+        true => plugin.close_send(comm_of).expect("close_send"),
+        false => plugin.close_recv(comm_of).expect("close_recv"),
+    }
     plugin.finalize().expect("finalize");
 }
 
@@ -76,6 +211,22 @@ fn a_merged_device_uses_both_interfaces() {
             }
             ranks.finish();
         }
+    }
+}
+
+/// One transfer, under which one rail after the other fails, again and again, and is back each time.
+#[cfg(feature = "stages")]
+#[test]
+fn rails_fail_in_turn_under_one_transfer() {
+    if !usable() {
+        return;
+    }
+    let cable = Cable::new();
+    let (failures, bytes) = (repeats(50, 1000), repeats(64 << 20, 4 << 30));
+    for wire in ["shm", "tcp"] {
+        let world = world("rails_fail_in_turn", &cable).env("RAILHEAD_FORCE_MERGE", "lo,rht").env("RAILHEAD_SOFT_WIRE", wire);
+        let world = world.env("RHT_FAILURES", &failures.to_string()).env("RHT_BYTES", &bytes.to_string());
+        world.env_of(1, "RH_STAGE", &format!("rail=0,1@{EVERY}:down:0")).spawn().finish();
     }
 }
 

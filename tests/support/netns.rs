@@ -76,6 +76,14 @@ impl Cable {
         }
     }
 
+    /// What goes over an interface is lost from now on, both ways, and neither end is told: it goes to an address that nobody has.
+    pub fn swallow(&self, interface: &str) {
+        for (end, name) in self.names.iter().enumerate() {
+            let to = self.v4[1 - end].replacen("10.77", if interface == "rht" { "10.77" } else { "10.78" }, 1);
+            ip(&["-n", name, "neigh", "replace", &to, "lladdr", "02:00:00:00:00:01", "dev", interface, "nud", "permanent"]);
+        }
+    }
+
     /// The command that runs another one at an end of the cable.
     pub fn at(&self, end: usize) -> [&str; 4] {
         ["ip", "netns", "exec", &self.names[end]]
