@@ -69,6 +69,8 @@ pub struct Link {
     rail_polls: u32,
     /// When rails were last looked at for who sleeps.
     rails_checked: u64,
+    /// When one is given up on which the peer's host does not answer; `u64::MAX` while it does on all.
+    silent_at: u64,
     /// See [`Link::set_peer_left`].
     peer_left: bool,
     /// A call has returned the failure.
@@ -105,6 +107,7 @@ impl Link {
             rails_active: false,
             rail_polls: 0,
             rails_checked: 0,
+            silent_at: u64::MAX,
             peer_left: false,
             reported: false,
         };
@@ -326,6 +329,9 @@ impl Link {
         }
         if self.failover.is_some() {
             self.hear_of_rails();
+            if now >= self.silent_at {
+                self.check_rails(now);
+            }
         }
         let verdict = self.liveness.look(now);
         if waits_for.cause == WaitCause::None {

@@ -151,16 +151,17 @@ impl Link {
         }
         self.hear_of_rails();
         let now = clock::now();
-        if now.saturating_sub(self.rails_checked) >= RAIL_POLL_NS {
+        if now.saturating_sub(self.rails_checked) >= RAIL_POLL_NS || now >= self.silent_at {
             self.rails_checked = now;
             self.check_rails(now);
         }
         let begun = self.failover.iter().flat_map(|failover| &failover.rails).filter(|it| it.phase != Phase::Live).map(|it| it.begun_at);
-        Some(match (self.rails_need_polls(), begun.max().is_some_and(|begun| now.saturating_sub(begun) < LASTING_NS)) {
+        let pause = match (self.rails_need_polls(), begun.max().is_some_and(|begun| now.saturating_sub(begun) < LASTING_NS)) {
             (true, true) => BUSY_RAIL_POLL_NS,
             (true, false) => LASTING_RAIL_POLL_NS,
             (false, _) => RAIL_POLL_NS,
-        })
+        };
+        Some(pause.min(self.silent_at.saturating_sub(now)).max(BUSY_RAIL_POLL_NS))
     }
 
     /// A queue pair was found in ERROR that no completion has told of. False: that is the end of the link.
@@ -177,6 +178,7 @@ impl Link {
     pub(super) fn check_rails(&mut self, now: u64) {
         let Some(mut failover) = self.failover.take() else { return };
         let timeout = self.unsignaled_max_ns * 4;
+        self.silent_at = u64::MAX;
         for rail in 0..failover.rails.len() {
             let unanswered = if failover.is_down(rail) { None } else { self.qps.rail_unanswered_for(rail) };
             let Some(it) = failover.rails.get_mut(rail) else { continue };
@@ -202,6 +204,8 @@ impl Link {
                     false => format!("the peer has not answered an attempt to connect for {} s", ATTEMPT_NS / 1_000_000_000),
                 };
                 self.give_up_rail(&mut failover, rail, WcStatus::RetryExcErr, text);
+            } else if it.unanswered_since > 0 {
+                self.silent_at = self.silent_at.min(it.unanswered_since + timeout);
             }
         }
         self.failover = Some(failover);
