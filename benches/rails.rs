@@ -89,9 +89,9 @@ fn throughput(wire: &str, rounds: usize, cable: &Cable) {
     for _ in 0..rounds {
         let one = run(world(1, WARM)).0;
         let (while_failing, seen) = run(world(2, WARM).env_of(1, "RH_STAGE", "rail=0,1@1:down:0"));
-        let two = run(world(2, WARM)).0;
         // Twice in so many messages, and not again before the timed ones are through.
         let every = DEPTH + TIMED + 1;
+        let two = run(world(2, 2 * every)).0;
         let stage = format!("rail=0,1@{every}:down:0");
         let after = run(world(2, 2 * every).env("RHT_FAILURES", "2").env_of(1, "RH_STAGE", &stage)).0;
         [&mut alone, &mut both, &mut failing, &mut back].into_iter().zip([one, two, while_failing, after]).for_each(|(to, it)| to.push(it));
