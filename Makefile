@@ -9,7 +9,6 @@
 #   make bench     the table of all speed targets, and docs/perf.svg
 #   make bench-nccl  the plugin beside the Socket inside NCCL's own library, over shared memory and over TCP
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
-#   make bench-rails   what rails that fail cost: throughput meanwhile and afterwards, and how long nothing moves
 #   make bench-store   the store's server beside torch's, one client for both
 #   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
 #   make bench-tensor  tensors beside the plugin itself, gRPC, and what this machine's memory allows
@@ -18,6 +17,7 @@
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
 #   make fuzz      random bytes to what the store's server and the mesh's ranks read with, for SECONDS (default 60)
 #   make sim       schedules in a simulated world, with faults, for SECONDS (default 600) on all cores: docs/simulation.md
+#   make mutants   rules of how a link goes on without a rail, left out one by one: the simulator must find each, in SCHEDULES (default 100000)
 #   make header    include/railhead.h from src/abi
 #   make docs      docs/env.md from src/base/config.rs
 #   make install   into PREFIX (and below DESTDIR)
@@ -63,7 +63,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-rails bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz sim header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz sim mutants header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -213,10 +213,6 @@ bench-proxy:
 	$(CARGO) bench --quiet $(STAGED) --bench proxy
 
 # BENCH_ARGS: --rounds N.
-bench-rails:
-	$(CARGO) bench --quiet $(STAGED) --bench rails -- $(BENCH_ARGS)
-
-# BENCH_ARGS: --rounds N.
 bench-store: deps-test build
 	python3 tests/torch/bench.py $(PROGRAM) $(CARGO) bench --quiet $(STAGED) --bench store -- $(BENCH_ARGS)
 
@@ -257,6 +253,10 @@ fuzz: deps-test
 sim: deps
 	@program=$$($(CARGO) test $(subst --profile staged,--profile sim,$(CHOSEN)) --test sim --no-run --message-format=json | sed -n 's|.*"executable":"\([^"]*/sim-[^"]*\)".*|\1|p') && \
 	    "$$program" --for $(or $(SECONDS),600)
+
+# Each is a build: some twenty minutes.
+mutants: deps
+	@CARGO="$(CARGO)" python3 tests/mutants.py --schedules $(or $(SCHEDULES),100000)
 
 header:
 	RH_UPDATE=1 $(CARGO) test --quiet --features header --test library -- --exact library::artifact::header_is_what_the_source_gives

@@ -815,7 +815,7 @@ railhead_status_t railhead_mesh_address(railhead_mesh_t *mesh,
                                         size_t *len);
 
 // Connects this rank to `peer`, whose address towards this rank is given. It does not wait for the peer to do the same; both must have done so before either
-// sends or receives.
+// sends or receives. From the first one on, a thread of the mesh sees to what comes while nobody waits.
 //
 // RAILHEAD_USAGE: a rank that is not another one, is connected, or was not given an address by railhead_mesh_address; RAILHEAD_NETWORK: an address that is
 // none, or of another release.

@@ -1,7 +1,7 @@
 //! Schedules in a simulated world: see `src/sim`. As a test a few of each scenario; by `make sim` for as long as one likes, on every core.
 //!
 //!     RHT_SIM="..." cargo test ... --test sim
-//!     [--seed N] [--schedules N] [--for SECONDS] [--rails N] [--faults N] [--messages N] [--threads N] [--ranks N [--meet]] [--verbose]
+//!     [--seed N] [--schedules N] [--for SECONDS] [--rails N] [--faults N] [--messages N] [--threads N] [--first] [--ranks N [--meet]] [--verbose]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +28,8 @@ struct Args {
     time: Duration,
     options: Options,
     threads: usize,
+    /// Violations that end it.
+    most: usize,
     /// In place of the scenarios; and what so many ranks do.
     ranks: Option<usize>,
     task: Task,
@@ -51,6 +53,7 @@ impl Args {
             time: Duration::MAX,
             options: Options { seed: 0, rails: 0, faults: 8, messages: 60 },
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            most: 10,
             ranks: None,
             task: Task::Ring,
             is_verbose: false,
@@ -67,13 +70,14 @@ impl Args {
                 "--faults" => args.options.faults = value() as usize,
                 "--messages" => args.options.messages = value() as usize,
                 "--threads" => args.threads = value() as usize,
+                "--first" => args.most = 1,
                 "--ranks" => args.ranks = Some(value() as usize),
                 "--meet" => args.task = Task::Meet,
                 "--verbose" => args.is_verbose = true,
                 "--show-output" | "--nocapture" => {}
                 filter if !filter.starts_with('-') => args.filters.push(filter.into()),
                 other => panic!(
-                    "{other:?}: expected --seed, --schedules, --for, --rails, --faults, --messages, --threads, --ranks, --meet or --verbose"
+                    "{other:?}: expected --seed, --schedules, --for, --rails, --faults, --messages, --threads, --first, --ranks, --meet or --verbose"
                 ),
             }
         }
@@ -165,7 +169,7 @@ fn many(run: Run, args: &Args, sharers: u32) -> (u64, u64) {
                             println!("{violation}");
                             let mut violations = violations.lock().unwrap();
                             violations.push(violation);
-                            stop.store(violations.len() >= 10, Ordering::Relaxed);
+                            stop.store(violations.len() >= args.most, Ordering::Relaxed);
                         }
                     }
                 }

@@ -153,7 +153,7 @@ pub const RAILHEAD_MESH_ADDRESS: usize = 16384;
 const _: () = assert!(MAX_ADDRESS <= RAILHEAD_MESH_ADDRESS);
 
 /// Connects this rank to `peer`, whose address towards this rank is given. It does not wait for the peer to do the same; both must have done so before either
-/// sends or receives.
+/// sends or receives. From the first one on, a thread of the mesh sees to what comes while nobody waits.
 ///
 /// RAILHEAD_USAGE: a rank that is not another one, is connected, or was not given an address by railhead_mesh_address; RAILHEAD_NETWORK: an address that is
 /// none, or of another release.

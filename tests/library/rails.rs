@@ -1,58 +1,16 @@
 //! Meshes and tensors over several rails, which fail and come back under them: what `net` does then is in `tests/plugin/rails.rs`.
 
-use railhead::base::config::{Config, Debug};
 use railhead::base::stats::RailCounter;
-use railhead::mesh::{DataType, Device, Mesh, Op, Reduction, UnboundBuffer};
-use railhead::store::FileStore;
-
 use railhead::tensor::Tensor;
 
-use super::mesh_faults::{memory, options, variable};
+use super::mesh_faults::variable;
 use super::tensor_faults::{self, key, step};
+use crate::support::failover::mesh::{self, LEN, count};
 use crate::support::netns::{Cable, usable};
-use crate::support::{Ctx, PATIENCE, Role, World, holdings};
+use crate::support::{Ctx, PATIENCE, Role, World};
 
 pub const ROLES: &[(&str, Role)] =
-    &[("mesh_carries_on", carries_on), ("mesh_rails_fail", mesh_rails_fail), ("tensor_rails_fail", tensor_rails_fail)];
-
-const LEN: usize = 300_000;
-const SUM: Reduction = Reduction::Of(DataType::U8, Op::Sum);
-
-fn connected(ctx: &Ctx) -> Mesh {
-    let device = Device::open(Config::from_env_or(Debug::None), &variable("RHT_DEVICE")).expect("a device");
-    let mesh = Mesh::new(device, ctx.rank, 2).expect("a mesh");
-    mesh.connect(&FileStore::new(variable("RHT_STORE"), None).expect("a store"), PATIENCE).expect("connected");
-    mesh
-}
-
-/// What is done with the other rank again and again.
-fn work<'a>(ctx: &'a Ctx, mesh: &'a Mesh) -> impl FnMut() + 'a {
-    let (mut numbers, mut from, mut to) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
-    let mut round = 0u8;
-    move || {
-        round = round.wrapping_add(1);
-        for len in [8, LEN] {
-            let mine = |rank: usize| move |i: usize| (i + rank) as u8 ^ round;
-            (0..len).for_each(|i| numbers[i] = mine(ctx.rank)(i));
-            mesh.allreduce(memory(&mut numbers[..len]), SUM, options(PATIENCE)).expect("allreduce");
-            assert!((0..len).all(|i| numbers[i] == mine(0)(i).wrapping_add(mine(1)(i))), "sums of {len} in round {round}");
-            (0..len).for_each(|i| from[i] = mine(ctx.rank)(i));
-            let (out, into) = (memory(&mut from[..len]), memory(&mut to[..len]));
-            let [out, into] = [out, into].map(|memory| UnboundBuffer::new(mesh, memory).expect("a buffer"));
-            into.recv(&[1 - ctx.rank], 7, 0, None).expect("recv");
-            out.send(1 - ctx.rank, 7, 0, None).expect("send");
-            into.wait_recv(PATIENCE).expect("a message");
-            out.wait_send(PATIENCE).expect("sent");
-            drop((out, into));
-            assert!((0..len).all(|i| to[i] == mine(1 - ctx.rank)(i)), "a message of {len} in round {round}");
-        }
-    }
-}
-
-/// Of all links of this process.
-fn count(counter: RailCounter) -> u64 {
-    holdings::rail_sum(std::process::id() as i32, counter)
-}
+    &[("mesh_carries_on", mesh::carries_on), ("mesh_rails_fail", mesh_rails_fail), ("tensor_rails_fail", tensor_rails_fail)];
 
 /// Whether RHT_FAILURES failures of rails were seen here, and as many recoveries.
 fn has_seen_enough() -> bool {
@@ -62,13 +20,11 @@ fn has_seen_enough() -> bool {
 
 /// Works with the other rank while rails fail under both.
 fn mesh_rails_fail(ctx: &Ctx) {
-    let mesh = connected(ctx);
-    let mut work = work(ctx, &mesh);
+    let end = mesh::connected(ctx);
+    let mut work = mesh::work(ctx, &end);
     crate::support::until("failures", || {
         work();
-        let mut met = [u8::from(has_seen_enough()); 8];
-        mesh.allreduce(memory(&mut met), SUM, options(PATIENCE)).expect("allreduce");
-        (met[0] == 2).then_some(())
+        mesh::both_say(&end, has_seen_enough()).then_some(())
     });
 }
 
@@ -94,27 +50,6 @@ fn tensor_rails_fail(ctx: &Ctx) {
         (ctx.to(other).recv() == [1] && met).then_some(())
     });
     ctx.barrier();
-}
-
-/// Works with the other rank while one rail after the other fails and comes back, and says when each pair has noticed.
-fn carries_on(ctx: &Ctx) {
-    let mesh = connected(ctx);
-    let mut work = work(ctx, &mesh);
-    let rounds = variable("RHT_ROUNDS").parse().expect("a number");
-    for _ in 0..rounds {
-        for (counter, said) in [(RailCounter::Failures, "down"), (RailCounter::Reconnects, "up")] {
-            let before = count(counter);
-            ctx.say("ready");
-            assert_eq!(ctx.parent.text(), said);
-            crate::support::until(said, || {
-                work();
-                let mut met = [u8::from(count(counter) > before); 8];
-                mesh.allreduce(memory(&mut met), SUM, options(PATIENCE)).expect("allreduce");
-                (met[0] == 2).then_some(())
-            });
-        }
-    }
-    work();
 }
 
 /// Two hosts with two cables between them, each of which goes down and up again.

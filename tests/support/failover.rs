@@ -1,5 +1,7 @@
 //! What ranks do whose rails fail under them: a role of the plugin's tests, here and in the virtual machine.
 
+pub mod mesh;
+
 use railhead::base::stats::RailCounter;
 use railhead::base::stats::page::CommSnapshot;
 

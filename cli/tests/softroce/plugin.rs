@@ -16,6 +16,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("outlives", outlives),
     ("parts", parts),
     ("carries_on", support::failover::carries_on),
+    ("mesh_carries_on", support::failover::mesh::carries_on),
 ];
 
 /// Each byte of each message between two processes, over RDMA devices that nobody asked for by name.
@@ -115,6 +116,18 @@ fn rails_fail_and_come_back() {
     // Each end of each comm, one line for a failure and one for what is over.
     for (what, least) in
         [("rail 0 is down: ", 8), ("rail 1 is down: ", 12), ("rail 0 is up again, after ", 8), ("rail 1 is up again, after ", 12)]
+    {
+        let lines = ran.output.matches(what).count();
+        assert!(lines >= least, "{lines} times {what:?}");
+    }
+}
+
+/// Collectives and messages of a mesh, whose every result is verified.
+#[test]
+fn rails_of_a_mesh_fail_and_come_back() {
+    let Some(ran) = run_inside(2, "rails_of_a_mesh_fail_and_come_back") else { return };
+    for (what, least) in
+        [("rail 0 is down: ", 4), ("rail 1 is down: ", 4), ("rail 0 is up again, after ", 4), ("rail 1 is up again, after ", 4)]
     {
         let lines = ran.output.matches(what).count();
         assert!(lines >= least, "{lines} times {what:?}");
@@ -425,10 +438,22 @@ mod inside {
     #[test]
     #[ignore = "runs in the virtual machine"]
     fn rails_fail_and_come_back() {
-        let rounds = crate::conformance::bed::count("RHT_ROUNDS", 6) as usize;
-        let world = world("carries_on").env("RHT_ROUNDS", &rounds.to_string()).env("RAILHEAD_DEBUG", "info");
-        let world = world.env("NCCL_NET_FORCE_MERGE", "rxe0,rxe2;rxe1,rxe3").env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6");
-        let mut ranks = world.spawn();
+        rails_fail(world("carries_on").env("NCCL_NET_FORCE_MERGE", "rxe0,rxe2;rxe1,rxe3"), 6);
+    }
+
+    #[test]
+    #[ignore = "runs in the virtual machine"]
+    fn rails_of_a_mesh_fail_and_come_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let world = world("mesh_carries_on").env("RHT_STORE", folder.path().join("store").to_str().expect("UTF-8"));
+        rails_fail(world.env_of(0, "RHT_DEVICE", "rxe0+rxe2").env_of(1, "RHT_DEVICE", "rxe1+rxe3"), 4);
+    }
+
+    /// So many times, or RHT_ROUNDS.
+    fn rails_fail(world: World, rounds: u64) {
+        let rounds = crate::conformance::bed::count("RHT_ROUNDS", rounds) as usize;
+        let world = world.env("RHT_ROUNDS", &rounds.to_string()).env("RAILHEAD_DEBUG", "info");
+        let mut ranks = world.env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6").spawn();
         for round in 0..rounds {
             // Either end of either pair.
             let end = [1, 3, 0, 2][round % 4];
