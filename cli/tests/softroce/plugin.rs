@@ -97,10 +97,11 @@ fn without_a_device_there_is_the_software_fabric() {
 
 // ---- with ranks that tests of this program drive, inside of the machine ----
 
-/// Runs a test of `inside` in a machine with so many pairs of devices.
+/// Runs a test of `inside` in a machine with so many pairs of devices. RHT_ROUNDS goes along.
 #[track_caller]
 fn run_inside(pairs: u32, test: &str) -> Option<Ran> {
-    let ran = MACHINE.run(pairs, 300, &format!("./softroce --ignored --exact softroce::plugin::inside::{test} --nocapture"))?;
+    let rounds = std::env::var("RHT_ROUNDS").map_or(String::new(), |rounds| format!("RHT_ROUNDS={rounds} "));
+    let ran = MACHINE.run(pairs, 300, &format!("{rounds}./softroce --ignored --exact softroce::plugin::inside::{test} --nocapture"))?;
     ran.passes().says("1 passed");
     Some(ran)
 }
