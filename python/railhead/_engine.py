@@ -137,7 +137,9 @@ class Engine:
             error = self.told(failure)
         with self._changed:
             self._is_busy = False
-            self._changed.notify_all()
+            # A thread that is woken in vain takes the interpreter's lock from whoever asks for the next one.
+            if self._queue or self._is_closed:
+                self._changed.notify_all()
         return work.end(error)
 
     def _call_back(self, work: Work) -> bool:

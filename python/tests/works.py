@@ -89,6 +89,25 @@ def futures_are_done_with_their_works(rank, folder):
     dist.destroy_process_group()
 
 
+def threads_sleep_while_nothing_is_queued(rank, folder):
+    group(rank, 2, folder)
+    tensor = torch.zeros(3)
+    dist.all_reduce(tensor, async_op=True).wait()
+    (thread,) = [thread.native_id for thread in threading.enumerate() if thread.name == "railhead-group"]
+
+    def slept():
+        with open(f"/proc/self/task/{thread}/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+
+    dist.barrier()
+    before = slept()
+    for _ in range(200):
+        dist.all_reduce(tensor)
+    assert slept() - before < 20, "who has nothing to do was woken"
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def callbacks_ask_for_collectives(rank, folder):
     group(rank, 2, folder)
 
@@ -367,6 +386,7 @@ def torchs_checker_of_collectives(rank, folder):
 SCENARIOS = {
     works_are_waited_for: (2, {}),
     futures_are_done_with_their_works: (2, {}),
+    threads_sleep_while_nothing_is_queued: (2, {}),
     callbacks_ask_for_collectives: (2, {}),
     messages_that_nobody_waits_for: (2, {}),
     groups_come_and_go: (2, {}),
