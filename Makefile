@@ -9,6 +9,7 @@
 #   make bench     the table of all speed targets, and docs/perf.svg
 #   make bench-nccl  the plugin beside the Socket inside NCCL's own library, over shared memory and over TCP
 #   make bench-proxy   what the proxy costs: throughput against the plugin without it, idle time, crowds, wake-up
+#   make bench-rails   what rails that fail cost: throughput meanwhile and afterwards, and how long nothing moves
 #   make bench-store   the store's server beside torch's, one client for both
 #   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
 #   make bench-tensor  tensors beside the plugin itself, gRPC, and what this machine's memory allows
@@ -63,7 +64,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz sim mutants header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-rails bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz sim mutants header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -211,6 +212,10 @@ bench-nccl: deps-test build
 
 bench-proxy:
 	$(CARGO) bench --quiet $(STAGED) --bench proxy
+
+# BENCH_ARGS: --rounds N.
+bench-rails: deps-test
+	$(CARGO) bench --quiet $(STAGED) --bench rails -- $(BENCH_ARGS)
 
 # BENCH_ARGS: --rounds N.
 bench-store: deps-test build

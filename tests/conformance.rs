@@ -5,6 +5,7 @@
 
 /// The clauses, by subject.
 #[macro_use]
+// Without the feature nothing is simulated, and what is there for that is not used.
 #[cfg_attr(not(feature = "sim"), allow(dead_code))]
 mod conformance {
     #[macro_use]
@@ -55,20 +56,11 @@ conforms! {
 /// meanwhile.
 #[cfg(feature = "sim")]
 fn simulated_device() -> railhead::fabric::Device {
-    use railhead::fabric::Capabilities;
-    use railhead::fabric::sim::World;
+    use railhead::fabric::sim::{NIC, World};
     const POLL_NS: u64 = 500;
     thread_local! {
         static WORLD: World = {
-            let capabilities = Capabilities {
-                keeps_early_requests: false,
-                counts_plain_writes: false,
-                splits_data: true,
-                ar_threshold: u32::MAX,
-                shares_regions: false,
-                descriptors_per_qp: 0,
-            };
-            let world = World::new(conformance::bed::count("RHT_SEED", 1), capabilities);
+            let world = World::new(conformance::bed::count("RHT_SEED", 1), NIC);
             world.set_poll_time(POLL_NS);
             world
         };

@@ -216,9 +216,7 @@ class Mesh:
         """`out` becomes all ranks' `data` in order, each of `counts` elements, or equal ones."""
         given, result = _Memory(data, dtype, False, moved=True), _Memory(out, dtype, True, moved=True)
         _same_type(given, result)
-        parts = self._parts(counts, result.count, given.count)
-        if given.addr != result.addr + sum(parts[: self.rank]) * given.size:
-            _apart(given, result)
+        parts = self._parts_of(result, given, counts)
         CALLS.allgather(self.handle, self._moved(0, tag, timeout), given.addr, result.addr, _counts(parts, given.size))
 
     def gather(
@@ -267,9 +265,7 @@ class Mesh:
         """Between the root's whole and each rank's part of it, from what is given to the result."""
         if whole:
             _same_type(part, whole)
-            parts = self._parts(counts, whole.count, part.count)
-            if part.addr != whole.addr + sum(parts[: self.rank]) * part.size:
-                _apart(part, whole)
+            parts = self._parts_of(whole, part, counts)
         else:
             parts = self._parts(counts, part.count * self.ranks if counts is None else sum(counts), part.count)
         call(self.handle, self._moved(root, tag, timeout), given and given.addr, result and result.addr, _counts(parts, part.size))
@@ -307,6 +303,13 @@ class Mesh:
         if own is not None and counts[self.rank] != own:
             raise ValueError(f"{own} elements of rank {self.rank}; expected {counts[self.rank]}")
         return list(counts)
+
+    def _parts_of(self, whole: _Memory, own: _Memory, counts: Sequence[int] | None) -> list[int]:
+        """The same, where this rank's own part is in its place, or elsewhere."""
+        parts = self._parts(counts, whole.count, own.count)
+        if own.addr != whole.addr + sum(parts[: self.rank]) * own.size:
+            _apart(own, whole)
+        return parts
 
     def unbound(self, data: Any) -> Unbound:
         """A buffer from which messages are sent, or into which they are received."""

@@ -88,7 +88,7 @@ impl Context {
             };
             let what = format!("pair of rank {} on {} to rank {peer},", self.rank(), self.device.name());
             let link = end.connect(&remote, &what, &self.device.config).map_err(|error| named(peer, error))?;
-            core.connected(peer, Pair::new(link, peer));
+            core.set_connected(peer, Pair::new(link, peer));
             Ok(())
         })
     }

@@ -114,7 +114,7 @@ impl Core {
     }
 
     /// A rank is connected now.
-    pub fn connected(&mut self, rank: usize, pair: Pair) {
+    pub fn set_connected(&mut self, rank: usize, pair: Pair) {
         if let Some(peer) = self.peers.get_mut(rank) {
             *peer = Peer::Here(Box::new(pair));
             if let Err(at) = self.connected.binary_search(&rank) {

@@ -77,18 +77,8 @@ mod tests {
     use crate::base::config::Progress;
     use crate::base::error::Error;
     use crate::base::mem::Pages;
-    use crate::fabric::Capabilities;
-    use crate::fabric::sim::Port;
+    use crate::fabric::sim::{NIC, Port};
     use crate::net::{MemoryKind, RecvBuffer};
-
-    const NIC: Capabilities = Capabilities {
-        keeps_early_requests: false,
-        counts_plain_writes: false,
-        splits_data: true,
-        ar_threshold: u32::MAX,
-        shares_regions: false,
-        descriptors_per_qp: 0,
-    };
 
     #[test]
     fn a_device_that_never_reports_what_it_was_asked_for_ends_the_comm() {

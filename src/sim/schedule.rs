@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use crate::base::error::{Error, Result};
 use crate::base::stats::RailCounter;
 use crate::fabric::Capabilities;
-use crate::fabric::sim::{Cut, Port, Random, World};
+use crate::fabric::sim::{Cut, NIC, Port, Random, World};
 use crate::link::Link;
 
 use super::{Options, Report, Violation};
@@ -106,11 +106,9 @@ pub fn run<R: Ranks>(
     let options = &Options { rails, ..options.clone() };
     let capabilities = Capabilities {
         keeps_early_requests: random.one_in(2),
-        counts_plain_writes: false,
         splits_data: random.one_in(2),
         ar_threshold: if random.one_in(3) { 4096 } else { u32::MAX },
-        shares_regions: false,
-        descriptors_per_qp: 0,
+        ..NIC
     };
     let world = World::new(random.draw(), capabilities);
     let ranks = make(&world, &mut random, options).map_err(|error| violation(format!("the ranks are not connected: {error}")))?;

@@ -106,6 +106,17 @@ fn run_inside(pairs: u32, test: &str) -> Option<Ran> {
     Some(ran)
 }
 
+/// One line for a failure and one for what is over, at least so often of each rail.
+#[track_caller]
+fn says_of_rails(ran: &Ran, least: [usize; 2]) {
+    for (rail, least) in least.into_iter().enumerate() {
+        for what in ["is down: ", "is up again, after "] {
+            let lines = ran.output.matches(&format!("rail {rail} {what}")).count();
+            assert!(lines >= least, "rail {rail} {what}: {lines} times");
+        }
+    }
+}
+
 #[test]
 fn two_rails_one_by_one_and_merged() {
     run_inside(2, "two_rails_one_by_one_and_merged");
@@ -114,25 +125,15 @@ fn two_rails_one_by_one_and_merged() {
 #[test]
 fn rails_fail_and_come_back() {
     let Some(ran) = run_inside(2, "rails_fail_and_come_back") else { return };
-    // Each end of each comm, one line for a failure and one for what is over.
-    for (what, least) in
-        [("rail 0 is down: ", 8), ("rail 1 is down: ", 12), ("rail 0 is up again, after ", 8), ("rail 1 is up again, after ", 12)]
-    {
-        let lines = ran.output.matches(what).count();
-        assert!(lines >= least, "{lines} times {what:?}");
-    }
+    // Each end of each comm.
+    says_of_rails(&ran, [8, 12]);
 }
 
 /// Collectives and messages of a mesh, whose every result is verified.
 #[test]
 fn rails_of_a_mesh_fail_and_come_back() {
     let Some(ran) = run_inside(2, "rails_of_a_mesh_fail_and_come_back") else { return };
-    for (what, least) in
-        [("rail 0 is down: ", 4), ("rail 1 is down: ", 4), ("rail 0 is up again, after ", 4), ("rail 1 is up again, after ", 4)]
-    {
-        let lines = ran.output.matches(what).count();
-        assert!(lines >= least, "{lines} times {what:?}");
-    }
+    says_of_rails(&ran, [4, 4]);
 }
 
 /// The kernel's devices send in the first namespace whatever namespace they were made in (Linux 6.1, rxe_find_route6: init_net), so both stay there.

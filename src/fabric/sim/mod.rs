@@ -22,6 +22,16 @@ pub use world::{Cut, Port, Random, World};
 /// Bytes that a request may carry inline.
 pub const MAX_INLINE: usize = soft::MAX_INLINE;
 
+/// What a simulated device can do where nobody wants it otherwise: as a NIC.
+pub const NIC: Capabilities = Capabilities {
+    keeps_early_requests: false,
+    counts_plain_writes: false,
+    splits_data: true,
+    ar_threshold: u32::MAX,
+    shares_regions: false,
+    descriptors_per_qp: 0,
+};
+
 /// What begins an endpoint.
 const MAGIC: [u8; 8] = *b"RHSIMEP1";
 
