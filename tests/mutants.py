@@ -73,6 +73,8 @@ def copied() -> pathlib.Path:
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             write(source / name, (ROOT / name).read_bytes())
+            # Some are programs.
+            (source / name).chmod((ROOT / name).stat().st_mode)
     return source
 
 
