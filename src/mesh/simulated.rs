@@ -12,7 +12,7 @@ use crate::link::Link;
 use crate::link::address::Address;
 use crate::link::driver::Driven;
 
-use super::coll::Begun;
+use super::coll::{Begun, Work};
 use super::core::Peer;
 use super::{Device, Mesh, Options, Reduction};
 
@@ -99,10 +99,10 @@ pub fn give_up(mesh: &Mesh, error: &Error) {
     mesh.poison(error);
 }
 
-fn begun<'a>(collective: Option<Begun<'a, impl Future<Output = Result<()>> + 'a>>) -> Collective<'a> {
+fn begun<'a, M: 'a>(collective: Option<Begun<'a, M, impl Work<M> + 'a>>) -> Collective<'a> {
     Box::pin(async move {
         match collective {
-            Some(Begun { run: _run, future }) => future.await,
+            Some(Begun { run: _run, memory, work }) => work(&memory).await,
             None => Ok(()),
         }
     })

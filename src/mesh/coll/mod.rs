@@ -69,10 +69,17 @@ impl Options {
     }
 }
 
-/// A collective that has begun: its future, which somebody has to poll to its end.
-pub(super) struct Begun<'a, F> {
+/// What a collective does, on its memory.
+pub(super) trait Work<M>: AsyncFnOnce(&M) -> Result<()> {}
+
+impl<M, W: AsyncFnOnce(&M) -> Result<()>> Work<M> for W {}
+
+/// A collective that has begun: its future is that of `work` on the memory, which somebody has to poll to its end. The memory stays when that has come
+/// with an error: until this rank has given up, others may read it.
+pub(super) struct Begun<'a, M, W> {
     pub(super) run: Run<'a>,
-    pub(super) future: F,
+    pub(super) memory: M,
+    pub(super) work: W,
 }
 
 /// The tag of those, which no others should have at the same time.
@@ -100,14 +107,14 @@ impl Context {
         memory: UserMemory,
         reduction: Reduction<'a>,
         options: Options,
-    ) -> Result<Option<Begun<'a, impl Future<Output = Result<()>>>>> {
+    ) -> Result<Option<Begun<'a, Registered, impl Work<Registered>>>> {
         let len = memory.len();
         whole("allreduce", len, &reduction)?;
         if self.size() == 1 || len == 0 {
             return Ok(None);
         }
         let run = self.begin(MeshOp::Allreduce, options.tag, len)?;
-        let (mine, tag) = (self.register_whole(memory)?, run.tag());
+        let (memory, tag) = (self.register_whole(memory)?, run.tag());
         let algorithm = match options.algorithm {
             Algorithm::Auto if len < DOUBLING_BELOW => Algorithm::Doubling,
             Algorithm::Auto if self.size() <= DIRECT_RANKS => Algorithm::Direct,
@@ -115,21 +122,21 @@ impl Context {
             Algorithm::Auto => Algorithm::Ring,
             asked => asked,
         };
-        let future = async move {
+        let work = async move |mine: &Registered| {
             let cut = || Cut::even(len, self.size(), reduction.element());
             match algorithm {
                 Algorithm::Doubling if len <= MAX_SMALL && self.size().is_power_of_two() => {
-                    doubling::allreduce_small(self, &mine, reduction, tag).await
+                    doubling::allreduce_small(self, mine, reduction, tag).await
                 }
-                Algorithm::Doubling if len <= MAX_MESSAGE => doubling::allreduce(self, &mine, reduction, tag).await,
-                Algorithm::Direct => direct::allreduce(self, &mine, reduction, tag).await,
+                Algorithm::Doubling if len <= MAX_MESSAGE => doubling::allreduce(self, mine, reduction, tag).await,
+                Algorithm::Direct => direct::allreduce(self, mine, reduction, tag).await,
                 Algorithm::Halving if self.size().is_power_of_two() && len <= MAX_MESSAGE => {
-                    halving::allreduce(self, &mine, &cut(), reduction, tag).await
+                    halving::allreduce(self, mine, &cut(), reduction, tag).await
                 }
-                _ => ring::allreduce(self, &mine, &cut(), reduction, tag).await,
+                _ => ring::allreduce(self, mine, &cut(), reduction, tag).await,
             }
         };
-        Ok(Some(Begun { run, future }))
+        Ok(Some(Begun { run, memory, work }))
     }
 
     /// The root's `to` becomes the reduction of all ranks' `from`; the others' is not looked at. The two may be the same.
@@ -165,14 +172,14 @@ impl Context {
         memory: UserMemory,
         root: usize,
         tag: u32,
-    ) -> Result<Option<Begun<'_, impl Future<Output = Result<()>>>>> {
+    ) -> Result<Option<Begun<'_, Registered, impl Work<Registered>>>> {
         self.root("broadcast", root)?;
         if self.size() == 1 || memory.is_empty() {
             return Ok(None);
         }
-        let (run, mine) = (self.begin(MeshOp::Broadcast, tag, memory.len())?, self.register_whole(memory)?);
+        let (run, memory) = (self.begin(MeshOp::Broadcast, tag, memory.len())?, self.register_whole(memory)?);
         let tag = run.tag();
-        Ok(Some(Begun { run, future: async move { tree::broadcast(self, &mine, root, tag).await } }))
+        Ok(Some(Begun { run, memory, work: async move |mine: &Registered| tree::broadcast(self, mine, root, tag).await }))
     }
 
     /// `to` becomes all ranks' `from`, one behind the other. `lens` are their bytes. This rank's may lie in its place already.
@@ -186,7 +193,7 @@ impl Context {
         to: UserMemory,
         lens: &[usize],
         tag: u32,
-    ) -> Result<Option<Begun<'a, impl Future<Output = Result<()>> + use<'a>>>> {
+    ) -> Result<Option<Begun<'a, Registered, impl Work<Registered> + use<'a>>>> {
         let cut = self.cut("allgather", lens, 1)?;
         let (at, len) = cut.chunk(self.rank());
         equal("allgather", "in", from.len(), len)?;
@@ -195,9 +202,10 @@ impl Context {
             return Ok(None);
         }
         let run = self.begin(MeshOp::Allgather, tag, cut.longest())?;
-        let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
-        copy(&from, 0, &to, at, len)?;
-        Ok(Some(Begun { run, future: async move { ring::gather_half(self, &to, &cut, tag, self.rank()).await } }))
+        let (from, memory, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
+        copy(&from, 0, &memory, at, len)?;
+        let work = async move |to: &Registered| ring::gather_half(self, to, &cut, tag, self.rank()).await;
+        Ok(Some(Begun { run, memory, work }))
     }
 
     /// `to` becomes this rank's part of the reduction of all ranks' `from`; `lens` are the parts' bytes.
@@ -241,7 +249,7 @@ impl Context {
         send_lens: &[usize],
         recv_lens: &[usize],
         tag: u32,
-    ) -> Result<Option<Begun<'a, impl Future<Output = Result<()>> + use<'a>>>> {
+    ) -> Result<Option<Begun<'a, [Registered; 2], impl Work<[Registered; 2]> + use<'a>>>> {
         let (out, back) = (self.cut("alltoall", send_lens, 1)?, self.cut("alltoall", recv_lens, 1)?);
         let ((at, len), (own, own_len)) = (out.chunk(self.rank()), back.chunk(self.rank()));
         equal("alltoall", "this rank's own part", own_len, len)?;
@@ -250,7 +258,8 @@ impl Context {
         let run = self.begin_swap(tag)?;
         let (from, to, tag) = (self.register_input(from)?, self.register(to)?, run.tag());
         copy(&from, at, &to, own, len)?;
-        Ok(Some(Begun { run, future: async move { exchange::alltoall(self, (&from, &out), (&to, &back), tag).await } }))
+        let work = async move |[from, to]: &[Registered; 2]| exchange::alltoall(self, (from, &out), (to, &back), tag).await;
+        Ok(Some(Begun { run, memory: [from, to], work }))
     }
 
     /// The same, of memory of the mesh's own, in parts of `len` bytes, once it has begun.
@@ -305,16 +314,16 @@ impl Context {
         self.wait_for(Some(self.begin_barrier(options.tag)?), options.timeout)
     }
 
-    pub(super) fn begin_barrier(&self, tag: u32) -> Result<Begun<'_, impl Future<Output = Result<()>>>> {
+    pub(super) fn begin_barrier(&self, tag: u32) -> Result<Begun<'_, (), impl Work<()>>> {
         let run = self.begin(MeshOp::Barrier, tag, 0)?;
         let tag = run.tag();
-        Ok(Begun { run, future: barrier::barrier(self, tag) })
+        Ok(Begun { run, memory: (), work: async move |(): &()| barrier::barrier(self, tag).await })
     }
 
     /// Waits for what has begun, if there is anything to do.
-    fn wait_for(&self, begun: Option<Begun<'_, impl Future<Output = Result<()>>>>, timeout: Duration) -> Result<()> {
-        let Some(Begun { run, future }) = begun else { return Ok(()) };
-        self.block_on(Waiter::Collective(run.tag()), future, timeout)
+    fn wait_for<M>(&self, begun: Option<Begun<'_, M, impl Work<M>>>, timeout: Duration) -> Result<()> {
+        let Some(Begun { run, memory, work }) = begun else { return Ok(()) };
+        self.block_on(Waiter::Collective(run.tag()), work(&memory), timeout)
     }
 
     /// Begins a collective whose longest message has so many bytes: the same number on all ranks, which the tag of its messages depends on.

@@ -578,7 +578,22 @@ fn hears_why(config: Config) {
 #[test]
 fn what_was_sent_before_another_rank_was_lost_arrives() {
     const LEN: usize = 100_000;
-    for wire in [SoftWire::Shm, SoftWire::Tcp] {
+    type Sends = fn(&Mesh) -> Result<()>;
+    let scratch: Sends = |mesh| {
+        let collective = async {
+            let scratch = mesh.scratch(LEN)?;
+            scratch.view(0, LEN)?.write(&[9; LEN]);
+            let tag = Tag::collective(MeshOp::Broadcast, 0, false);
+            let (_first, third) = (mesh.send(0, tag, scratch.part(0, LEN)?)?, mesh.send(2, tag, scratch.part(0, LEN)?)?);
+            third.await.map(drop)
+        };
+        mesh.block_on(Waiter::Collective(7), collective, TIMEOUT)
+    };
+    let broadcast: Sends = |mesh| {
+        let pages = memory(&[9; LEN]);
+        mesh.broadcast(given(&pages, LEN), 1, options(0))
+    };
+    for (wire, sends) in [(SoftWire::Shm, scratch), (SoftWire::Tcp, scratch), (SoftWire::Shm, broadcast), (SoftWire::Tcp, broadcast)] {
         let [first, second, third] = [0, 1, 2].map(|rank| Mesh::new(device(wire), rank, 3).unwrap());
         for (mesh, other) in [(&first, &second), (&second, &third)] {
             let addresses = [mesh.address(other.rank()).unwrap(), other.address(mesh.rank()).unwrap()];
@@ -587,7 +602,8 @@ fn what_was_sent_before_another_rank_was_lost_arrives() {
         }
         let pages = memory(&[0; LEN]);
         let mine = first.device.register(given(&pages, LEN)).unwrap();
-        let receive = first.recv(1, 7, mine.place(0, LEN).unwrap()).unwrap();
+        let tag = Tag::collective(MeshOp::Broadcast, 0, false);
+        let receive = first.recv(1, tag, mine.place(0, LEN).unwrap()).unwrap();
         let end = Instant::now() + TIMEOUT;
         while second.with(|core| core.pair(0).unwrap().recvs_ready_for_test()) == 0 {
             assert!(Instant::now() < end, "the receive is not known");
@@ -595,18 +611,13 @@ fn what_was_sent_before_another_rank_was_lost_arrives() {
             second.with(Driven::poll);
         }
         std::thread::scope(|scope| {
-            let gives_up = scope.spawn(|| {
-                let collective = async {
-                    let scratch = second.scratch(LEN)?;
-                    scratch.view(0, LEN)?.write(&[9; LEN]);
-                    let _sent = second.send(0, 7, scratch.part(0, LEN)?)?;
-                    let receive = second.recv(2, 7, scratch.place(0, LEN)?)?;
-                    second.with(|core| core.pair(2).unwrap().fail(&Error::remote("it has ended")));
-                    receive.await.map(drop)
-                };
-                second.block_on(Waiter::Collective(7), collective, TIMEOUT)
-            });
-            // It takes nothing before.
+            let gives_up = scope.spawn(|| sends(&second));
+            while second.pending() < 2 {
+                assert!(Instant::now() < end, "nothing was sent");
+                std::thread::yield_now();
+            }
+            second.with(|core| core.pair(2).unwrap().fail(&Error::remote("it has ended")));
+            // The first one takes nothing before.
             while second.check().is_ok() {
                 assert!(Instant::now() < end, "no rank was lost");
                 std::thread::yield_now();
