@@ -156,6 +156,7 @@ impl Buffer {
             }
         });
         let closed = self.mesh.block_on("close of a buffer", ended, timeout);
+        self.mesh.wait_until_heard();
         *lock(&self.memory) = None;
         self.outstanding.forget(&self.mesh);
         closed

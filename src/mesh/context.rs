@@ -229,14 +229,14 @@ impl Context {
         self.poison_in(self.attempts.load(Ordering::Relaxed), error);
     }
 
-    /// The same, and if that is because a rank is lost, returns once the others have heard, or a second later.
+    /// The same, and returns once the others have heard.
     pub(super) fn give_up(&self, error: &Error) {
         self.give_up_in(self.attempts.load(Ordering::Relaxed), error);
     }
 
     fn give_up_in(&self, attempt: u64, error: &Error) {
-        if self.poison_in(attempt, error) && self.driver.lock().has_lost() {
-            self.send_byes(BAD_NEWS_NS);
+        if self.poison_in(attempt, error) {
+            self.wait_until_heard();
         }
         lock(&self.given_up).clear();
     }
@@ -278,6 +278,17 @@ impl Context {
         }
     }
 
+    /// If the mesh has failed: returns once the others have heard, or when there was time for that. They may read memory of this rank's until then.
+    pub(super) fn wait_until_heard(&self) {
+        let (failed, lost) = {
+            let core = self.driver.lock();
+            (core.check().is_err(), core.has_lost())
+        };
+        if failed {
+            self.send_byes(if lost { BAD_NEWS_NS } else { FAREWELL_NS });
+        }
+    }
+
     /// Waits, for so long at most, until the ranks have all that they were sent, and know that this one has come to an end: what was sent in its last
     /// moments is theirs, and is read from this rank's memory or sent by its queue pairs.
     pub(super) fn send_byes(&self, time: u64) {
@@ -285,9 +296,11 @@ impl Context {
         let through = |core: &mut Core| {
             // Some had no room for it.
             core.send_byes();
-            core.byes_are_through()
+            let is_over = core.byes_are_through();
+            core.unheard |= !is_over && clock::now() >= until;
+            is_over || core.unheard
         };
-        while clock::now() < until && !self.with(through) {
+        while !self.with(through) {
             std::thread::yield_now();
         }
     }

@@ -58,6 +58,8 @@ pub struct Core {
     pub failed: Option<Failure>,
     /// A rank that was lost before its part was done, and how this one has learnt of it: no collective comes to its end without it.
     gone: Option<(usize, Failure)>,
+    /// Somebody has waited in vain until others have heard that this one goes: nobody does again.
+    pub unheard: bool,
     /// It was closed.
     pub closed: bool,
     /// In order; only the first are offered.
@@ -83,6 +85,7 @@ impl Core {
             ops: Ops::default(),
             failed: None,
             gone: None,
+            unheard: false,
             closed: false,
             any: VecDeque::new(),
             offers: 0,
@@ -411,7 +414,7 @@ impl Core {
         self.count();
         self.peers.fill_with(|| Peer::Absent);
         self.connected.clear();
-        self.gone = None;
+        (self.gone, self.unheard) = (None, false);
         self.any.clear();
         self.events.clear();
         self.small = SmallMessages::new(self.peers.len());

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod connecting;
+mod farewell;
 mod hostile;
 mod unbound;
 

@@ -119,6 +119,7 @@ impl UnboundBuffer {
             }
         });
         let closed = self.mesh.block_on("close of a buffer", ended, timeout);
+        self.mesh.wait_until_heard();
         *lock(&self.memory) = None;
         self.sends.forget(&self.mesh);
         self.recvs.forget(&self.mesh);
