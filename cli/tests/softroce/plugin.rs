@@ -4,6 +4,7 @@ use std::process::Command;
 
 use railhead::base::stats::{CommKind, RailCounter};
 
+use crate::conformance::bed;
 use crate::machine::Ran;
 use crate::support::{self, Ctx, Role, comms, pattern};
 use crate::{HARNESS, MACHINE};
@@ -100,8 +101,10 @@ fn without_a_device_there_is_the_software_fabric() {
 /// Runs a test of `inside` in a machine with so many pairs of devices. RHT_ROUNDS goes along.
 #[track_caller]
 fn run_inside(pairs: u32, test: &str) -> Option<Ran> {
-    let rounds = std::env::var("RHT_ROUNDS").map_or(String::new(), |rounds| format!("RHT_ROUNDS={rounds} "));
-    let ran = MACHINE.run(pairs, 300, &format!("{rounds}./softroce --ignored --exact softroce::plugin::inside::{test} --nocapture"))?;
+    let rounds = bed::count("RHT_ROUNDS", 0);
+    let set = if rounds == 0 { String::new() } else { format!("RHT_ROUNDS={rounds} ") };
+    let seconds = 300 + 30 * rounds as u32;
+    let ran = MACHINE.run(pairs, seconds, &format!("{set}./softroce --ignored --exact softroce::plugin::inside::{test} --nocapture"))?;
     ran.passes().says("1 passed");
     Some(ran)
 }
@@ -373,6 +376,7 @@ fn streams(ctx: &Ctx) {
 mod inside {
     use std::process::Command;
 
+    use crate::conformance::bed;
     use crate::support::World;
     use crate::support::comms::SIZES;
     use crate::support::netns::Cable;
@@ -453,16 +457,19 @@ mod inside {
 
     /// So many times, or RHT_ROUNDS.
     fn rails_fail(world: World, rounds: u64) {
-        let rounds = crate::conformance::bed::count("RHT_ROUNDS", rounds) as usize;
+        let rounds = bed::count("RHT_ROUNDS", rounds) as usize;
         let world = world.env("RHT_ROUNDS", &rounds.to_string()).env("RAILHEAD_DEBUG", "info");
         let mut ranks = world.env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "6").spawn();
+        // Longer than the pauses between attempts, where there is time for that.
+        let silence_s = if rounds < 50 { 1 } else { 10 };
         for round in 0..rounds {
             // Either end of either pair.
             let end = [1, 3, 0, 2][round % 4];
-            for state in ["down", "up"] {
+            let (fault, time, mended) = [("down", 0, "up"), ("lossy", silence_s, "lossless"), ("unaddressed", 0, "addressed")][round % 3];
+            for (state, line) in [("down", format!("relink v{end} {fault}")), ("up", format!("sleep {time}; relink v{end} {mended}"))] {
                 (0..2).for_each(|rank| ranks.expect(rank, "ready"));
-                sh(&format!("relink v{end} {state}"));
                 (0..2).for_each(|rank| ranks.tell(rank, state));
+                sh(&line);
             }
         }
         ranks.finish();

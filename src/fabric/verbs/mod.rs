@@ -187,7 +187,7 @@ impl Shared {
 
     /// Counts asynchronous events for a queue pair from now on.
     fn watch_qp(&self, qp: *mut ibv_qp, cq: *mut ibv_cq) -> Arc<AsyncStatus> {
-        let (port, address) = (&self.port, (self.port.gid_index, self.port.gid));
+        let (port, address) = (&self.port, (self.port.gid_index_now(), self.port.gid));
         self.events().map_or_else(Arc::default, |events| events.watch(qp, cq, port.number, address))
     }
 

@@ -55,6 +55,20 @@ pub struct Port {
     pub config: Arc<Config>,
 }
 
+impl Port {
+    /// Index of the GID in the port's table now: an address that was removed and came back has another one while queue pairs have the first (Linux
+    /// drivers/infiniband/core/cache.c). The first one, if it is not there.
+    pub fn gid_index_now(&self) -> u8 {
+        let Some(chosen) = self.gids.iter().find(|gid| gid.chosen).map(|gid| &gid.entry) else { return self.gid_index };
+        let is_it = |index: &u32| {
+            entry(&self.context, self.number, *index)
+                .is_some_and(|it| it.gid == chosen.gid && it.kind == chosen.kind && it.netdev == chosen.netdev)
+        };
+        let first = u32::from(self.gid_index);
+        std::iter::once(first).chain(0..MAX_GIDS).find(is_it).map_or(self.gid_index, |index| index as u8)
+    }
+}
+
 /// A port that cannot be used.
 #[derive(Debug, Clone)]
 pub struct Rejected {

@@ -151,7 +151,7 @@ impl RawQp {
         };
         if routed {
             ah.grh.dgid = ibv_gid { raw: remote.gid.0 };
-            ah.grh.sgid_index = port.gid_index;
+            ah.grh.sgid_index = port.gid_index_now();
             ah.grh.hop_limit = HOP_LIMIT;
             ah.grh.traffic_class = caps.traffic_class.unwrap_or(0);
         }
