@@ -57,12 +57,6 @@ MUTANTS = {
         "self.lost_in_order.push_back(what)",
         "both_ways",
     ),
-    "a control message is taken for one that its completion tells of": (
-        "src/link/failover.rs",
-        "Posted::Control(.., signaled) => control && signaled,",
-        "Posted::Control(..) => control,",
-        "both_ways",
-    ),
 }
 
 

@@ -20,9 +20,9 @@ const BUSY_NS: u64 = 2_000;
 const IDLE_NS: u64 = 5_000_000;
 /// So many ranks are few.
 const FEW: usize = 8;
-/// Nanoseconds for which a rail may be cut, and a rank may be away.
+/// Nanoseconds for which a rail may be cut, and a rank may be away: longer than the first pause before a rail is taken up again.
 const CUT_NS: u64 = 400_000_000;
-const AWAY_NS: u64 = 100_000_000;
+const AWAY_NS: u64 = 400_000_000;
 
 /// Ranks of a host each, and what they have under way.
 pub trait Ranks {
