@@ -24,7 +24,7 @@ use railhead::proxy::ring::{Consumer, Geometry, Producer, Ring};
 use railhead::proxy::{AttachedConnector, Proxy};
 use support::comms::{self, Mem};
 use support::plugin::{Opaque, Plugin};
-use support::{Ctx, World, until};
+use support::{Ctx, World, spin, until};
 
 const STEP: usize = 512 << 10;
 const STEPS: u64 = 4000;
@@ -271,7 +271,7 @@ fn direct(ctx: &Ctx) {
     let start = Instant::now();
     let mut requests: [Option<Opaque>; DEPTH as usize] = [None; DEPTH as usize];
     let (mut posted, mut done) = (0, 0);
-    until("the stream", || {
+    spin("the stream", || {
         if posted < STEPS && posted - done < DEPTH {
             let slot = (posted % DEPTH) as usize;
             let at = memory.ptr(slot * STEP);
@@ -317,7 +317,7 @@ fn through_proxy(ctx: &Ctx) {
     proxy.engine().start().expect("start");
     let (mut producer, mut consumer) = (Producer::new(ring.clone()), Consumer::new(ring));
     let mut programs = 0;
-    until("the stream", || {
+    spin("the stream", || {
         let step = proxy.engine().step().expect("a step");
         if ctx.rank == 0 {
             while programs < STEPS && producer.has_room(1).expect("a valid ring") {

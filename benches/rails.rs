@@ -18,7 +18,7 @@ use railhead::base::stats::page::CommSnapshot;
 use support::comms::{self, Mem};
 use support::netns::{Cable, usable};
 use support::plugin::{Buf, Opaque, Plugin};
-use support::{Ctx, PATIENCE, World, holdings};
+use support::{Ctx, World, holdings, spin};
 
 const DEPTH: usize = 8;
 const MIB: usize = 1 << 20;
@@ -166,19 +166,6 @@ fn number(name: &str) -> usize {
     std::env::var(name).map_or(0, |value| value.parse().expect(name))
 }
 
-/// Repeats until there is a value, without a pause.
-fn spin<T>(mut step: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        for _ in 0..1000 {
-            if let Some(value) = step() {
-                return value;
-            }
-        }
-        assert!(start.elapsed() < PATIENCE, "waited too long");
-    }
-}
-
 /// The one comm of this process's.
 fn comm() -> CommSnapshot {
     holdings::comms(std::process::id() as i32).into_iter().find(|comm| !comm.rails.is_empty()).expect("a comm")
@@ -262,9 +249,9 @@ fn streams(ctx: &Ctx) {
     let (warm, wanted) = (number("RHT_WARM"), number("RHT_FAILURES"));
     let all = warm + DEPTH + TIMED;
     let (mut posted, mut done, mut start) = (0, 0, Instant::now());
-    spin(|| {
+    spin("the stream", || {
         if end.sends && posted == warm && wanted > 0 {
-            spin(|| {
+            spin("the rails", || {
                 end.done(|_| done += 1);
                 end.poll();
                 (failures() == (wanted, 0)).then_some(())
@@ -296,7 +283,7 @@ fn flows(ctx: &Ctx) {
     let wanted = number("RHT_FAILURES");
     if end.sends {
         let (mut until, mut looked, mut cut) = (None, Instant::now(), number("RHT_CUT") == 1);
-        spin(|| {
+        spin("the flow", || {
             end.post(SMALL, DEPTH);
             end.done(|_| done += 1);
             if done >= 1000 && std::mem::take(&mut cut) {
@@ -311,18 +298,18 @@ fn flows(ctx: &Ctx) {
             until.is_some_and(|until| Instant::now() > until).then_some(())
         });
         // All are done before the last one goes.
-        spin(|| {
+        spin("the last messages", || {
             end.done(|_| ());
             end.requests.iter().all(Option::is_none).then_some(())
         });
-        spin(|| (end.post(1, 1) == 1).then_some(()));
-        spin(|| {
+        spin("room for one more", || (end.post(1, 1) == 1).then_some(()));
+        spin("that one", || {
             end.done(|_| ());
             end.requests.iter().all(Option::is_none).then_some(())
         });
         ctx.say("0");
     } else {
-        spin(|| {
+        spin("the flow", || {
             end.post(SMALL, DEPTH);
             let mut over = false;
             end.done(|size| {

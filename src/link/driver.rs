@@ -176,7 +176,6 @@ impl<D: Driven> Driver<D> {
     /// Whether who waits polls without end instead of sleeping: less delay, and a core that does nothing else.
     pub fn set_busy(&self, busy: bool) {
         self.busy.store(busy, Ordering::Relaxed);
-        self.background.wake();
     }
 
     /// Waits until `done` gives something. It is asked at once, whenever something has moved, and at the time that it gives instead; with the lock, which

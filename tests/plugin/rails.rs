@@ -73,7 +73,7 @@ fn is_back(failures: usize) -> bool {
 
 /// Repeats until there is a value, without a pause: rails come back as fast as both ends call.
 #[track_caller]
-fn spin<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+fn without_pause<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = step() {
@@ -102,12 +102,12 @@ fn rails_fail_in_turn(ctx: &Ctx) {
     let sends = ctx.rank == 1;
     let post = |n: usize, len: usize, tag| {
         let at = mem.ptr(n % DEPTH * len);
-        spin("a request", || match sends {
+        without_pause("a request", || match sends {
             true => plugin.isend(comm_of, at, len, tag, mr).expect("isend"),
             false => plugin.irecv(comm_of, &[Buf { addr: at, len, tag, mr }]).expect("irecv"),
         })
     };
-    let wait = |request| spin("a message", || plugin.test(request).expect("test"))[0] as usize;
+    let wait = |request| without_pause("a message", || plugin.test(request).expect("test"))[0] as usize;
     // Polls, as there is no receive with this tag.
     let poll = || assert!(plugin.isend(comm_of, mem.ptr(0), 1, NONE, mr).expect("isend").is_none());
     let finish = |n: usize, request| {
@@ -123,7 +123,7 @@ fn rails_fail_in_turn(ctx: &Ctx) {
         if sends {
             mem.write(n % DEPTH * len, message(n));
             if n % EVERY == EVERY - 1 {
-                spin("all rails", || {
+                without_pause("all rails", || {
                     poll();
                     is_back(n / EVERY).then_some(())
                 });
@@ -134,12 +134,12 @@ fn rails_fail_in_turn(ctx: &Ctx) {
     requests.into_iter().for_each(|(n, request)| finish(n, request));
     let peer = ctx.to(1 - ctx.rank);
     if sends {
-        spin("all rails", || {
+        without_pause("all rails", || {
             poll();
             is_back(failures).then_some(())
         });
         peer.send(b"back").expect("rank 0");
-        spin("the receiver's rails", || {
+        without_pause("the receiver's rails", || {
             poll();
             peer.ready().then_some(())
         });
@@ -147,7 +147,7 @@ fn rails_fail_in_turn(ctx: &Ctx) {
         wait(post(0, 1, LAST));
     } else {
         let last = post(0, 1, LAST);
-        spin("all rails", || {
+        without_pause("all rails", || {
             assert!(plugin.test(last).expect("test").is_none());
             let comm = comm();
             // Those that fail again before this end has them back count once.

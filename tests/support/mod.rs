@@ -390,6 +390,20 @@ pub fn until<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// The same without a pause, for what is measured.
+#[track_caller]
+pub fn spin<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        for _ in 0..1000 {
+            if let Some(value) = step() {
+                return value;
+            }
+        }
+        assert!(start.elapsed() < PATIENCE, "waited too long for {what}");
+    }
+}
+
 /// `len` bytes that depend on `seed`.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
