@@ -33,7 +33,7 @@ GRADIENTS = [64 * 147, *[64 * 576] * 4, *[128 * 1152] * 4, *[256 * 2304] * 4, *[
 
 @dataclass
 class Row:
-    """`wanted`: gloo's time over ours, at least, if anything; `repeats` in a round."""
+    """`wanted`: gloo's time over ours, at least; `repeats` in a round."""
 
     name: str
     size: int
@@ -55,7 +55,7 @@ ROWS = [
     Row("barrier", BARRIER, 2, "shm", 1 / 0.6, 400),
     Row("barrier", BARRIER, 4, "shm", 1 / 0.6, 100),
     Row("DDP's communication, 45 MB", COMMUNICATION, 2, "shm", 1 / 0.7, 15),
-    Row("DDP's communication and copies, 45 MB", WITH_COPIES, 2, "shm", 0, 15),
+    Row("DDP's communication and copies, 45 MB", WITH_COPIES, 2, "shm", 1 / 0.7, 15),
     Row("all_reduce of 64 MiB", 64 * MIB, 2, "tcp", 1.2, 5),
 ]
 
@@ -143,10 +143,8 @@ def main(rank, folder, count, rows, rounds, said):
 
 def line(row, ours, gloos):
     ratios = [theirs / mine for mine, theirs in zip(ours, gloos, strict=True)]
-    wanted, met = f">= {row.wanted:.3g}", "met" if statistics.median(ratios) >= row.wanted else "MISSED"
-    if not row.wanted:
-        wanted = met = ""
-    return f"| {row} | {spread(ours, 1e-6)} | {spread(gloos, 1e-6)} | {spread(ratios)} | {wanted} | {met} |"
+    met = "met" if statistics.median(ratios) >= row.wanted else "MISSED"
+    return f"| {row} | {spread(ours, 1e-6)} | {spread(gloos, 1e-6)} | {spread(ratios)} | >= {row.wanted:.3g} | {met} |"
 
 
 if __name__ == "__main__":

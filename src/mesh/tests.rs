@@ -105,6 +105,35 @@ fn fill(data_type: DataType, count: usize, of: impl Fn(usize) -> u8) -> Vec<u8> 
     }
 }
 
+/// Three ranks, of which the first and the last are connected to the second alone.
+fn three_in_a_row(wire: SoftWire) -> [Mesh; 3] {
+    let meshes = [0, 1, 2].map(|rank| Mesh::new(device(wire), rank, 3).unwrap());
+    for [mesh, other] in [[0, 1], [1, 2]].map(|ranks| ranks.map(|rank: usize| &meshes[rank])) {
+        let addresses = [mesh.address(other.rank()).unwrap(), other.address(mesh.rank()).unwrap()];
+        mesh.connect_end(other.rank(), &addresses[1]).unwrap();
+        other.connect_end(mesh.rank(), &addresses[0]).unwrap();
+    }
+    meshes
+}
+
+/// Polls both until the one knows of a receive of the other's.
+fn until_receive_is_known(by: &Mesh, of: &Mesh) {
+    let end = Instant::now() + TIMEOUT;
+    while by.with(|core| core.pair(of.rank()).unwrap().recvs_ready_for_test()) == 0 {
+        assert!(Instant::now() < end, "the receive is not known");
+        of.with(Driven::poll);
+        by.with(Driven::poll);
+    }
+}
+
+fn until_failed(mesh: &Mesh) {
+    let end = Instant::now() + TIMEOUT;
+    while mesh.check().is_ok() {
+        assert!(Instant::now() < end, "the mesh has not failed");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn allreduce_of_every_type_and_operation() {
     for wire in [SoftWire::Shm, SoftWire::Tcp] {

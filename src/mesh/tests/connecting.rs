@@ -554,11 +554,7 @@ fn hears_why(config: Config) {
     let theirs = second.device.register(given(&pages[1], 100)).unwrap();
     second.with(|core| core.recv(&[0], Tag::User(7), theirs.place(0, 100).unwrap().place)).unwrap();
     let end = Instant::now() + TIMEOUT;
-    while first.with(|core| core.pair(1).unwrap().recvs_ready_for_test()) == 0 {
-        assert!(Instant::now() < end, "the receive is not known");
-        first.with(Driven::poll);
-        second.with(Driven::poll);
-    }
+    until_receive_is_known(&first, &second);
     first.with(|core| core.send(1, Tag::User(7), mine.part(0, 100).unwrap())).unwrap();
     // It never takes the message.
     second.with(|core| core.pair(0).unwrap().send_bye(Some(0)));
@@ -594,22 +590,13 @@ fn what_was_sent_before_another_rank_was_lost_arrives() {
         mesh.broadcast(given(&pages, LEN), 1, options(0))
     };
     for (wire, sends) in [(SoftWire::Shm, scratch), (SoftWire::Tcp, scratch), (SoftWire::Shm, broadcast), (SoftWire::Tcp, broadcast)] {
-        let [first, second, third] = [0, 1, 2].map(|rank| Mesh::new(device(wire), rank, 3).unwrap());
-        for (mesh, other) in [(&first, &second), (&second, &third)] {
-            let addresses = [mesh.address(other.rank()).unwrap(), other.address(mesh.rank()).unwrap()];
-            mesh.connect_end(other.rank(), &addresses[1]).unwrap();
-            other.connect_end(mesh.rank(), &addresses[0]).unwrap();
-        }
+        let [first, second, _third] = three_in_a_row(wire);
         let pages = memory(&[0; LEN]);
         let mine = first.device.register(given(&pages, LEN)).unwrap();
         let tag = Tag::collective(MeshOp::Broadcast, 0, false);
         let receive = first.recv(1, tag, mine.place(0, LEN).unwrap()).unwrap();
         let end = Instant::now() + TIMEOUT;
-        while second.with(|core| core.pair(0).unwrap().recvs_ready_for_test()) == 0 {
-            assert!(Instant::now() < end, "the receive is not known");
-            first.with(Driven::poll);
-            second.with(Driven::poll);
-        }
+        until_receive_is_known(&second, &first);
         std::thread::scope(|scope| {
             let gives_up = scope.spawn(|| sends(&second));
             while second.pending() < 2 {
@@ -618,10 +605,7 @@ fn what_was_sent_before_another_rank_was_lost_arrives() {
             }
             second.with(|core| core.pair(2).unwrap().fail(&Error::remote("it has ended")));
             // The first one takes nothing before.
-            while second.check().is_ok() {
-                assert!(Instant::now() < end, "no rank was lost");
-                std::thread::yield_now();
-            }
+            until_failed(&second);
             first.block_on(Waiter::Collective(7), async { receive.await.map(drop) }, TIMEOUT).unwrap();
             assert!(contents(&pages, LEN) == [9; LEN], "{wire:?}");
             let error = gives_up.join().unwrap().unwrap_err().to_string();

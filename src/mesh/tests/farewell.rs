@@ -1,7 +1,6 @@
 //! Ranks that come to an end while others read what they have sent.
 
 use super::*;
-use crate::link::driver::Driven;
 use crate::mesh::protocol::Tag;
 
 const LEN: usize = 100_000;
@@ -10,21 +9,12 @@ const SLOW: Duration = Duration::from_millis(20);
 
 /// What the second of three ranks does, whose buffers are of a message to the first, and of one from the third, which is lost if `loses`.
 fn ends(wire: SoftWire, loses: bool, how: impl FnOnce(&Mesh, UnboundBuffer, UnboundBuffer) + Send) {
-    let [first, second, third] = [0, 1, 2].map(|rank| Mesh::new(device(wire), rank, 3).unwrap());
-    for (mesh, other) in [(&first, &second), (&second, &third)] {
-        let addresses = [mesh.address(other.rank()).unwrap(), other.address(mesh.rank()).unwrap()];
-        mesh.connect_end(other.rank(), &addresses[1]).unwrap();
-        other.connect_end(mesh.rank(), &addresses[0]).unwrap();
-    }
+    let [first, second, _third] = three_in_a_row(wire);
     let pages = memory(&[0; LEN]);
     let mine = first.device.register(given(&pages, LEN)).unwrap();
     let receive = first.with(|core| core.recv(&[1], Tag::User(5), mine.place(0, LEN).unwrap().place)).unwrap();
     let end = Instant::now() + TIMEOUT;
-    while second.with(|core| core.pair(0).unwrap().recvs_ready_for_test()) == 0 {
-        assert!(Instant::now() < end, "the receive is not known");
-        first.with(Driven::poll);
-        second.with(Driven::poll);
-    }
+    until_receive_is_known(&second, &first);
     let (from, to) = (memory(&[9; LEN]), memory(&[0; LEN]));
     let out = UnboundBuffer::new(&second, given(&from, LEN)).unwrap();
     let into = UnboundBuffer::new(&second, given(&to, LEN)).unwrap();
@@ -35,10 +25,7 @@ fn ends(wire: SoftWire, loses: bool, how: impl FnOnce(&Mesh, UnboundBuffer, Unbo
     }
     std::thread::scope(|scope| {
         let ends = scope.spawn(|| how(&second, out, into));
-        while second.check().is_ok() {
-            assert!(Instant::now() < end, "the mesh has not failed");
-            std::thread::yield_now();
-        }
+        until_failed(&second);
         let failed = Instant::now();
         while !ends.is_finished() && failed.elapsed() < SLOW {
             std::thread::yield_now();
@@ -52,13 +39,7 @@ fn ends(wire: SoftWire, loses: bool, how: impl FnOnce(&Mesh, UnboundBuffer, Unbo
     });
 }
 
-fn until_failed(mesh: &Mesh) {
-    while mesh.check().is_ok() {
-        std::thread::yield_now();
-    }
-}
-
-/// However it comes to that: it waits, looks, or closes what another thread waits beside.
+/// However the error is found: by a wait, by a test, by another thread's wait, or because the time is over.
 #[test]
 fn a_buffer_is_read_until_the_others_know_of_its_rank_s_end() {
     for wire in [SoftWire::Shm, SoftWire::Tcp] {
