@@ -2,13 +2,21 @@
 //! with such memory, on the thread that computes.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::asm;
+use std::arch::{
+    asm,
+    x86_64::{_MM_HINT_T0, _mm_prefetch},
+};
 
 /// Bytes of a [`Line`].
 pub const LINE: usize = 64;
 
 /// As many bytes as a cache line has, of any alignment, in registers.
 pub type Line = [u8; LINE];
+
+/// Bytes between a line that is read and the one that is asked for meanwhile: the processor's own prefetching begins anew at every page. Measured
+/// with an allreduce of 48 MB, whose memory is in no core's cache.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 1024;
 
 /// Registers of some width.
 pub trait Vectors: Copy {
@@ -87,7 +95,9 @@ macro_rules! vectors {
                 #[inline]
                 unsafe fn load(from: *const u8) -> Line {
                     // SAFETY: the instructions read the bytes that the caller vouches for, and the processor has them; both types are plain bytes, as many.
+                    // Of a prefetch, any address will do.
                     unsafe {
+                        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
                         let parts = [$({
                             let part: $type;
                             asm!(concat!($move, " {part}, [{from} + ", $at, "]"), from = in(reg) from, part = out($class) part,
