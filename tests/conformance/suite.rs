@@ -63,8 +63,8 @@ macro_rules! conforms {
                 registration_from_other_threads,
             }
             wire {
-                bytes_take_the_path, cross_memory_attach_refused, both_sides_copy, the_last_write_to_a_place_stays, writing_refused,
-                counters_count, silence_is_bounded,
+                bytes_take_the_path, cross_memory_attach_refused, both_sides_copy, both_sides_copy_behind_short_writes, the_last_write_to_a_place_stays,
+                writing_refused, counters_count, silence_is_bounded,
             }
         })*
     };

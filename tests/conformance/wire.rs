@@ -129,18 +129,50 @@ pub fn both_sides_copy(bed: &Bed) {
     }
 }
 
+/// Long WRITEs behind a short one each, as a message's stripes are behind their records: both sides copy them, too.
+pub fn both_sides_copy_behind_short_writes(bed: &Bed) {
+    const LEN: usize = 512 << 10;
+    let mut p = bed.pair();
+    let from = p.a.open_memory(4 * LEN);
+    let (to, records) = (p.b.open_memory(4 * LEN), p.b.open_memory(64));
+    acquainted(&mut p);
+    let before = p.a.stats.get(RailCounter::TxGranted);
+    for round in 0..20u8 {
+        from.pattern(u64::from(round));
+        for i in 0..4u64 {
+            p.b.recv(i, NOTHING);
+            p.a.send(Request::write_inline(2 * i, &[round ^ i as u8; 16], &records, 16 * i as usize));
+            p.a.send(Request::write_imm(2 * i + 1, from.sge(i as usize * LEN, LEN), &to, i as usize * LEN, i as u32));
+        }
+        p.wait(8, 4);
+        p.a.take_all_ok(0..8);
+        for i in 0..4 {
+            assert_eq!(p.b.take_ok(i).imm, Some(i as u32));
+            assert_eq!(records.read(16 * i as usize, 16), [round ^ i as u8; 16]);
+        }
+        assert!(to.all() == from.all(), "round {round}");
+    }
+    if bed.wire == Wire::Shm {
+        let (granted, total) = (p.a.stats.get(RailCounter::TxGranted) - before, 20 * 4 * LEN as u64);
+        assert!(granted >= total / 5 * 2, "the sender wrote {granted} of {total} bytes itself");
+    }
+}
+
 /// Of WRITEs to one place, outstanding together, the last one stays, whoever copies what.
 pub fn the_last_write_to_a_place_stays(bed: &Bed) {
     const LEN: usize = 1 << 20;
     let mut p = bed.pair();
     let from = p.a.open_memory(6 * LEN);
     let to = p.b.open_memory(2 * LEN);
+    // Where the one that follows lies, or not.
+    let short = |i: usize| [LEN / 2 + 7, 5, 2 * LEN - 24][i % 3];
     for round in 0..40u64 {
         from.pattern(round);
         for i in 0..6 {
             // Overlapping by all, by half, by a byte.
             let at = [0, LEN / 2, LEN - 1][(round as usize + i) % 3];
-            p.a.send(Request::write(i as u64, from.sge(i * LEN, LEN), &to, at));
+            p.a.send(Request::write(2 * i as u64, from.sge(i * LEN, LEN), &to, at));
+            p.a.send(Request::write_inline(2 * i as u64 + 1, &[i as u8; 24], &to, short(i)));
         }
         // Each side on a thread of its own, or one would never be ahead of the other.
         let over = AtomicBool::new(false);
@@ -151,14 +183,15 @@ pub fn the_last_write_to_a_place_stays(bed: &Bed) {
                     b.poll();
                 }
             });
-            a.wait(6);
+            a.wait(12);
             over.store(true, Ordering::Relaxed);
         });
-        p.a.take_all_ok(0..6);
+        p.a.take_all_ok(0..12);
         let mut want = to.all();
         for i in 0..6 {
             let at = [0, LEN / 2, LEN - 1][(round as usize + i) % 3];
             want[at..at + LEN].copy_from_slice(&from.read(i * LEN, LEN));
+            want[short(i)..short(i) + 24].fill(i as u8);
         }
         assert!(to.all() == want, "round {round}");
     }

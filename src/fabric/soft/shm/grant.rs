@@ -90,6 +90,7 @@ struct OpenGrant {
     addr: u64,
     len: u32,
     part: u32,
+    /// None of a descriptor that was passed over.
     parts: u32,
     /// Parts that the responder has claimed. It has read each before it claims the next.
     claimed: u32,
@@ -97,7 +98,7 @@ struct OpenGrant {
     took_over: bool,
 }
 
-/// A responder's grants, for the descriptors `first..upto`.
+/// A responder's grants, for the descriptors `first..upto`, of which it may have passed over some.
 pub struct Grants {
     open: [OpenGrant; GRANTS],
     first: u64,
@@ -114,7 +115,7 @@ impl Grants {
         Grants { open: [OpenGrant::default(); GRANTS], first: 0, upto: 0, leases }
     }
 
-    /// Whether `desc` has a grant.
+    /// Whether `desc` has a grant, or was passed over.
     #[inline]
     pub fn is_open(&self, desc: u64) -> bool {
         desc >= self.first && desc < self.upto
@@ -160,11 +161,21 @@ impl Grants {
         grant.number.store(desc + 1, Ordering::Release);
     }
 
+    /// Passes over descriptor [`Grants::next`], which needs no copy: later ones can get a grant if they overlap it no more than another's target.
+    pub fn pass(&mut self, head: u64, addr: u64, len: u32) {
+        let desc = self.next(head);
+        self.open[desc as usize % GRANTS] = OpenGrant { addr, len, ..OpenGrant::default() };
+        (self.first, self.upto) = (head, desc + 1);
+    }
+
     /// Claims a part of `desc` for the responder, or says how far the copy is. The responder has read the parts that it claimed before.
     #[inline]
     pub fn poll(&mut self, desc: u64) -> CopyProgress {
         let slot = desc as usize % GRANTS;
         let (grant, open) = (self.leases.grant(slot), &mut self.open[slot]);
+        if open.parts == 0 {
+            return CopyProgress::Done(0);
+        }
         loop {
             // Pairs with the Release in `part_written`.
             let done = untag(grant.done.load(Ordering::Acquire), desc);
@@ -278,6 +289,9 @@ impl LeaseTable {
 
     /// Lets the requester claim no further part under `lease`; whether it may be writing one.
     fn stop(&self, slot: usize, lease: u64) -> bool {
+        if lease == 0 {
+            return false;
+        }
         let grant = self.grant(slot);
         // Pairs with the exchange in `claim`: a later claim fails, an earlier one is seen here. If the tag differs, the grant is for another
         // descriptor by now, or the peer has spoilt it, and there is nothing to stop.

@@ -75,24 +75,26 @@ impl Responder {
         // A WRITE that finds no receive request waits for it with nothing moved, so it gets no grant.
         let mut receives =
             wq.recvs().saturating_sub((self.head..number).filter(|&n| self.granted[n as usize % GRANTS].completes()).count() as u64);
-        let mut waiting = number - self.head;
-        while waiting < GRANTS as u64 && self.peek(segment, self.head + waiting).is_some() {
-            waiting += 1;
-        }
+        let published = (self.head..self.head + GRANTS as u64).map_while(|n| self.peek(segment, n));
+        let waiting = published.filter(|desc| desc.source != source::INLINE).count() as u64;
         while let Some(desc) = self.peek(segment, number) {
             let completes = desc.completes();
-            if desc.op != op::WRITE
-                || desc.source != source::PRIVATE
-                || desc.len < GRANT_MIN
-                || (completes && receives == 0)
-                || !self.grants.fits(self.head, desc.addr, desc.len)
-            {
+            if desc.op != op::WRITE || (completes && receives == 0) || number - self.head == GRANTS as u64 {
                 break;
             }
-            let Ok(_pin) = wq.pin_remote(desc.rkey, desc.addr, desc.len as usize, Access::REMOTE_WRITE) else { break };
+            let pin = (desc.len > 0).then(|| wq.pin_remote(desc.rkey, desc.addr, desc.len as usize, Access::REMOTE_WRITE)).transpose();
+            let Ok(_pin) = pin else { break };
+            // A stripe goes behind an inline record of it.
+            if desc.source == source::INLINE {
+                self.grants.pass(self.head, desc.addr, desc.len);
+            } else {
+                if desc.source != source::PRIVATE || desc.len < GRANT_MIN || !self.grants.fits(self.head, desc.addr, desc.len) {
+                    break;
+                }
+                self.grants.open(self.head, desc.rkey, desc.addr, desc.len, waiting);
+            }
             self.granted[number as usize % GRANTS] = desc;
             self.read[number as usize % GRANTS] = 0;
-            self.grants.open(self.head, desc.rkey, desc.addr, desc.len, waiting);
             receives -= u64::from(completes);
             number += 1;
         }
