@@ -215,7 +215,7 @@ bench-proxy:
 
 # BENCH_ARGS: --rounds N.
 bench-rails: deps-test
-	$(CARGO) bench --quiet $(STAGED) --bench rails -- $(BENCH_ARGS)
+	$(CARGO) bench --quiet $(subst --profile staged,--profile sim,$(STAGED)) --bench rails -- $(BENCH_ARGS)
 
 # BENCH_ARGS: --rounds N.
 bench-store: deps-test build
