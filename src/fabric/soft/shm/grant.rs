@@ -138,8 +138,8 @@ impl Grants {
             && (head..next).all(|desc| apart(&self.open[desc as usize % GRANTS]))
     }
 
-    /// Opens a grant for descriptor [`Grants::next`], whose target, memory of `key`, the caller has pinned. `waiting` descriptors wait, this one
-    /// included.
+    /// Opens a grant for descriptor [`Grants::next`], whose target, memory of `key`, the caller has pinned. `waiting` descriptors wait that are no
+    /// short WRITEs, this one included.
     pub fn open(&mut self, head: u64, key: u32, addr: u64, len: u32, waiting: u64) {
         let desc = self.next(head);
         let part = if waiting >= CROWD { len } else { (len / 2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);

@@ -82,15 +82,18 @@ impl Responder {
             if desc.op != op::WRITE || (completes && receives == 0) || number - self.head == GRANTS as u64 {
                 break;
             }
+            // A stripe goes behind an inline record of it.
+            let is_inline = desc.source == source::INLINE;
+            let may_be_granted =
+                desc.source == source::PRIVATE && desc.len >= GRANT_MIN && self.grants.fits(self.head, desc.addr, desc.len);
+            if !is_inline && !may_be_granted {
+                break;
+            }
             let pin = (desc.len > 0).then(|| wq.pin_remote(desc.rkey, desc.addr, desc.len as usize, Access::REMOTE_WRITE)).transpose();
             let Ok(_pin) = pin else { break };
-            // A stripe goes behind an inline record of it.
-            if desc.source == source::INLINE {
+            if is_inline {
                 self.grants.pass(self.head, desc.addr, desc.len);
             } else {
-                if desc.source != source::PRIVATE || desc.len < GRANT_MIN || !self.grants.fits(self.head, desc.addr, desc.len) {
-                    break;
-                }
                 self.grants.open(self.head, desc.rkey, desc.addr, desc.len, waiting);
             }
             self.granted[number as usize % GRANTS] = desc;
