@@ -238,3 +238,40 @@ fn overlapping_targets_are_not_open_at_once() {
     grants.close(0);
     assert!(grants.fits(1, 1000, 100));
 }
+
+#[test]
+fn a_later_copy_waits_for_what_was_passed_over_at_its_place() {
+    let mut grants = grants(None);
+    grants.pass(0, 0x2000, 16);
+    for (addr, len, apart) in
+        [(0x1000, 0x1000, true), (0x1000, 0x1001, false), (0x2000, 16, false), (0x200f, 0x1000, false), (0x2010, 0x1000, true)]
+    {
+        assert_eq!(grants.fits(0, addr, len), apart, "{len:#x} bytes at {addr:#x}");
+    }
+    grants.close(0);
+    assert!(grants.fits(1, 0x2000, 16), "it is in place");
+}
+
+/// As a copy that is withdrawn beside it, whose slot may be one of an older copy.
+#[test]
+fn what_was_passed_over_is_nobody_s_to_claim_or_to_wait_for() {
+    let mut grants = grants(None);
+    let leases = grants.leases.clone();
+    let lap = GRANTS as u64;
+    for desc in 0..lap {
+        grants.open(desc, 9, 0x1000, 1 << 20, 1);
+        parts(&mut grants, desc);
+        grants.close(desc);
+    }
+    grants.pass(lap, 0x1000, 16);
+    grants.open(lap, 9, 0x2000, 1 << 20, 1);
+    assert!(matches!(claim(leases.grant(0), lap, 1 << 20), Claim::NotOpen));
+    assert_eq!(grants.poll(lap), CopyProgress::Done(0));
+    assert!(matches!(claim(leases.grant(1), lap + 1, 1 << 20), Claim::Part(..)));
+    assert!(grants.stop(), "a part of the second one is being written");
+    part_written(leases.grant(1), lap + 1);
+    assert!(!grants.stop());
+    grants.withdraw();
+    assert!(matches!(claim(leases.grant(1), lap + 1, 1 << 20), Claim::Over));
+    assert!(!grants.is_open(lap));
+}
