@@ -2,8 +2,9 @@
 //! has to be sent again. Plain state; [`super::link`] moves it along (`link/rails.rs`), on the thread that drives the link.
 //!
 //! Immediates arrive on a queue pair in order, so of those that were posted on one that failed, a count tells which have landed. Each end counts, and
-//! says the count once nothing can land any more. What it says is written into a *cell* of the peer's memory, by a WRITE over a live rail. A cell holds
-//! one number, which only grows: three per generation of the rail: its queue pairs are reset for each ([`reset`](crate::fabric::QueuePair::reset)).
+//! says the count once nothing can land any more. What it says is written into a *cell* of the peer's memory, by a WRITE over a live rail; while there is
+//! none, the cell goes over the control connection, if there is one. A cell holds one number, which only grows: three per generation of the rail: its queue
+//! pairs are reset for each ([`reset`](crate::fabric::QueuePair::reset)).
 //!
 //! | says | when | lets the peer |
 //! |---|---|---|
@@ -36,8 +37,11 @@ pub const LAST_PAUSE_NS: u64 = 10_000_000_000;
 /// Nanoseconds that an attempt may take: a connection that is being made may wait for far longer on a network that says nothing.
 pub const ATTEMPT_NS: u64 = 5_000_000_000;
 
+/// In place of a rail: over the control connection.
+pub const CONTROL: usize = usize::MAX;
+
 /// What an end says of a rail, as a number that grows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Word(u64);
 
 impl Word {
@@ -59,6 +63,25 @@ impl Word {
 
 /// Messages received on each queue pair of a rail, in the order of the rail's queue pairs. They wrap.
 pub type Counts = [u32; MAX_QPS_PER_RAIL];
+
+/// What a cell says: of a rail's last generation that has failed, how many messages have come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Said {
+    /// How far the peer is.
+    pub word: Word,
+    /// How many came.
+    pub counts: Counts,
+}
+
+/// What the bytes of a cell say.
+pub fn decode_cell(cell: &[u8; CELL_SIZE]) -> Said {
+    let (counts, word) = cell.split_at(AT_WORD);
+    let mut said = Said { word: Word(word.try_into().map_or(0, u64::from_le_bytes)), counts: [0; MAX_QPS_PER_RAIL] };
+    for (count, bytes) in said.counts.iter_mut().zip(counts.chunks_exact(4)) {
+        *count = bytes.try_into().map_or(0, u32::from_le_bytes);
+    }
+    said
+}
 
 /// The bytes of a cell.
 pub fn encode_cell(word: Word, counts: &Counts) -> [u8; CELL_SIZE] {
@@ -96,19 +119,25 @@ impl Cells {
         self.there + cell(via, rail)
     }
 
-    /// The last word about a rail, and which rail it came over. The pages belong to the peer: nothing that is read there is believed unchecked.
-    pub fn word(&self, rails: usize, rail: usize) -> (Word, usize) {
-        // Pairs with the ordered publish of the peer's WRITE.
-        let word = |via| u64::from_le(self.pages.load_u64(self.here + cell(via, rail) + AT_WORD, Ordering::Acquire));
-        (0..rails).map(|via| (Word(word(via)), via)).max_by_key(|(word, _)| *word).unwrap_or((Word(0), 0))
+    /// The last word about a rail. The pages belong to the peer: nothing that is read there is believed unchecked.
+    pub fn word(&self, rails: usize, rail: usize) -> Word {
+        self.last(rails, rail).0
     }
 
-    /// The counts that came with it.
-    pub fn counts(&self, via: usize, rail: usize) -> Counts {
+    /// The same, with the counts that came with it.
+    pub fn said(&self, rails: usize, rail: usize) -> Said {
+        let (word, via) = self.last(rails, rail);
         let at = |index: usize| self.here + cell(via, rail) + index / 2 * 8;
         // The word has been loaded, by an Acquire.
         let pair = |index: usize| u64::from_le(self.pages.load_u64(at(index), Ordering::Relaxed));
-        std::array::from_fn(|index| (pair(index) >> (index % 2 * 32)) as u32)
+        Said { word, counts: std::array::from_fn(|index| (pair(index) >> (index % 2 * 32)) as u32) }
+    }
+
+    /// The last word about a rail, and which rail it came over.
+    fn last(&self, rails: usize, rail: usize) -> (Word, usize) {
+        // Pairs with the ordered publish of the peer's WRITE.
+        let word = |via| u64::from_le(self.pages.load_u64(self.here + cell(via, rail) + AT_WORD, Ordering::Acquire));
+        (0..rails).map(|via| (Word(word(via)), via)).max_by_key(|(word, _)| *word).unwrap_or((Word(0), 0))
     }
 }
 
@@ -139,7 +168,7 @@ pub struct Rail {
     pub word: Word,
     /// And the counts with it: of the last generation that has failed.
     pub counts: Counts,
-    /// What was told, and over which rail.
+    /// What was told, and over which rail, or [`CONTROL`].
     pub told: (Word, usize),
     /// Why it failed, and whether the log has that.
     pub why: String,
@@ -376,16 +405,16 @@ mod tests {
         assert!(Word::settled(u32::MAX) > Word::down(u32::MAX));
         let pages = Pages::new(100 * 64 + CELLS_SIZE).unwrap();
         let cells = Cells::new(&pages, 100 * 64, 7 * 64, true);
-        assert_eq!(cells.word(8, 3), (Word::up(0), 7), "nothing was written");
+        assert_eq!(cells.said(8, 3), Said::default(), "nothing was written");
         let counts = [1, 2, u32::MAX, 4, 5, 6, 7, 0x8000_0000];
         for (via, word) in [(2, Word::down(9)), (5, Word::settled(9))] {
             let bytes = encode_cell(word, &counts);
             pages.write(100 * 64 + (cells.remote(via, 3) - 7 * 64), &bytes);
-            assert_eq!(cells.word(8, 3), (word, via));
-            assert_eq!(cells.counts(via, 3), counts);
+            assert_eq!((cells.word(8, 3), cells.said(8, 3)), (word, Said { word, counts }), "over {via}");
+            assert_eq!(decode_cell(&bytes), Said { word, counts });
         }
-        assert_eq!(cells.word(5, 3), (Word::down(9), 2), "of five rails");
-        assert_eq!(cells.word(8, 2).0, Word::up(0), "about another one");
+        assert_eq!(cells.word(5, 3), Word::down(9), "of five rails");
+        assert_eq!(cells.word(8, 2), Word::up(0), "about another one");
         assert_eq!(cells.remote(7, 7) + CELL_SIZE, 7 * 64 + CELLS_SIZE);
     }
 }

@@ -1,7 +1,9 @@
 //! The link itself: polling, arming, and what its layers ask of it. Used by the thread that drives it. How it fails is in `link/failing.rs`, what it says of a
-//! long wait in `link/waiting.rs`, how it goes on without a rail in `link/rails.rs`.
+//! long wait in `link/waiting.rs`, how it goes on without a rail in `link/rails.rs`, and without any in
+//! `link/outage.rs`.
 
 mod failing;
+mod outage;
 mod rails;
 mod waiting;
 
@@ -27,6 +29,7 @@ use super::request::{RequestTable, Sizes};
 use super::stall::StallWatch;
 use super::wr_id::{RequestId, WrId, WrKind};
 use failing::{EXPLAIN_NS, PendingFault};
+use outage::Outage;
 use waiting::PROBE_NS;
 
 /// Batches of completions that one call takes from a rail at most, so that every call ends. A caller that polls often empties its queues all the same.
@@ -61,6 +64,10 @@ pub struct Link {
     failed: Option<Failure>,
     /// What goes on when a rail fails, where there are several.
     failover: Option<Box<Failover>>,
+    /// No rail is live.
+    outage: Option<Outage>,
+    /// How long that may last.
+    rail_timeout_ns: u64,
     /// Rails that a test lets fail.
     failing: FailingRails,
     /// Something is to be done about rails.
@@ -103,6 +110,8 @@ impl Link {
             fault: None,
             failed: None,
             failover,
+            outage: None,
+            rail_timeout_ns: u64::from(config.rail_timeout_s) * 1_000_000_000,
             failing: FailingRails::of_link(),
             rails_active: false,
             rail_polls: 0,

@@ -4,19 +4,18 @@
 //! or of the peer's process, with something outstanding. A peer that is slow or stopped is only reported, unless RAILHEAD_PEER_TIMEOUT_S
 //! says otherwise.
 
-use std::io::{self, Read, Write};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::clock;
 use crate::base::config::Config;
 use crate::base::fd::TcpStream;
-use crate::base::fork;
 use crate::base::process::{Process, ProcessState};
 use crate::base::stats::WaitCause;
 
-/// What a side writes on the control connection before it closes its comm on purpose: all that is ever said there.
-const BYE: [u8; 16] = [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+use super::control_connection::{Confirm, ControlConnection, End};
+use super::failover::{CELL_SIZE, Said};
+
 /// Idle polls per look at the clock.
 const CLOCK_EVERY: u32 = 64;
 /// Nanoseconds between two looks at the control connection and the peer's process.
@@ -34,21 +33,6 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-/// The end of a handshake that is still to come, on the connection that is then kept.
-pub trait Confirm: Send {
-    /// Whether it has come.
-    fn read(&mut self, stream: &mut TcpStream) -> std::result::Result<bool, ConfirmError>;
-}
-
-/// Why it does not come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConfirmError {
-    /// The peer is gone.
-    Closed,
-    /// It does not belong to this handshake.
-    Bad,
-}
-
 /// What a check found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -64,12 +48,8 @@ pub enum Verdict {
 
 /// The watch over one peer.
 pub struct Liveness {
-    /// The control connection, where the handshake left one.
-    stream: Option<TcpStream>,
-    /// What the handshake still wants, where the comm was handed out before that came.
-    confirm: Option<Box<dyn Confirm>>,
-    frame: [u8; BYE.len()],
-    frame_len: usize,
+    /// What the handshake has left.
+    control: ControlConnection,
     /// The peer's process, if this one can see it.
     process: Option<Arc<Process>>,
     /// Idle polls; only the remainder matters.
@@ -87,21 +67,15 @@ pub struct Liveness {
     failed_since: u64,
     /// The control connection may be lost though the peer is there.
     outlasts: bool,
-    /// The peer said that it closes.
-    bye: bool,
     stopped: bool,
     peer_timeout_ns: u64,
-    epoch: u64,
 }
 
 impl Liveness {
     /// Watches `peer`, over the handshake's connection if there is one.
     pub fn new(stream: Option<TcpStream>, confirm: Option<Box<dyn Confirm>>, peer: &Peer, config: &Config) -> Liveness {
         Liveness {
-            stream,
-            confirm,
-            frame: [0; BYE.len()],
-            frame_len: 0,
+            control: ControlConnection::new(stream, confirm),
             process: peer.pid.and_then(Process::find),
             polls: 0,
             checked_at: 0,
@@ -111,10 +85,8 @@ impl Liveness {
             ended: None,
             failed_since: 0,
             outlasts: false,
-            bye: false,
             stopped: false,
             peer_timeout_ns: u64::from(config.peer_timeout_s) * 1_000_000_000,
-            epoch: fork::epoch(),
         }
     }
 
@@ -126,12 +98,12 @@ impl Liveness {
 
     /// Whether the control connection is lost: nothing of it tells that the peer is gone.
     pub fn has_lost_its_connection(&self) -> bool {
-        self.outlasts && self.stream.is_none()
+        self.outlasts && !self.control.is_open()
     }
 
     /// Whether the handshake is complete, as far as was read.
     pub fn confirmed(&self) -> bool {
-        self.confirm.is_none()
+        self.control.confirmed()
     }
 
     /// Watches the process that the fabric has proven.
@@ -170,7 +142,7 @@ impl Liveness {
 
     /// Names the descriptor that becomes readable when the peer's process ends. False: there is none, or its end is not all that is to be looked for.
     pub fn watch(&self, mut watch: impl FnMut(RawFd)) -> bool {
-        let process = self.process.as_ref().filter(|_| self.stream.is_none() && self.peer_timeout_ns == 0);
+        let process = self.process.as_ref().filter(|_| !self.control.is_open() && self.peer_timeout_ns == 0);
         process.and_then(|process| process.fd()).map(&mut watch).is_some()
     }
 
@@ -208,7 +180,7 @@ impl Liveness {
         match self.read_control() {
             Ok(None) => {}
             Ok(Some(why)) => self.ended = self.ended.or(Some((now, why))),
-            Err(what) => return Verdict::ProtocolError(what),
+            Err(what) => return Verdict::ProtocolError(what.into()),
         }
         self.look_at_process(now);
         match self.ended {
@@ -234,7 +206,7 @@ impl Liveness {
 
     /// Whether the peer has said that it closes its comm, as far as was read.
     pub fn said_bye(&self) -> bool {
-        self.bye
+        self.control.said_bye()
     }
 
     /// What to say about a peer whose queue pairs fail: why, as far as known by now.
@@ -248,7 +220,7 @@ impl Liveness {
     }
 
     fn describe(&self, why: &str) -> String {
-        if self.bye { "it closed its comm".into() } else { why.to_owned() }
+        if self.said_bye() { "it closed its comm".into() } else { why.to_owned() }
     }
 
     fn look_at_process(&mut self, now: u64) {
@@ -261,64 +233,56 @@ impl Liveness {
     }
 
     /// Reads what the peer said. `Some` if the connection has ended, `Err` for a protocol error.
-    fn read_control(&mut self) -> std::result::Result<Option<&'static str>, String> {
+    fn read_control(&mut self) -> std::result::Result<Option<&'static str>, &'static str> {
         if self.ended.is_some() {
             return Ok(None);
         }
-        let Some(stream) = &mut self.stream else { return Ok(None) };
-        if let Some(confirm) = &mut self.confirm {
-            match confirm.read(stream) {
-                Ok(true) => self.confirm = None,
-                Ok(false) => return Ok(None),
-                Err(ConfirmError::Closed) => {
-                    return Ok(Some("it closed the connection before the handshake was complete"));
-                }
-                Err(ConfirmError::Bad) => return Err("the last message of its handshake is wrong".into()),
+        match self.control.read() {
+            Ok(()) => Ok(None),
+            Err(End::Way(_)) if self.outlasts => {
+                self.control.lose();
+                Ok(None)
             }
-        }
-        loop {
-            let Some(rest) = self.frame.get_mut(self.frame_len..) else { return Err("control message overrun".into()) };
-            match stream.read(rest) {
-                Ok(0) => return Ok(Some("the control connection was closed: its process died or was closed")),
-                Ok(n) => self.frame_len += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) if self.outlasts && is_of_the_network(&e) => {
-                    self.stream = None;
-                    return Ok(None);
-                }
-                Err(e) if e.kind() == io::ErrorKind::TimedOut => {
-                    return Ok(Some("the control connection timed out: its host does not answer"));
-                }
-                Err(_) => return Ok(Some("the control connection was reset: its process died or its host is unreachable")),
-            }
-            if self.frame_len == BYE.len() {
-                self.frame_len = 0;
-                if self.frame != BYE {
-                    return Err("a control message that makes no sense".into());
-                }
-                self.bye = true;
-            }
+            Err(End::Way(why) | End::Peer(why)) => Ok(Some(why)),
+            Err(End::Protocol(what)) => Err(what),
         }
     }
 
-    /// Tells the peer that this side closes on purpose. In a forked child the connection is the parent's.
+    /// Reads what the peer has said of its rails, and writes what could not be written before.
+    ///
+    /// Errors: what it sent that breaks the protocol.
+    pub fn hear(&mut self, now: u64) -> std::result::Result<(), &'static str> {
+        self.control.write();
+        if let Some(why) = self.read_control()? {
+            self.ended = Some((now, why));
+        }
+        Ok(())
+    }
+
+    /// The last that the peer has said of a rail on the control connection, as far as was read.
+    pub fn said(&self, rail: usize) -> Said {
+        self.control.said(rail)
+    }
+
+    /// Whether the ends can talk on the control connection, as far as is known.
+    pub fn can_talk(&self) -> bool {
+        self.control.is_open() && self.ended.is_none()
+    }
+
+    /// See [`ControlConnection::say_cell`].
+    pub fn say_cell(&mut self, rail: usize, cell: &[u8; CELL_SIZE]) -> bool {
+        self.control.say_cell(rail, cell)
+    }
+
+    /// See [`ControlConnection::say_bye`].
     pub fn say_bye(&mut self) {
-        if let Some(stream) = self.stream.as_mut().filter(|_| self.epoch == fork::epoch()) {
-            // Best effort: it only makes the peer's message better.
-            let _ = stream.write(&BYE);
-        }
+        self.control.say_bye();
     }
-}
 
-impl Liveness {
-    /// Ends the control connection because the comm has failed: a peer whose queue pairs cannot tell it learns all the same.
+    /// See [`ControlConnection::hang_up`].
     #[cold]
     pub fn hang_up(&mut self) {
-        if let Some(stream) = self.stream.as_mut().filter(|_| self.epoch == fork::epoch()) {
-            // It may have ended already.
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
+        self.control.hang_up();
     }
 }
 
@@ -331,14 +295,8 @@ impl Liveness {
 
     /// Writes bytes as the peer would never get them from an honest side.
     pub fn say_for_test(&mut self, bytes: &[u8]) {
-        self.stream.as_mut().unwrap().write_all(bytes).unwrap();
+        self.control.say_for_test(bytes);
     }
-}
-
-/// Whether an error of a connection comes from the way to the peer.
-fn is_of_the_network(e: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
-    matches!(e.kind(), ConnectionReset | TimedOut | HostUnreachable | NetworkUnreachable | NetworkDown)
 }
 
 /// The cause that the stats page shows: a stopped peer explains every other wait.
@@ -369,7 +327,7 @@ mod tests {
         loop {
             now += CHECK_NS;
             let verdict = liveness.look(now);
-            if verdict != Verdict::Checked || liveness.stream.is_none() {
+            if verdict != Verdict::Checked || !liveness.control.is_open() {
                 return verdict;
             }
         }

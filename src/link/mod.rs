@@ -15,6 +15,7 @@
 pub mod address;
 mod background;
 mod connection;
+pub mod control_connection;
 pub mod device;
 pub mod device_thread;
 pub mod driver;

@@ -17,9 +17,10 @@ use crate::base::process::{Process, ProcessState};
 use crate::base::stage::{self, Stage};
 use crate::base::stats::{self, CommKind, CommStats};
 use crate::fabric::Endpoint;
+use crate::link::control_connection::{Confirm, ConfirmError};
 use crate::link::device_thread::WaitSet;
 use crate::link::incoming::{RECORDS_SIZE, Records};
-use crate::link::liveness::{Confirm, ConfirmError, Liveness, Peer};
+use crate::link::liveness::{Liveness, Peer};
 use crate::link::queue_pairs::{QueuePairs, Side};
 use crate::link::{CELLS_SIZE, Cells, Connection};
 

@@ -20,7 +20,7 @@ use crate::fabric::{ENDPOINT_SIZE, Endpoint};
 use crate::link::limits::{MAX_QPS_PER_RAIL, MAX_RAILS};
 
 /// Version of everything two Railheads say to each other, the layout of slots, records and immediates included.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// Bytes of a frame's header.
 pub const HEADER_SIZE: usize = 12;
 /// Bytes of a frame's MAC (HMAC-SHA-256).

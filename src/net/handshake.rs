@@ -9,7 +9,8 @@ use socket2::{SockRef, TcpKeepalive};
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
 use crate::base::fd::TcpStream;
-use crate::link::liveness::{Confirm, ConfirmError, Peer};
+use crate::link::control_connection::{Confirm, ConfirmError};
+use crate::link::liveness::Peer;
 
 use super::frames::{self, FrameReader, Kind, PROTOCOL_VERSION, Params, Progress};
 use super::listen_handle::SECRET_SIZE;

@@ -1,9 +1,13 @@
-//! Comms on the simulated fabric, for `crate::sim`: their handshake, which goes over TCP, is left out, and what it would have told is handed over.
+//! Comms on the simulated fabric, for `crate::sim`: their handshake, which goes over TCP, is left out, and what it would have told is handed over. A pair
+//! of sockets stands for the connection that it leaves.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crate::base::config::Config;
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
+use crate::base::fd::TcpStream;
 use crate::base::stats::{self, CommKind};
 use crate::fabric::sim::World;
 use crate::link::incoming::{RECORDS_SIZE, Records};
@@ -35,7 +39,7 @@ impl Host {
 
 /// The two ends of a comm from one host to another, connected.
 ///
-/// Errors: no memory.
+/// Errors: no memory, or no descriptors.
 pub fn comm(from: &Host, to: &Host) -> Result<(SendComm, RecvComm)> {
     let (ours, theirs) = (from.net.resources(from.dev)?, to.net.resources(to.dev)?);
     let stats = [stats::comm(CommKind::Send, ours.device.name()), stats::comm(CommKind::Recv, theirs.device.name())];
@@ -54,18 +58,31 @@ pub fn comm(from: &Host, to: &Host) -> Result<(SendComm, RecvComm)> {
         failover.then(|| Cells::new(records.pages(), RECORDS_SIZE, CTS_FIFO_SIZE, false)),
     ];
     let [peer_of_send, peer_of_recv] = ["the receiver", "the sender"].map(|label| Peer { label: label.into(), pid: None });
-    let liveness = |peer: &Peer| Liveness::new(None, None, peer, &ours.config);
+    let control = UnixStream::pair().map_err(|e| Error::system("a control connection", e))?;
+    let control = [control.0, control.1].map(|end| {
+        let nonblocking = end.set_nonblocking(true).map_err(|e| Error::system("a control connection", e));
+        // Read, written and shut down as a connection of TCP is.
+        nonblocking.map(|()| TcpStream::new(std::net::TcpStream::from(OwnedFd::from(end))))
+    });
+    let [control_of_send, control_of_recv] = control;
+    let liveness = |peer: &Peer, control: TcpStream| Liveness::new(Some(control), None, peer, &ours.config);
     let ([send_stats, recv_stats], [send_cells, recv_cells]) = (stats, cells);
     let recv = Connection {
-        liveness: liveness(&peer_of_recv),
+        liveness: liveness(&peer_of_recv, control_of_recv?),
         qps: recv,
         memory: records,
         peer: peer_of_recv,
         stats: recv_stats,
         cells: recv_cells,
     };
-    let send =
-        Connection { liveness: liveness(&peer_of_send), qps: send, memory: fifo, peer: peer_of_send, stats: send_stats, cells: send_cells };
+    let send = Connection {
+        liveness: liveness(&peer_of_send, control_of_send?),
+        qps: send,
+        memory: fifo,
+        peer: peer_of_send,
+        stats: send_stats,
+        cells: send_cells,
+    };
     // First the one that posts receives.
     let recv = RecvComm::new(theirs, recv)?;
     Ok((SendComm::connected(ours, send)?, recv))
@@ -75,7 +92,6 @@ pub fn comm(from: &Host, to: &Host) -> Result<(SendComm, RecvComm)> {
 mod tests {
     use super::*;
     use crate::base::config::Progress;
-    use crate::base::error::Error;
     use crate::base::mem::Pages;
     use crate::fabric::sim::{NIC, Port};
     use crate::net::{MemoryKind, RecvBuffer};

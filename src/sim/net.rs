@@ -50,6 +50,7 @@ pub(super) fn config(qps_per_rail: u32) -> Arc<Config> {
 /// A comm, and what goes over it.
 struct Comm {
     world: World,
+    rails: usize,
     send: SendComm,
     recv: RecvComm,
     from: Pages,
@@ -88,6 +89,11 @@ impl Ranks for Comm {
         f(if rank == 0 { self.send.link_for_test() } else { self.recv.link_for_test() });
     }
 
+    /// By their control connection; but one rail alone is not taken up again.
+    fn outlast_outages(&self) -> bool {
+        self.rails > 1
+    }
+
     fn received(&self) -> u64 {
         self.received
     }
@@ -109,6 +115,7 @@ impl Comm {
         }
         Ok(Comm {
             world: world.clone(),
+            rails: options.rails,
             send,
             recv,
             from,

@@ -34,6 +34,10 @@ pub trait Ranks {
     fn is_done(&self) -> bool;
     /// Does something with each link of a rank.
     fn for_each_link(&mut self, rank: usize, f: &mut dyn FnMut(&mut Link));
+    /// Whether their links go on though no rail works for a while.
+    fn outlast_outages(&self) -> bool {
+        false
+    }
     /// Messages, or whatever is counted, that were received as they were sent.
     fn received(&self) -> u64;
 }
@@ -82,7 +86,7 @@ struct Schedule<R> {
     ranks: R,
     faults: Vec<Fault>,
     faults_left: usize,
-    /// There was a time at which no rail was sure to work.
+    /// There was a time at which no rail was sure to work, and links that do not outlast it.
     may_fail: bool,
     /// By rank; and in order, with entries that are of no turn any more.
     turns: Vec<Turn>,
@@ -254,8 +258,7 @@ impl<R: Ranks> Schedule<R> {
         not_live.is_none()
     }
 
-    /// What the other ranks have under way when one has failed: they may go on for a while, and what comes is right. That they are told is the work of
-    /// the control connection, which is not simulated.
+    /// What the other ranks have under way when one has failed: they may go on for a while, and what comes is right.
     fn others_go_on(&mut self, failed: usize) -> std::result::Result<(), String> {
         let until = self.world.now() + ALONE_NS;
         let mut over = vec![false; self.turns.len()];
@@ -300,10 +303,11 @@ impl<R: Ranks> Schedule<R> {
         }
         let rail = self.random.below(self.rails as u64) as usize;
         let is_safe = (0..self.rails).any(|other| other != rail && self.world.is_sound(other) && self.is_live(other));
-        if !is_safe && !self.random.one_in(40) {
+        let outlasts = self.ranks.outlast_outages();
+        if !is_safe && !self.random.one_in(if outlasts { 4 } else { 40 }) {
             return;
         }
-        self.may_fail |= !is_safe;
+        self.may_fail |= !is_safe && !outlasts;
         self.faults_left -= 1;
         let port = Port { host: self.random.below(self.ranks.count() as u64) as usize, rail };
         match self.random.below(6) {

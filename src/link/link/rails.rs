@@ -2,11 +2,14 @@
 
 use super::Link;
 use super::failing::PendingFault;
+use super::outage::OUTAGE_PAUSE_NS;
 use super::waiting::Seconds;
 use crate::base::clock;
 use crate::base::log::{self, log_info, log_warn};
 use crate::fabric::{Opcode, Payload, PostError, WcStatus};
-use crate::link::failover::{ATTEMPT_NS, FIRST_PAUSE_NS, Failover, LAST_PAUSE_NS, Phase, Posted, Rail, Sent, Traffic, Word, encode_cell};
+use crate::link::failover::{
+    ATTEMPT_NS, CONTROL, Counts, FIRST_PAUSE_NS, Failover, LAST_PAUSE_NS, Phase, Posted, Rail, Sent, Traffic, Word, encode_cell,
+};
 use crate::link::limits::MAX_QPS_PER_RAIL;
 use crate::link::plan::Plan;
 use crate::link::queue_pairs::{NO_QP, Side, Wr};
@@ -67,10 +70,8 @@ impl Link {
             self.qps.set_ordered(NO_QP);
         }
         self.rails_changed(failover);
-        // Of those that are none, one may become live, and then the peer can be talked to.
-        if (0..failover.rails.len()).all(|rail| failover.is_down(rail)) {
-            self.fault.get_or_insert(PendingFault { status, text, since: 0 });
-        }
+        self.begin_outage(failover, now, status, text);
+        self.check_outage(failover, now);
     }
 
     fn rails_changed(&mut self, failover: &mut Failover) {
@@ -138,7 +139,8 @@ impl Link {
     pub(super) fn hear_of_rails(&mut self) {
         let Some(failover) = self.failover.as_ref().filter(|_| !self.peer_left) else { return };
         let rails = failover.rails.len();
-        let news = |(rail, it): (usize, &Rail)| failover.cells.word(rails, rail).0 > Word::up(it.generation);
+        let word = |rail| failover.cells.word(rails, rail).max(self.liveness.said(rail).word);
+        let news = |(rail, it): (usize, &Rail)| word(rail) > Word::up(it.generation);
         if self.rails_active || failover.rails.iter().enumerate().any(news) {
             self.step_rails();
         }
@@ -149,9 +151,13 @@ impl Link {
         if self.failover.is_none() || self.peer_left {
             return None;
         }
-        self.hear_of_rails();
         let now = clock::now();
-        if now.saturating_sub(self.rails_checked) >= RAIL_POLL_NS || now >= self.silent_at {
+        let checks = now.saturating_sub(self.rails_checked) >= RAIL_POLL_NS || now >= self.silent_at;
+        if checks && !self.hear(now) {
+            return None;
+        }
+        self.hear_of_rails();
+        if checks {
             self.rails_checked = now;
             self.check_rails(now);
         }
@@ -208,6 +214,7 @@ impl Link {
                 self.silent_at = self.silent_at.min(it.unanswered_since + timeout);
             }
         }
+        self.check_outage(&mut failover, now);
         self.failover = Some(failover);
     }
 
@@ -279,8 +286,11 @@ impl Link {
         if self.failed.is_some() || self.peer_left {
             return;
         }
-        let Some(mut failover) = self.failover.take() else { return };
         let now = clock::now();
+        if self.outage.is_some() && !self.hear(now) {
+            return;
+        }
+        let Some(mut failover) = self.failover.take() else { return };
         for rail in 0..failover.rails.len() {
             self.step_rail(&mut failover, rail, now);
         }
@@ -293,7 +303,8 @@ impl Link {
     }
 
     fn step_rail(&mut self, failover: &mut Failover, rail: usize, now: u64) {
-        let (heard, via) = failover.cells.word(failover.rails.len(), rail);
+        let said = self.said(failover, rail);
+        let heard = said.word;
         let connects = failover.cells.connects;
         let Some(it) = failover.rails.get_mut(rail) else { return };
         // Each end goes a step further only once it has heard of the other's last one, but may fail at any time.
@@ -318,7 +329,7 @@ impl Link {
             }
             Phase::Down => {
                 if heard >= Word::down(it.generation) {
-                    self.settle(failover, rail, via, now);
+                    self.settle(failover, rail, said.counts, now);
                 }
             }
             Phase::Settled if heard >= Word::down(it.generation + 1) => {
@@ -347,6 +358,7 @@ impl Link {
                 if self.qps.qps_of(rail).all(|qp| failover.traffic.get(qp).is_some_and(|it| it.probed)) {
                     let down = now.saturating_sub(it.since);
                     (it.phase, it.since) = (Phase::Live, now);
+                    self.outage = None;
                     self.stats.rail(rail).came_back();
                     log_info!(log::NET, "{}: rail {rail} is up again, after {}", self.name, Seconds(down));
                     self.rails_changed(failover);
@@ -356,9 +368,9 @@ impl Link {
     }
 
     /// Both ends are drained: completes what had landed, and what had not is to be sent again.
-    fn settle(&mut self, failover: &mut Failover, rail: usize, via: usize, now: u64) {
-        let (heard, lost) = (failover.cells.counts(via, rail), failover.lost.len());
-        for (qp, received) in self.qps.qps_of(rail).zip(heard) {
+    fn settle(&mut self, failover: &mut Failover, rail: usize, arrived: Counts, now: u64) {
+        let lost = failover.lost.len();
+        for (qp, received) in self.qps.qps_of(rail).zip(arrived) {
             let Some(it) = failover.traffic.get_mut(qp) else { continue };
             let landed = received.wrapping_sub(it.done) as usize;
             if landed > it.sent.len() {
@@ -386,15 +398,16 @@ impl Link {
         let live = (0..failover.rails.len()).filter(|rail| failover.is_live(*rail)).count();
         let Some(it) = failover.rails.get_mut(rail) else { return };
         (it.phase, it.word) = (Phase::Settled, Word::settled(it.generation));
-        (it.retry_at, it.pause) = (now + self.failing.pause(it.pause), (it.pause * 2).min(LAST_PAUSE_NS));
+        let longest = if self.outage.is_some() { OUTAGE_PAUSE_NS } else { LAST_PAUSE_NS };
+        (it.retry_at, it.pause) = (now + self.failing.pause(it.pause), (it.pause * 2).min(longest));
         // Further attempts in vain say nothing new.
         if !std::mem::replace(&mut it.is_logged, true) {
             let why = &it.why;
-            log_warn!(
-                log::NET,
-                "{}: rail {rail} is down: {why}; {live} of its rails carry on, {again} stripe(s) are sent again",
-                self.name
-            );
+            let others = match self.outage {
+                Some(_) => "no other one works".to_owned(),
+                None => format!("{live} of its rails carry on"),
+            };
+            log_warn!(log::NET, "{}: rail {rail} is down: {why}; {others}, {again} stripe(s) are sent again", self.name);
         }
         self.rails_changed(failover);
     }
@@ -452,7 +465,15 @@ impl Link {
         }
         let cell = encode_cell(it.word, &it.counts);
         let word = it.word;
-        let Some((via, qp)) = self.qps.live_rails().find(|(_, qp)| self.qps.room(*qp) > 0) else { return };
+        let Some((via, qp)) = self.qps.live_rails().find(|(_, qp)| self.qps.room(*qp) > 0) else {
+            if self.outage.is_some()
+                && self.liveness.say_cell(rail, &cell)
+                && let Some(it) = failover.rails.get_mut(rail)
+            {
+                it.told = (word, CONTROL);
+            }
+            return;
+        };
         let write = Wr {
             opcode: Opcode::Write,
             payload: Payload::Inline(&cell),
@@ -519,7 +540,7 @@ impl Link {
         let rails = failover.rails.len();
         let state = |(rail, it): (usize, &Rail)| {
             let (generation, phase, word, told) = (it.generation, it.phase, it.word, it.told);
-            let heard = failover.cells.word(rails, rail);
+            let heard = self.said(failover, rail).word;
             let traffic: Vec<_> =
                 self.qps.qps_of(rail).map(|qp| (failover.traffic[qp].sent.len(), failover.traffic[qp].probed, self.qps.room(qp))).collect();
             format!("{generation} {phase:?} {word:?} told {told:?} heard {heard:?} traffic {traffic:?}")

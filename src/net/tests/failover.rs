@@ -8,7 +8,11 @@ use crate::base::rand;
 use crate::base::stats::RailCounter;
 
 fn two_rails(wire: SoftWire, qps_per_rail: u32) -> Pair {
-    let net = net(Config { soft_wire: wire, qps_per_rail, split_min: 1024, ..config() });
+    two_rails_of(Config { soft_wire: wire, qps_per_rail, ..config() })
+}
+
+fn two_rails_of(config: Config) -> Pair {
+    let net = net(Config { split_min: 1024, ..config });
     let dev = many_rails(&net, 2);
     let mut pair = Pair::new(&net, dev);
     pair.send.link_for_test().retry_rails_at_once_for_test();
@@ -166,9 +170,13 @@ fn rails_fail_at_random_under_random_traffic() {
                 // Its sender may not know yet, and must not send into it any more.
                 free.push(place);
             }
-            let rail = below(2) as usize;
-            if failures < 250 && below(20) == 0 && pair.is_live(1 - rail) {
+            // Now and then both.
+            let (rail, both) = (below(2) as usize, below(10) == 0);
+            if failures < 250 && below(20) == 0 && (both || pair.is_live(1 - rail)) {
                 pair.fail(rail, below(2) == 0);
+                if both {
+                    pair.fail(1 - rail, below(2) == 0);
+                }
                 failures += 1;
             }
         }
@@ -193,9 +201,34 @@ fn without_failover_at_one_end_a_comm_fails_with_its_rail() {
     assert!(matches!(error, Error::Remote(_)), "{error}");
 }
 
+/// No rail is left over which either end could tell what has come: they have their control connection.
+#[test]
+fn all_rails_fail_at_once_and_come_back() {
+    for wire in [SoftWire::Tcp, SoftWire::Shm] {
+        let mut pair = two_rails(wire, 2);
+        let (from, to) = (pair.buffer(300_001), pair.buffer(300_001));
+        for (round, at_senders) in [[true, true], [false, false], [true, false], [false, true]].into_iter().enumerate() {
+            for (index, len) in [0, 8, 1000, 300_000].into_iter().enumerate() {
+                let seed = (round * 4 + index) as u32;
+                from.fill(0, len, seed);
+                let receive = pair.irecv(&[to.recv(0, len, 7)]);
+                // It may be announced by then, or posted.
+                let before = (seed % 2 == 0).then(|| pair.isend(&from, 0, len, 7));
+                (0..2).for_each(|rail| pair.fail(rail, at_senders[rail]));
+                let send = before.unwrap_or_else(|| pair.isend(&from, 0, len, 7));
+                assert_eq!(pair.received(receive), [len]);
+                assert_eq!(pair.stripe_completed(send), len);
+                to.check(0, len, seed);
+                (0..2).for_each(|rail| pair.until_live(rail));
+            }
+        }
+    }
+}
+
+/// Where nobody waits for one to come back.
 #[test]
 fn the_last_rail_takes_the_comm_with_it() {
-    let mut pair = two_rails(SoftWire::Tcp, 1);
+    let mut pair = two_rails_of(Config { soft_wire: SoftWire::Tcp, rail_timeout_s: 0, ..config() });
     let (from, to) = (pair.buffer(1000), pair.buffer(1001));
     pair.message(&from, &to, 1000, 1);
     let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
@@ -205,6 +238,44 @@ fn the_last_rail_takes_the_comm_with_it() {
         pair.recv.test(receive).err()
     });
     assert!(matches!(error, Error::Remote(_)), "{error}");
+}
+
+/// The peer, which does not call, says nothing of its own.
+#[test]
+fn an_outage_lasts_no_longer_than_it_may() {
+    let mut pair = two_rails_of(Config { rail_timeout_s: 1, ..config() });
+    let (from, to) = (pair.buffer(1000), pair.buffer(1001));
+    pair.message(&from, &to, 1000, 1);
+    let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
+    let begun = clock::now();
+    (0..2).for_each(|rail| pair.fail(rail, false));
+    let error = within("the end", || pair.recv.test(receive).err());
+    assert!(clock::now() - begun >= 1_000_000_000, "{error}");
+    let text = error.to_string();
+    assert!(matches!(error, Error::Remote(_)) && text.contains("no rail has worked for 1 s (RAILHEAD_RAIL_TIMEOUT_S)"), "{text}");
+}
+
+/// Nobody waits for the rails of a peer that has left, or broken the protocol.
+#[test]
+fn an_outage_ends_with_the_peer() {
+    for leaves in [true, false] {
+        let mut pair = two_rails_of(Config { rail_timeout_s: 3600, ..config() });
+        let (from, to) = (pair.buffer(1000), pair.buffer(1001));
+        pair.message(&from, &to, 1000, 1);
+        let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
+        (0..2).for_each(|rail| pair.fail(rail, false));
+        pair.recv.poll_for_test();
+        let Pair { mut send, mut recv, .. } = pair;
+        let (said, _send) = if leaves {
+            drop(send);
+            ("it closed its comm", None)
+        } else {
+            send.link_for_test().say_for_test(&[5; 72]);
+            ("the peer sent a control message that makes no sense", Some(send))
+        };
+        let error = within("the end", || recv.test(receive).err()).to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 /// Its message had come when the rail failed, but the sender does not know, and the receiver's caller waits for nothing more.

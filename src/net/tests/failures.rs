@@ -241,7 +241,13 @@ fn nonsense_in_immediates_and_records_fails_the_receiver() {
 
 #[test]
 fn nonsense_on_the_control_connection_fails_the_comm() {
-    for bytes in [[0xffu8; 16], [4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]] {
+    // Of no kind, a bye with something behind it, and cells with more in their headers, and about no rail.
+    let frame = |at: usize, byte: u8, kind: u8| {
+        let mut frame = [0; 72];
+        (frame[0], frame[at]) = (kind, byte);
+        frame
+    };
+    for bytes in [[0xffu8; 72], frame(71, 1, 4), frame(1, 1, 4), frame(7, 1, 5), frame(1, 8, 5)] {
         let mut pair = Pair::new(&net(config()), 0);
         let buffer = pair.buffer(64);
         let request = pair.irecv(&[buffer.recv(0, 64, 0)]);
