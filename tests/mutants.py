@@ -51,6 +51,12 @@ MUTANTS = {
         "let landed = received.wrapping_sub(it.done).min(0) as usize;",
         "comms",
     ),
+    "what is said while no rail works counts nothing": (
+        "src/link/link/rails.rs",
+        "self.liveness.say_cell(rail, &cell)",
+        "self.liveness.say_cell(rail, &encode_cell(it.word, &[0; MAX_QPS_PER_RAIL]))",
+        "comms",
+    ),
     "what is lost in order is sent again in another one": (
         "src/link/failover.rs",
         "self.lost_in_order.push_front(what)",

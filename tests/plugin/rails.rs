@@ -17,6 +17,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("may_not_merge", may_not_merge),
     ("carries_on", support::failover::carries_on),
     ("goes_on_to_the_end", support::failover::goes_on_to_the_end),
+    ("outlasts", support::failover::outlasts),
     ("rails_fail_in_turn", rails_fail_in_turn),
 ];
 
@@ -273,6 +274,28 @@ fn cables_are_cut_and_mended() {
         }
         ranks.finish();
     }
+}
+
+/// Both go down at once, and are mended once the comms have noticed: their handshakes' connections, over one of them, last.
+#[test]
+fn comms_outlast_all_of_their_cables() {
+    if !usable() {
+        return;
+    }
+    let cable = Cable::new();
+    cable.double();
+    let mut ranks = two_hosts("outlasts", &cable).spawn();
+    (0..2).for_each(|rank| ranks.expect(rank, "ready"));
+    ["rht", "rht1"].iter().for_each(|interface| cable.set(interface, 0, "down"));
+    for rank in 0..2 {
+        let pid = ranks.ranks[rank].pid();
+        support::until("no rail", || {
+            let comms = holdings::comms(pid);
+            comms.iter().any(|comm| comm.rails.len() == 2 && comm.rails.iter().all(|rail| rail.down.is_some())).then_some(())
+        });
+    }
+    ["rht", "rht1"].iter().for_each(|interface| cable.set(interface, 0, "up"));
+    ranks.finish();
 }
 
 /// A rail is down, and then the peer is killed: that is no further rail.

@@ -39,6 +39,29 @@ pub fn carries_on(ctx: &Ctx) {
     plugin.close_recv(recv).expect("close_recv");
 }
 
+/// Exchanges over two devices as one while both fail, and until they are back.
+pub fn outlasts(ctx: &Ctx) {
+    let plugin = Plugin::start(12);
+    let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
+    let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
+    let peer = ctx.to(1 - ctx.rank);
+    ctx.say("ready");
+    super::until("all rails back", || {
+        comms::exchange(&plugin, ctx.rank, send, recv, &[8, 100_000, 300_000]).expect("exchange");
+        let have = |comm: &CommSnapshot| {
+            let [failures, reconnects] = [RailCounter::Failures, RailCounter::Reconnects].map(|counter| comm.rail_sum(counter));
+            failures >= 2 && reconnects == failures
+        };
+        let met = holdings::comms(std::process::id() as i32).iter().all(have);
+        peer.send(&[u8::from(met)]).expect("rank");
+        (peer.recv() == [1] && met).then_some(())
+    });
+    comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+}
+
 /// Exchanges over two devices as one, says when each comm does without one of them, and what ends it.
 pub fn goes_on_to_the_end(ctx: &Ctx) {
     let plugin = Plugin::start(12);
