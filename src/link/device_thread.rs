@@ -28,6 +28,8 @@ const HANDSHAKE_POLL: Duration = Duration::from_millis(1);
 const CALLED_POLL: Duration = Duration::from_micros(200);
 /// How long a member is left alone before it is polled for its peer's sake.
 const ANSWER_POLL: Duration = Duration::from_millis(250);
+/// Polls after which a peer was heard: a socket that was empty for long is read in one of 64 (`fabric::soft::tcp`).
+const ANSWER_POLLS: usize = 64;
 /// How long it sleeps at most while requests are outstanding: how late a silent peer is noticed.
 const REQUEST_POLL: Duration = Duration::from_secs(1);
 /// How often the thread lets others run before it sleeps.
@@ -41,14 +43,18 @@ pub trait Member: Send {
     /// Asks to be woken for whatever may come, and then drains what has come already.
     fn arm(&mut self, wait: &mut WaitSet) -> Progress;
 
-    /// Polls as often as it takes to find what the peer has said, which may wait for an answer though the caller waits for nothing.
-    fn answer(&mut self) -> Progress {
-        self.poll()
+    /// Looks at its rails, which a peer may need though the caller waits for nothing. `Some`: how soon that has to be done again.
+    fn look_at_rails(&mut self) -> Option<Duration> {
+        None
     }
 
-    /// How soon that has to be done again, if the peer waits for more.
-    fn answers_within(&mut self) -> Option<Duration> {
-        None
+    /// Polls as often as it takes to find what the peer has said.
+    fn answer(&mut self) -> Progress {
+        let moved = (0..ANSWER_POLLS).map(|_| self.poll()).find(|progress| *progress != Progress::Idle);
+        if moved.is_none() {
+            self.look_at_rails();
+        }
+        moved.unwrap_or(Progress::Idle)
     }
 }
 
@@ -110,7 +116,7 @@ impl<T: Member> Member for SharedMember<T> {
         if self.only_answers {
             self.is_left = !called;
             let Some(value) = &mut self.value else { return Progress::Done };
-            wait.within(if self.is_left { value.answers_within().unwrap_or(ANSWER_POLL) } else { ANSWER_POLL });
+            wait.within(if self.is_left { value.look_at_rails().unwrap_or(ANSWER_POLL) } else { ANSWER_POLL });
             return Progress::Idle;
         }
         wait.called |= called;

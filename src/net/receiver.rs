@@ -23,9 +23,6 @@ use super::flush::Flusher;
 use super::recv_state::{FREE, RecvSlot, RecvState};
 use super::resources::Resources;
 
-/// Polls after which a peer was heard: a socket that was empty for long is read in one of 64 (`fabric::soft::tcp`).
-const ANSWER_POLLS: usize = 64;
-
 /// A receiver whose peer has connected, or is about to (v4).
 pub(super) struct Receiver {
     pub link: Link,
@@ -84,16 +81,8 @@ impl Member for Receiver {
         progress
     }
 
-    fn answer(&mut self) -> Progress {
-        let progress = std::iter::repeat_with(|| self.poll()).take(ANSWER_POLLS).find(|progress| *progress != Progress::Idle);
-        if progress.is_none() {
-            self.link.look_at_rails();
-        }
-        progress.unwrap_or(Progress::Idle)
-    }
-
-    fn answers_within(&mut self) -> Option<Duration> {
-        if self.link.rails_need_polls() { self.link.look_at_rails().map(Duration::from_nanos) } else { None }
+    fn look_at_rails(&mut self) -> Option<Duration> {
+        self.link.rails_wait_within()
     }
 }
 

@@ -100,4 +100,10 @@ impl RecvComm {
     pub fn link_for_test(&mut self) -> &mut Link {
         &mut self.receiver().link
     }
+
+    /// Does something with it, whoever polls.
+    #[cfg(test)]
+    pub(super) fn with_link_for_test<R>(&mut self, f: impl FnOnce(&mut Link) -> R) -> R {
+        self.receiver.with(|receiver| Ok(f(&mut receiver.link))).unwrap()
+    }
 }

@@ -40,11 +40,12 @@ impl SendComm {
     /// A comm whose handshake is done.
     pub(super) fn connected(resources: Resources, connection: Connection<CtsFifo>) -> Result<SendComm> {
         let sender = Sender::new(&resources, connection);
-        SendComm::new(resources, State::Up(Box::new(sender)))
+        let answers = sender.link.has_failover();
+        SendComm::new(resources, State::Up(Box::new(sender)), answers)
     }
 
-    fn new(resources: Resources, state: State) -> Result<SendComm> {
-        Ok(SendComm { state: Polled::new(state, "a send comm", resources.thread(false)?), resources })
+    fn new(resources: Resources, state: State, answers: bool) -> Result<SendComm> {
+        Ok(SendComm { state: Polled::new(state, "a send comm", resources.thread(answers)?), resources })
     }
 
     /// The device it was made on.
@@ -110,13 +111,17 @@ impl Drop for SendComm {
 impl State {
     /// [`SendComm::isend`] in every state.
     fn isend(&mut self, resources: &Resources, addr: usize, len: usize, tag: i32, mr: MrHandle) -> Result<Option<RequestId>> {
-        if len > 0 {
-            resources.mrs.lookup("isend", resources.device.index(), mr, addr, len)?;
-        }
+        let check = || if len > 0 { resources.mrs.lookup("isend", resources.device.index(), mr, addr, len).map(drop) } else { Ok(()) };
         let driven = match self {
-            State::Connecting(dialer) => dialer.drive(),
             State::Up(sender) => return sender.isend(&resources.mrs, addr, len, tag, mr),
-            State::Failed(failure) => return failure.result(),
+            State::Connecting(dialer) => {
+                check()?;
+                dialer.drive()
+            }
+            State::Failed(failure) => {
+                check()?;
+                return failure.result();
+            }
         };
         match driven {
             Ok(None) => Ok(None),
@@ -162,6 +167,10 @@ impl Member for State {
             State::Failed(_) => Progress::Done,
         }
     }
+
+    fn look_at_rails(&mut self) -> Option<Duration> {
+        if let State::Up(sender) = self { sender.link.rails_wait_within() } else { None }
+    }
 }
 
 /// What tests need to see, and to do as a hostile peer would.
@@ -195,6 +204,16 @@ impl SendComm {
     pub fn link_for_test(&mut self) -> &mut crate::link::Link {
         &mut self.up().unwrap().link
     }
+
+    /// Does something with it, whoever polls.
+    #[cfg(test)]
+    pub(super) fn with_link_for_test<R>(&mut self, f: impl FnOnce(&mut crate::link::Link) -> R) -> R {
+        let with = |state: &mut State| match state {
+            State::Up(sender) => Ok(f(&mut sender.link)),
+            State::Connecting(_) | State::Failed(_) => panic!("it is not up"),
+        };
+        self.state.with(with).unwrap()
+    }
 }
 
 /// Connects; see [`super::Net::connect`].
@@ -208,5 +227,6 @@ pub(super) fn connect_blocking(resources: Resources, mut dialer: Box<Dialer>) ->
             clock::sleep(PAUSE);
         }
     }
-    SendComm::new(resources, State::Connecting(dialer))
+    // Callers of v4 have no comms of several rails.
+    SendComm::new(resources, State::Connecting(dialer), false)
 }

@@ -1,5 +1,7 @@
 //! Goes on without a rail that has failed, and takes it up again: see [`crate::link::failover`] for what the ends say to each other.
 
+use std::time::Duration;
+
 use super::Link;
 use super::failing::PendingFault;
 use super::outage::OUTAGE_PAUSE_NS;
@@ -168,6 +170,12 @@ impl Link {
             (false, _) => RAIL_POLL_NS,
         };
         Some(pause.min(self.silent_at.saturating_sub(now)).max(BUSY_RAIL_POLL_NS))
+    }
+
+    /// A look while nobody calls. `Some`: something is to be done about rails, and how soon they have to be looked at again.
+    pub fn rails_wait_within(&mut self) -> Option<Duration> {
+        let pause = self.look_at_rails()?;
+        self.rails_need_polls().then(|| Duration::from_nanos(pause))
     }
 
     /// A queue pair was found in ERROR that no completion has told of. False: that is the end of the link.

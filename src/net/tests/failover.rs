@@ -6,6 +6,7 @@ use super::*;
 use crate::base::config::SoftWire;
 use crate::base::rand;
 use crate::base::stats::RailCounter;
+use crate::link::Link;
 
 fn two_rails(wire: SoftWire, qps_per_rail: u32) -> Pair {
     two_rails_of(Config { soft_wire: wire, qps_per_rail, ..config() })
@@ -278,6 +279,22 @@ fn an_outage_ends_with_the_peer() {
     }
 }
 
+/// All rails fail, and the sender's caller, who has sent what he had, takes his time.
+#[test]
+fn a_receiver_waits_for_its_rails_though_the_senders_caller_does_not_call() {
+    let net = net(Config { progress: Progress::Poll, ..config() });
+    let dev = many_rails(&net, 2);
+    let mut pair = Pair::new(&net, dev);
+    let to = pair.buffer(1000);
+    pair.send.with_link_for_test(|link| (0..2).for_each(|rail| link.qps.fail_rail(rail)));
+    let receive = pair.recv.irecv(&[to.recv(0, 1000, 8)]).unwrap().unwrap();
+    within("all rails back", || {
+        assert!(pair.recv.test(receive).unwrap().is_none());
+        let is_back = |link: &mut Link| (0..2).all(|rail| link.stats.rail(rail).get(RailCounter::Reconnects) == 1);
+        pair.recv.with_link_for_test(is_back).then_some(())
+    });
+}
+
 /// Its message had come when the rail failed, but the sender does not know, and the receiver's caller waits for nothing more.
 #[test]
 fn a_sender_is_answered_though_the_receivers_caller_does_not_call() {
@@ -294,7 +311,7 @@ fn a_sender_is_answered_though_the_receivers_caller_does_not_call() {
             pair.send.isend(from.addr(), LEN, 7, from.mr).unwrap()
         });
         within("receive", || pair.recv.test(receive).unwrap());
-        pair.send.link_for_test().qps.fail_rail(1);
+        pair.send.with_link_for_test(|link| link.qps.fail_rail(1));
         within("send", || pair.send.test(send).unwrap());
         to.check(0, LEN, 7);
     }
