@@ -259,7 +259,9 @@ fn failover(effective: &Effective, devices: usize) -> &'static str {
     match (effective.config.failover, devices) {
         (false, _) => "a comm ends with the first of its rails that fails (RAILHEAD_FAILOVER=0)",
         (true, 0 | 1) => "a comm ends with its only rail: there is no second device",
-        (true, _) => "a comm over several devices goes on without one that fails; one over a single device ends with it",
+        (true, _) => {
+            "a comm over several devices goes on without one that fails, and for a while without any; one over a single device ends with it"
+        }
     }
 }
 

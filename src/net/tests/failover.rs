@@ -214,7 +214,7 @@ fn all_rails_fail_at_once_and_come_back() {
                 from.fill(0, len, seed);
                 let receive = pair.irecv(&[to.recv(0, len, 7)]);
                 // It may be announced by then, or posted.
-                let before = (seed % 2 == 0).then(|| pair.isend(&from, 0, len, 7));
+                let before = seed.is_multiple_of(2).then(|| pair.isend(&from, 0, len, 7));
                 (0..2).for_each(|rail| pair.fail(rail, at_senders[rail]));
                 let send = before.unwrap_or_else(|| pair.isend(&from, 0, len, 7));
                 assert_eq!(pair.received(receive), [len]);
