@@ -253,7 +253,7 @@ table! {
     failover: bool, "RAILHEAD_FAILOVER", true, (),
         "Whether a comm of several rails goes on when one fails, and takes it up again, if both ends have it so. 0: it fails with it.";
     rail_timeout_s: u32, "RAILHEAD_RAIL_TIMEOUT_S", 30, 0..=86400,
-        "Seconds for which a comm of several rails waits if none of them works, as long as its control connection tells that the peer is there. 0: it fails at once. A mesh has no such connection: its pairs always do.";
+        "Seconds for which a comm of several rails waits if none of them works, as long as its control connection lasts: if the network is silent, for RAILHEAD_TCP_USER_TIMEOUT_S. 0: it fails at once. A mesh has no such connection: its pairs always do.";
     traffic_class: i32, "RAILHEAD_TC" or "NCCL_IB_TC", -1, -1..=255,
         "Traffic class of the data (IPv4 TOS, IPv6 traffic class). -1: what the communicator asks for, else the system's.";
     force_merge: String, "RAILHEAD_FORCE_MERGE" or "NCCL_NET_FORCE_MERGE", String::new(), ANY_TEXT,

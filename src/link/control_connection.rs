@@ -1,7 +1,7 @@
 //! The control connection of a comm: the handshake's, kept for what the ends have to say to each other without their queue pairs: that one closes on
 //! purpose, and, while no rail works, what a cell says otherwise (`failover.rs`). Used by the thread that drives the link.
 //!
-//! | bytes of a frame | |
+//! | of the 72 bytes of a frame | |
 //! |---|---|
 //! | 0 | 4: it closes; 5: a cell follows |
 //! | 1 | the rail that the cell is about; else 0 |
@@ -19,6 +19,8 @@ use super::limits::MAX_RAILS;
 const BYE: u8 = 4;
 const CELL: u8 = 5;
 const HEADER_SIZE: usize = 8;
+/// Frames that a call reads at most: a peer that never ends gets no further than one that does.
+const MAX_FRAMES: usize = 64;
 const FRAME_SIZE: usize = HEADER_SIZE + CELL_SIZE;
 type Frame = [u8; FRAME_SIZE];
 
@@ -42,7 +44,7 @@ pub enum ConfirmError {
 pub enum End {
     /// The peer has ended it: how one knows.
     Peer(&'static str),
-    /// So has the peer, or the way to it has failed.
+    /// The peer has, or the way to it has failed: one cannot tell.
     Way(&'static str),
     /// The peer broke the protocol: what it sent.
     Protocol(&'static str),
@@ -59,6 +61,8 @@ pub struct ControlConnection {
     /// A frame of which so many bytes are written: all, if it is not under way.
     out: Frame,
     written: usize,
+    /// How a write has failed, which the system tells but once.
+    write_error: Option<End>,
     bye: bool,
     /// What the peer has said of each rail.
     said: [Said; MAX_RAILS],
@@ -83,6 +87,7 @@ impl ControlConnection {
             frame_len: 0,
             out: [0; FRAME_SIZE],
             written: FRAME_SIZE,
+            write_error: None,
             bye: false,
             said: [Said::default(); MAX_RAILS],
             epoch: fork::epoch(),
@@ -114,7 +119,7 @@ impl ControlConnection {
         self.said.get(rail).copied().unwrap_or_default()
     }
 
-    /// Reads what the peer has said.
+    /// Reads what the peer has said, up to [`MAX_FRAMES`].
     ///
     /// Errors: the connection has ended. It is not to be read again.
     pub fn read(&mut self) -> std::result::Result<(), End> {
@@ -127,10 +132,14 @@ impl ControlConnection {
                 Err(ConfirmError::Bad) => return Err(End::Protocol("the last message of its handshake is wrong")),
             }
         }
-        loop {
+        let mut frames = 0;
+        while frames < MAX_FRAMES {
             let Some(rest) = self.frame.get_mut(self.frame_len..) else { return Err(End::Protocol("control message overrun")) };
             match stream.read(rest) {
-                Ok(0) => return Err(End::Peer("the control connection was closed: its process died or was closed")),
+                Ok(0) => {
+                    let closed = End::Peer("the control connection was closed: its process died or was closed");
+                    return Err(self.write_error.take().unwrap_or(closed));
+                }
                 Ok(n) => self.frame_len += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -139,7 +148,7 @@ impl ControlConnection {
             if self.frame_len < FRAME_SIZE {
                 continue;
             }
-            self.frame_len = 0;
+            (self.frame_len, frames) = (0, frames + 1);
             match parse(&self.frame) {
                 Some(Message::Bye) => self.bye = true,
                 Some(Message::Cell(rail, heard)) => match self.said.get_mut(rail) {
@@ -151,6 +160,7 @@ impl ControlConnection {
                 None => return Err(End::Protocol("a control message that makes no sense")),
             }
         }
+        Ok(())
     }
 
     /// Tells the peer that this side closes on purpose. In a forked child the connection is the parent's.
@@ -179,10 +189,14 @@ impl ControlConnection {
         let Some(stream) = self.stream.as_mut().filter(|_| self.epoch == fork::epoch()) else { return false };
         while let Some(rest) = self.out.get(self.written..).filter(|rest| !rest.is_empty()) {
             match stream.write(rest) {
+                Ok(0) => return false,
                 Ok(n) => self.written += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // Why it takes no more, a read tells.
-                Err(_) => return false,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(e) => {
+                    self.write_error.get_or_insert(end_of(&e));
+                    return false;
+                }
             }
         }
         true

@@ -245,6 +245,8 @@ pub struct Failover {
     pub lost_in_order: VecDeque<Posted>,
     /// What was found to have landed, of an end both ways: it has no caller that asks.
     pub landed: VecDeque<RequestId>,
+    /// Something has landed since rails were last live again: of the generations that have failed since.
+    pub has_landed: bool,
     /// The rail of what is ordered.
     pub ordered_rail: usize,
     /// What is ordered goes on another queue pair since this was last asked.
@@ -277,9 +279,22 @@ impl Failover {
             lost: VecDeque::new(),
             lost_in_order: VecDeque::new(),
             landed: VecDeque::new(),
+            has_landed: false,
             ordered_rail: 0,
             ordered_moved: false,
         }
+    }
+
+    /// What was told over a rail, or [`CONTROL`], may be lost: whether anything was.
+    pub fn tell_again(&mut self, via: usize) -> bool {
+        let told = self.rails.iter_mut().filter(|it| it.told.1 == via && it.told.0 != Word::up(0));
+        told.map(|it| it.told.0 = Word::up(0)).count() > 0
+    }
+
+    /// Whether anything has landed since rails were last live again, or nothing is there that could.
+    pub fn has_moved(&self) -> bool {
+        let landed = self.traffic.iter().any(|it| it.done != 0 || it.received != 0);
+        self.has_landed || landed || (self.has_sent_again() && self.traffic.iter().all(|it| it.sent.is_empty()))
     }
 
     /// How far a rail is.

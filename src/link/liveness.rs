@@ -61,6 +61,8 @@ pub struct Liveness {
     silent_since: u64,
     /// Somebody does.
     is_waited_for: bool,
+    /// What the peer sent that breaks the protocol.
+    broken: Option<&'static str>,
     /// When the end of the connection or of the process was seen, and which.
     ended: Option<(u64, &'static str)>,
     /// When the queue pairs were first seen to have failed; 0 before.
@@ -82,6 +84,7 @@ impl Liveness {
             idle_since: 0,
             silent_since: 0,
             is_waited_for: true,
+            broken: None,
             ended: None,
             failed_since: 0,
             outlasts: false,
@@ -234,17 +237,24 @@ impl Liveness {
 
     /// Reads what the peer said. `Some` if the connection has ended, `Err` for a protocol error.
     fn read_control(&mut self) -> std::result::Result<Option<&'static str>, &'static str> {
+        if let Some(what) = self.broken {
+            return Err(what);
+        }
         if self.ended.is_some() {
             return Ok(None);
         }
         match self.control.read() {
             Ok(()) => Ok(None),
-            Err(End::Way(_)) if self.outlasts => {
+            // A peer that has closed with something unread has reset it.
+            Err(End::Way(_)) if self.outlasts && !self.said_bye() => {
                 self.control.lose();
                 Ok(None)
             }
             Err(End::Way(why) | End::Peer(why)) => Ok(Some(why)),
-            Err(End::Protocol(what)) => Err(what),
+            Err(End::Protocol(what)) => {
+                self.broken = Some(what);
+                Err(what)
+            }
         }
     }
 

@@ -67,22 +67,10 @@ pub fn comm(from: &Host, to: &Host) -> Result<(SendComm, RecvComm)> {
     let [control_of_send, control_of_recv] = control;
     let liveness = |peer: &Peer, control: TcpStream| Liveness::new(Some(control), None, peer, &ours.config);
     let ([send_stats, recv_stats], [send_cells, recv_cells]) = (stats, cells);
-    let recv = Connection {
-        liveness: liveness(&peer_of_recv, control_of_recv?),
-        qps: recv,
-        memory: records,
-        peer: peer_of_recv,
-        stats: recv_stats,
-        cells: recv_cells,
-    };
-    let send = Connection {
-        liveness: liveness(&peer_of_send, control_of_send?),
-        qps: send,
-        memory: fifo,
-        peer: peer_of_send,
-        stats: send_stats,
-        cells: send_cells,
-    };
+    let send_liveness = liveness(&peer_of_send, control_of_send?);
+    let recv_liveness = liveness(&peer_of_recv, control_of_recv?);
+    let send = Connection { qps: send, memory: fifo, peer: peer_of_send, liveness: send_liveness, stats: send_stats, cells: send_cells };
+    let recv = Connection { qps: recv, memory: records, peer: peer_of_recv, liveness: recv_liveness, stats: recv_stats, cells: recv_cells };
     // First the one that posts receives.
     let recv = RecvComm::new(theirs, recv)?;
     Ok((SendComm::connected(ours, send)?, recv))

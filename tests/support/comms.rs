@@ -216,6 +216,17 @@ pub fn recv(plugin: &Plugin, comm: Opaque, most: usize) -> Result<Vec<u8>> {
     Ok(mem.read(0, result?[0] as usize))
 }
 
+/// Exchanges over both comms until both ranks have met what they wait for, `what`.
+pub fn exchange_until(ctx: &Ctx, plugin: &Plugin, (send, recv): (Opaque, Opaque), what: &str, mut met: impl FnMut() -> bool) {
+    let peer = ctx.to(1 - ctx.rank);
+    until(what, || {
+        exchange(plugin, ctx.rank, send, recv, &[8, 100_000, 300_000]).expect("exchange");
+        let met = met();
+        peer.send(&[u8::from(met)]).expect("rank");
+        (peer.recv() == [1] && met).then_some(())
+    });
+}
+
 /// Byte-exact traffic between two ranks over the comms of `both_ways`: each size each way, both at once.
 #[track_caller]
 pub fn exchange(plugin: &Plugin, rank: usize, send: Opaque, recv: Opaque, sizes: &[usize]) -> Result<()> {

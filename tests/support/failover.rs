@@ -13,7 +13,6 @@ pub fn carries_on(ctx: &Ctx) {
     let plugin = Plugin::start(12);
     let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
     let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
-    let peer = ctx.to(1 - ctx.rank);
     let least = |counter| {
         let all = holdings::comms(std::process::id() as i32);
         all.iter().map(|comm| comm.rail_sum(counter)).min().expect("comms")
@@ -25,12 +24,7 @@ pub fn carries_on(ctx: &Ctx) {
             let before = least(counter);
             ctx.say("ready");
             assert_eq!(ctx.parent.text(), said);
-            super::until(said, || {
-                comms::exchange(&plugin, ctx.rank, send, recv, &[8, 100_000, 300_000]).expect("exchange");
-                let met = least(counter) > before;
-                peer.send(&[u8::from(met)]).expect("rank");
-                (peer.recv() == [1] && met).then_some(())
-            });
+            comms::exchange_until(ctx, &plugin, (send, recv), said, || least(counter) > before);
         }
     }
     comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
@@ -44,18 +38,12 @@ pub fn outlasts(ctx: &Ctx) {
     let plugin = Plugin::start(12);
     let merged = plugin.make_vdevice(&[0, 1]).expect("makeVDevice");
     let (send, recv) = comms::both_ways(ctx, &plugin, merged).expect("comms");
-    let peer = ctx.to(1 - ctx.rank);
     ctx.say("ready");
-    super::until("all rails back", || {
-        comms::exchange(&plugin, ctx.rank, send, recv, &[8, 100_000, 300_000]).expect("exchange");
-        let have = |comm: &CommSnapshot| {
-            let [failures, reconnects] = [RailCounter::Failures, RailCounter::Reconnects].map(|counter| comm.rail_sum(counter));
-            failures >= 2 && reconnects == failures
-        };
-        let met = holdings::comms(std::process::id() as i32).iter().all(have);
-        peer.send(&[u8::from(met)]).expect("rank");
-        (peer.recv() == [1] && met).then_some(())
-    });
+    let is_back = |comm: &CommSnapshot| {
+        let [failures, reconnects] = [RailCounter::Failures, RailCounter::Reconnects].map(|counter| comm.rail_sum(counter));
+        failures >= 2 && reconnects == failures
+    };
+    comms::exchange_until(ctx, &plugin, (send, recv), "all rails back", || holdings::comms(std::process::id() as i32).iter().all(is_back));
     comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
     ctx.barrier();
     plugin.close_send(send).expect("close_send");

@@ -328,18 +328,13 @@ fn parts(ctx: &Ctx) {
 fn outlives(ctx: &Ctx) {
     let plugin = support::plugin::Plugin::start(12);
     let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
-    let peer = ctx.to(1 - ctx.rank);
     ctx.say("flowing");
     if std::env::var_os("RHT_PAUSE").is_some() {
         assert_eq!(ctx.parent.text(), "go on");
     }
-    support::until("an event of the device", || {
-        comms::exchange(&plugin, ctx.rank, send, recv, &[100_000]).expect("exchange");
+    comms::exchange_until(ctx, &plugin, (send, recv), "an event of the device", || {
         let comms = support::holdings::comms(std::process::id() as i32);
-        let met = comms.len() == 2 && comms.iter().all(|comm| comm.rail_sum(RailCounter::NicEvents) > 0);
-        // Both go on until both have met one.
-        peer.send(&[u8::from(met)]).expect("rank");
-        (peer.recv() == [1] && met).then_some(())
+        comms.len() == 2 && comms.iter().all(|comm| comm.rail_sum(RailCounter::NicEvents) > 0)
     });
     comms::exchange(&plugin, ctx.rank, send, recv, &comms::SIZES).expect("exchange");
     ctx.barrier();

@@ -66,7 +66,7 @@ impl Link {
         }
         (it.phase, it.begun_at) = (Phase::Draining, now);
         // What was told over it may be lost.
-        failover.rails.iter_mut().filter(|it| it.told.1 == rail).for_each(|it| it.told.0 = Word::up(0));
+        failover.tell_again(rail);
         self.qps.fail_rail(rail);
         if failover.ordered_rail == rail {
             self.qps.set_ordered(NO_QP);
@@ -295,7 +295,7 @@ impl Link {
             return;
         }
         let now = clock::now();
-        if self.outage.is_some() && !self.hear(now) {
+        if self.is_in_outage() && !self.hear(now) {
             return;
         }
         let Some(mut failover) = self.failover.take() else { return };
@@ -366,7 +366,7 @@ impl Link {
                 if self.qps.qps_of(rail).all(|qp| failover.traffic.get(qp).is_some_and(|it| it.probed)) {
                     let down = now.saturating_sub(it.since);
                     (it.phase, it.since) = (Phase::Live, now);
-                    self.outage = None;
+                    self.end_outage(failover);
                     self.stats.rail(rail).came_back();
                     log_info!(log::NET, "{}: rail {rail} is up again, after {}", self.name, Seconds(down));
                     self.rails_changed(failover);
@@ -397,6 +397,7 @@ impl Link {
                     failover.landed.push_back(what.id());
                 }
             }
+            failover.has_landed |= landed > 0 || it.done != 0 || it.received != 0;
             (it.done, it.received) = (0, 0);
             while let Some(what) = failover.traffic.get_mut(qp).and_then(|it| it.sent.pop_back()) {
                 failover.lose(what);
@@ -406,14 +407,14 @@ impl Link {
         let live = (0..failover.rails.len()).filter(|rail| failover.is_live(*rail)).count();
         let Some(it) = failover.rails.get_mut(rail) else { return };
         (it.phase, it.word) = (Phase::Settled, Word::settled(it.generation));
-        let longest = if self.outage.is_some() { OUTAGE_PAUSE_NS } else { LAST_PAUSE_NS };
+        let longest = if self.is_in_outage() { OUTAGE_PAUSE_NS } else { LAST_PAUSE_NS };
         (it.retry_at, it.pause) = (now + self.failing.pause(it.pause), (it.pause * 2).min(longest));
         // Further attempts in vain say nothing new.
         if !std::mem::replace(&mut it.is_logged, true) {
             let why = &it.why;
-            let others = match self.outage {
-                Some(_) => "no other one works".to_owned(),
-                None => format!("{live} of its rails carry on"),
+            let others = match self.is_in_outage() {
+                true => "no other one works".to_owned(),
+                false => format!("{live} of its rails carry on"),
             };
             log_warn!(log::NET, "{}: rail {rail} is down: {why}; {others}, {again} stripe(s) are sent again", self.name);
         }
@@ -474,7 +475,7 @@ impl Link {
         let cell = encode_cell(it.word, &it.counts);
         let word = it.word;
         let Some((via, qp)) = self.qps.live_rails().find(|(_, qp)| self.qps.room(*qp) > 0) else {
-            if self.outage.is_some()
+            if self.is_in_outage()
                 && self.liveness.say_cell(rail, &cell)
                 && let Some(it) = failover.rails.get_mut(rail)
             {

@@ -7,6 +7,7 @@ use crate::base::config::SoftWire;
 use crate::base::rand;
 use crate::base::stats::RailCounter;
 use crate::link::Link;
+use crate::link::queue_pairs::{BATCH, NO_COMPLETION};
 
 fn two_rails(wire: SoftWire, qps_per_rail: u32) -> Pair {
     two_rails_of(Config { soft_wire: wire, qps_per_rail, ..config() })
@@ -241,6 +242,30 @@ fn the_last_rail_takes_the_comm_with_it() {
     assert!(matches!(error, Error::Remote(_)), "{error}");
 }
 
+/// Rails that come back each time, and over which nothing moves, are no end of an outage.
+#[test]
+fn rails_that_fail_again_and_again_do_not_keep_a_comm_for_ever() {
+    let mut pair = two_rails_of(Config { rail_timeout_s: 1, ..config() });
+    let (from, to) = (pair.buffer(1000), pair.buffer(1001));
+    let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
+    let _send = pair.isend(&from, 0, 1000, 7);
+    let (mut rounds, mut error) = (0, None);
+    within("the end", || {
+        if (0..2).any(|rail| pair.send.link_for_test().is_live_for_test(rail)) {
+            (0..2).for_each(|rail| [true, false].into_iter().for_each(|at_sender| pair.fail(rail, at_sender)));
+            rounds += 1;
+        }
+        pair.send.poll_for_test();
+        error = pair.send.link_for_test().check().err();
+        if error.is_none() && !(0..2).any(|rail| pair.send.link_for_test().is_live_for_test(rail)) {
+            assert!(pair.recv.test(receive).ok().flatten().is_none(), "it has come");
+        }
+        error.is_some().then_some(())
+    });
+    let text = error.unwrap().to_string();
+    assert!(rounds > 1 && text.contains("no rail has worked for 1 s (RAILHEAD_RAIL_TIMEOUT_S)"), "{rounds}: {text}");
+}
+
 /// The peer, which does not call, says nothing of its own.
 #[test]
 fn an_outage_lasts_no_longer_than_it_may() {
@@ -265,8 +290,14 @@ fn an_outage_ends_with_the_peer() {
         pair.message(&from, &to, 1000, 1);
         let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
         (0..2).for_each(|rail| pair.fail(rail, false));
-        pair.recv.poll_for_test();
         let Pair { mut send, mut recv, .. } = pair;
+        // What the peer closes with something unread is reset.
+        within("the rails are told of", || {
+            recv.poll_for_test();
+            // Its fabric alone, which lets what is under way come to its end: it hears nothing.
+            (0..2).for_each(|rail| _ = send.link_for_test().qps.poll(rail, &mut [NO_COMPLETION; BATCH]));
+            recv.link_for_test().rails_for_test().contains("told (Word(1), 18446744073709551615)").then_some(())
+        });
         let (said, _send) = if leaves {
             drop(send);
             ("it closed its comm", None)

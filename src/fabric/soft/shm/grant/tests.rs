@@ -252,7 +252,7 @@ fn a_later_copy_waits_for_what_was_passed_over_at_its_place() {
     assert!(grants.fits(1, 0x2000, 16), "it is in place");
 }
 
-/// As a copy that is withdrawn beside it, whose slot may be one of an older copy.
+/// Though its slot had a copy before, and one beside it is withdrawn.
 #[test]
 fn what_was_passed_over_is_nobody_s_to_claim_or_to_wait_for() {
     let mut grants = grants(None);
