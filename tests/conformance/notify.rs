@@ -99,6 +99,37 @@ pub fn wakes_a_sleeper(bed: &Bed) {
     }
 }
 
+/// Who arms a queue and drains it may sleep, whatever has come meanwhile: its notification is not used up by that.
+pub fn what_is_drained_uses_up_no_notification(bed: &Bed) {
+    let mut p = pair(bed);
+    let fd = p.b.domain.notification_fd().expect("notification_fd");
+    let from = p.a.open_memory(64);
+    let to = p.b.open_memory(64);
+    for round in 0..20 {
+        p.b.recv(1, to.sge(0, 32));
+        p.b.recv(2, to.sge(32, 32));
+        p.b.cq.arm().expect("arm");
+        p.a.send(Request::send(1, from.sge(0, 32)));
+        let end = std::time::Instant::now() + PATIENCE;
+        while p.b.got.is_empty() {
+            // The requester may have to poll to get it out.
+            p.a.poll();
+            while p.b.poll() > 0 {}
+            assert!(std::time::Instant::now() < end, "round {round}: nothing comes");
+        }
+        p.a.send(Request::send(2, from.sge(32, 32)));
+        while !readable(fd, 1) {
+            p.a.poll();
+            assert!(std::time::Instant::now() < end, "round {round}: never readable");
+        }
+        p.wait(2, 2);
+        for wr_id in [1, 2] {
+            p.a.take_ok(wr_id);
+            p.b.take_ok(wr_id);
+        }
+    }
+}
+
 /// Ten thousand times there and back between two threads that both sleep for it.
 pub fn no_lost_wakeup(bed: &Bed) {
     const ROUNDS: u32 = 10_000;

@@ -146,7 +146,7 @@ impl Domain {
         if notify {
             self.notification_fd()?;
         }
-        Ok(CompletionQueue { shared: self.shared.clone(), notify, armed: false, needs_repoll: false, qps: Vec::new(), next: 0 })
+        Ok(CompletionQueue { shared: self.shared.clone(), notify, armed: Armed::No, needs_repoll: false, qps: Vec::new(), next: 0 })
     }
 
     /// The descriptor to sleep on.
@@ -202,12 +202,24 @@ impl Shared {
     }
 }
 
+/// Whether the caller of a queue's polls goes to sleep once one finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    /// No.
+    No,
+    /// Yes, and nothing has completed since it was armed.
+    Yes,
+    /// Yes, and something has, which may have used up the notification.
+    Found,
+    /// One has found nothing: the caller sleeps, or has.
+    Drained,
+}
+
 /// A completion queue and its queue pairs.
 pub struct CompletionQueue {
     shared: Arc<Shared>,
     notify: bool,
-    /// Whether the caller will sleep unless a poll finds a completion.
-    armed: bool,
+    armed: Armed,
     /// Whether the last armed poll returned before the queue was drained.
     needs_repoll: bool,
     qps: Vec<Option<Box<QueuePair>>>,
@@ -255,7 +267,7 @@ impl CompletionQueue {
     /// Makes progress on every queue pair and polls completions.
     #[inline(always)]
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
-        if self.armed {
+        if self.armed != Armed::No {
             return self.poll_armed(out);
         }
         self.poll_once(out).0
@@ -266,12 +278,21 @@ impl CompletionQueue {
     fn poll_armed(&mut self, out: &mut [Completion]) -> usize {
         for _ in 0..ARMED_POLLS {
             let (n, moved) = self.poll_once(out);
-            // 0 makes the caller sleep, so it is returned only when nothing is left to do, not when nothing has completed yet.
-            if n > 0 || !moved || out.is_empty() {
-                self.armed = n == 0;
+            if n > 0 {
+                // Who still drains it goes to sleep without arming it again; who has slept arms it before the next sleep.
+                self.armed = if self.armed == Armed::Drained { Armed::No } else { Armed::Found };
                 return n;
             }
+            // 0 makes the caller sleep, so it is returned only when nothing is left to do, not when nothing has completed yet.
+            if !moved && self.armed != Armed::Found {
+                self.armed = Armed::Drained;
+                return 0;
+            }
+            if out.is_empty() {
+                return 0;
+            }
             // What moved may have used up the notification: the peer sends no other until this side is armed again.
+            self.armed = Armed::Yes;
             if self.qps.iter_mut().flatten().any(|qp| qp.arm().is_err()) {
                 break;
             }
@@ -292,7 +313,7 @@ impl CompletionQueue {
     #[inline(always)]
     fn poll_once(&mut self, out: &mut [Completion]) -> (usize, bool) {
         if let [Some(qp)] = self.qps.as_mut_slice() {
-            return qp.poll_once(self.armed, out);
+            return qp.poll_once(self.armed != Armed::No, out);
         }
         self.poll_all(out)
     }
@@ -306,7 +327,7 @@ impl CompletionQueue {
         self.next = if self.next + 1 < count { self.next + 1 } else { 0 };
         for _ in 0..count {
             if let Some(Some(qp)) = self.qps.get_mut(at) {
-                let (taken, some) = qp.poll_once(self.armed, out.get_mut(n..).unwrap_or_default());
+                let (taken, some) = qp.poll_once(self.armed != Armed::No, out.get_mut(n..).unwrap_or_default());
                 n += taken;
                 moved |= some;
             }
@@ -323,7 +344,7 @@ impl CompletionQueue {
         if !self.notify {
             return Err(Error::usage("this completion queue was created without notification"));
         }
-        self.armed = true;
+        self.armed = Armed::Yes;
         // Epoll reports a listener as long as a stream waits in it, so it is accepted first. If there is no descriptor left for the stream,
         // the queue pair that waits for it fails at the next poll.
         if let Some(qp) = self.qps.iter_mut().flatten().next() {
