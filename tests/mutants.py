@@ -1,7 +1,7 @@
 """Breaks the code on purpose, once per mutant, and has the simulator find it: `make mutants`.
 
-What the simulator cannot find it does not prove. Each mutant is one rule of how a link goes on without a rail (docs/simulation.md), left out; the table
-says after how many schedules that broke a promise. A mutant that is not found, or whose text is gone, is an error.
+What the simulator cannot find it does not prove. Each mutant is one rule, left out, of how a link goes on without a rail (docs/simulation.md) or when a tensor's memory is free; the table says after
+how many schedules that broke a promise. A mutant that is not found, or whose text is gone, is an error.
 
 Usage: mutants.py [--schedules N] [NAME]..., with cargo as CARGO.
 """
@@ -62,6 +62,24 @@ MUTANTS = {
         "self.lost_in_order.push_front(what)",
         "self.lost_in_order.push_back(what)",
         "both_ways",
+    ),
+    "a receive of a tensor ends while the producer may write": (
+        "src/tensor/calls.rs",
+        "Some(call) if call.is_exposed =>",
+        "Some(call) if call.is_exposed && false =>",
+        "tensors",
+    ),
+    "a tensor's memory is released once its write is posted": (
+        "src/tensor/io.rs",
+        "*place = Some(Sent::Tensor { _memory: memory });",
+        "drop(memory);\n                *place = Some(Sent::Tensor { _memory: Tensor::dead() });",
+        "tensors",
+    ),
+    "a buffer is idle before its tensor was copied out": (
+        "src/tensor/core/events.rs",
+        "        let is_shared = ids.len() > 1;",
+        "        self.consumed(from, &tensor);\n        let is_shared = ids.len() > 1;",
+        "tensors",
     ),
 }
 

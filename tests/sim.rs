@@ -8,15 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use railhead::sim::mesh::Task;
-use railhead::sim::{Options, Report, Violation, duplex, mesh, net};
+use railhead::sim::{Options, Report, Violation, duplex, mesh, net, tensor};
 
 /// A scenario.
 type Run = fn(&Options) -> Result<Report, Violation>;
 /// Each, as a test.
-const SCENARIOS: [(&str, Run); 3] = [
+const SCENARIOS: [(&str, Run); 4] = [
     ("sim::comms_go_on_without_their_rails", net::run),
     ("sim::links_both_ways_go_on_without_their_rails", duplex::run),
     ("sim::meshes_go_on_without_their_rails", mesh::run),
+    ("sim::tensors_go_on_without_their_rails", tensor::run),
 ];
 
 /// What a run of many schedules was asked for.

@@ -1,7 +1,7 @@
 //! Runs the layers above the fabric in a simulated world, schedule after schedule: what happens when, which rail fails and when it comes back, and who is
 //! slow all follow from a seed. A schedule that breaks a promise can be run again by it. Only under the feature `sim`; `tests/sim.rs` calls it.
 //!
-//! A scenario says what the ranks do, and what must hold ([`net`], [`duplex`], [`mesh`]). A [`schedule`] polls them in turn: between two polls the world's time goes on,
+//! A scenario says what the ranks do, and what must hold ([`net`], [`duplex`], [`mesh`], [`tensor`]). A [`schedule`] polls them in turn: between two polls the world's time goes on,
 //! and no code under test ever waits.
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod duplex;
 pub mod mesh;
 pub mod net;
 mod schedule;
+pub mod tensor;
 
 use std::fmt;
 

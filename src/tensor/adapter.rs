@@ -371,6 +371,14 @@ fn read_message(buffers: &Registered) -> Result<(Packet, String)> {
     Ok((packet, String::from_utf8_lossy(text).into_owned()))
 }
 
+#[cfg(feature = "sim")]
+impl Adapter {
+    /// What it is made of.
+    pub fn link_for_test(&mut self) -> &mut crate::link::Link {
+        self.io.link.link_for_test()
+    }
+}
+
 #[cfg(test)]
 impl Adapter {
     /// For how many tensors of so many bytes more the library's memory may be open to the peer.

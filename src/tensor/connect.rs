@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::store::{Deadline, Exchange, Member, Store};
 
 use super::adapter::Waiting;
-use super::core::{Core, Peer};
+use super::core::Core;
 use super::shared::Shared;
 
 /// Between two looks whether all queue pairs are connected.
@@ -37,19 +37,21 @@ impl Shared {
             ends.push(end);
         }
         exchange.publish(&addresses)?;
-        for (index, ((name, member), end)) in self.others.iter().zip(others).zip(ends).enumerate() {
+        for ((name, member), end) in self.others.iter().zip(others).zip(ends) {
             let all = exchange.fetch(member)?;
             let told = address_of(&self.name, &all).ok_or_else(|| Error::usage(format!("it was not told of worker {}", self.name)));
-            let what = format!("channel of {} to {name},", self.name);
-            let connected = told.and_then(|address| end.connect(name, address, &what, &self.device, &self.pool));
-            let adapter = connected.map_err(|error| error.within(&member.words))?;
-            self.driver.with(|core| {
-                if let Some(worker) = core.workers.get_mut(index) {
-                    worker.peer = Peer::Here(Box::new(adapter));
-                }
-            });
+            let connected = told.and_then(|address| self.connect_end(name, end, address));
+            connected.map_err(|error| error.within(&member.words))?;
         }
         exchange.wait_for_all(others)
+    }
+
+    /// Connects the end towards the worker of this name to that worker's, which has this address.
+    pub(super) fn connect_end(&self, name: &str, end: Waiting, address: &[u8]) -> Result<()> {
+        let what = format!("channel of {} to {name},", self.name);
+        let adapter = end.connect(name, address, &what, &self.device, &self.pool)?;
+        self.driver.with(|core| core.connected(name, adapter));
+        Ok(())
     }
 
     fn wait_connected(&self, deadline: Deadline, timeout: Duration) -> Result<()> {

@@ -134,6 +134,14 @@ impl Core {
         Ok(())
     }
 
+    /// The worker of this name is.
+    pub fn connected(&mut self, name: &str, adapter: Adapter) {
+        let Core { workers, index_of, .. } = self;
+        if let Some(worker) = index_of.get(name).and_then(|index| workers.get_mut(*index)) {
+            worker.peer = Peer::Here(Box::new(adapter));
+        }
+    }
+
     /// It has done so, or may be started again.
     ///
     /// Errors: why it has not; it was closed.

@@ -33,7 +33,7 @@ const FAREWELL_NS: u64 = 1_000_000_000;
 
 /// A worker's end. It is closed when it is dropped, whatever rendezvous there are.
 pub struct Manager {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     _dumped: Option<DumpGuard>,
 }
 

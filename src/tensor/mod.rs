@@ -28,6 +28,8 @@ mod message;
 mod rendezvous;
 mod report;
 mod shared;
+#[cfg(feature = "sim")]
+pub mod simulated;
 mod steps;
 mod table;
 mod value;

@@ -98,10 +98,13 @@ impl<V: Clone, W> Table<V, W> {
         self.drain()
     }
 
-    /// Forgets all: those who wait.
+    /// Forgets all: those who wait, in the order of their keys.
     pub fn drain(&mut self) -> Vec<(Name, W)> {
         let waiters = |item| if let Item::Waiters(waiters) = item { waiters } else { Vec::new() };
-        self.items.drain().flat_map(|(key, item)| waiters(item).into_iter().map(move |waiter| (key.clone(), waiter))).collect()
+        let all = self.items.drain().flat_map(|(key, item)| waiters(item).into_iter().map(move |waiter| (key.clone(), waiter)));
+        let mut all: Vec<_> = all.collect();
+        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        all
     }
 
     /// A value that nobody has received, which is no longer here then.
