@@ -64,7 +64,7 @@ pub struct Link {
     failed: Option<Failure>,
     /// What goes on when a rail fails, where there are several.
     failover: Option<Box<Failover>>,
-    /// No rail is live.
+    /// No rail is live, or none was until lately.
     outage: Option<Outage>,
     /// How long that may last.
     rail_timeout_ns: u64,
@@ -363,7 +363,7 @@ impl Link {
                     if self.rail_is_broken(rail, &text) {
                         return false;
                     }
-                    self.fault = Some(PendingFault { status: WcStatus::WrFlushErr, text, since: now });
+                    self.fault = Some(PendingFault { since: now, ..PendingFault::new(WcStatus::WrFlushErr, text) });
                     return false;
                 }
                 if let Some(process) = self.qps.peer_process() {

@@ -292,10 +292,10 @@ impl CompletionQueue {
                 return 0;
             }
             // What moved may have used up the notification: the peer sends no other until this side is armed again.
-            self.armed = Armed::Yes;
             if self.qps.iter_mut().flatten().any(|qp| qp.arm().is_err()) {
                 break;
             }
+            self.armed = Armed::Yes;
         }
         // The peer sends without end, or its descriptor cannot be watched: the caller gets its turn, and must not sleep.
         self.needs_repoll = true;

@@ -23,6 +23,15 @@ pub(super) struct PendingFault {
     pub(super) text: String,
     /// When the reason was first looked for; 0 before.
     pub(super) since: u64,
+    /// Only that no rail works: nothing, once one does.
+    pub(super) of_outage: bool,
+}
+
+impl PendingFault {
+    /// Whose reason was not looked for.
+    pub(super) fn new(status: WcStatus, text: String) -> PendingFault {
+        PendingFault { status, text, since: 0, of_outage: false }
+    }
 }
 
 impl Link {
@@ -49,7 +58,7 @@ impl Link {
         if self.fault.as_ref().is_some_and(|d| d.status != WcStatus::WrFlushErr || status == WcStatus::WrFlushErr) {
             return;
         }
-        self.fault = Some(PendingFault { status, text: format!("{what} ended with {status}{why}"), since: 0 });
+        self.fault = Some(PendingFault::new(status, format!("{what} ended with {status}{why}")));
     }
 
     /// Fails by what was found, or waits a little for the reason.
@@ -114,7 +123,7 @@ impl Link {
         let why = self.qps.why(kind, qp).map_or(String::new(), |why| format!(" ({why})"));
         let text = format!("cannot post {what}: {error}{why}");
         if let (PostError::State(_), Side::Both, None) = (&error, self.side, &self.failed) {
-            self.fault.get_or_insert(PendingFault { status: WcStatus::WrFlushErr, text, since: 0 });
+            self.fault.get_or_insert(PendingFault::new(WcStatus::WrFlushErr, text));
             return;
         }
         let failure = match error {

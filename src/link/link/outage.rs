@@ -13,17 +13,24 @@ pub(super) const OUTAGE_PAUSE_NS: u64 = 1_000_000_000;
 /// Nobody tries a rail while nobody looks: of the time from one look to the next, no more counts.
 const COUNTED_NS: u64 = 1_000_000_000;
 
-/// Such a time, until something has moved after it: rails that come back, move nothing and fail again are no end of it.
+/// Such a time, and those before it since something has moved: rails that come back, move nothing and fail again are no end of it.
 pub(super) struct Outage {
-    since: u64,
+    /// Nanoseconds in which no rail was live, until the last look.
+    lasted: u64,
     looked_at: u64,
     /// A rail is live again.
     is_over: bool,
-    /// The link's fault is of this outage.
-    gave_up: bool,
     /// How the last rail failed.
     status: WcStatus,
     text: String,
+}
+
+impl Outage {
+    /// Counts the time since the last look.
+    fn look(&mut self, now: u64) {
+        self.lasted += now.saturating_sub(self.looked_at).min(COUNTED_NS);
+        self.looked_at = now;
+    }
 }
 
 impl Link {
@@ -37,25 +44,32 @@ impl Link {
         if self.is_in_outage() || (0..failover.rails.len()).any(|rail| failover.is_live(rail)) {
             return;
         }
-        let since = self.outage.as_ref().filter(|_| !failover.has_moved()).map(|outage| outage.since);
-        if since.is_none() {
-            for it in &mut failover.rails {
-                (it.retry_at, it.pause) = (it.retry_at.min(now + FIRST_PAUSE_NS), FIRST_PAUSE_NS);
-            }
+        let before = self.outage.take().filter(|_| !failover.has_moved());
+        for it in &mut failover.rails {
+            it.pause = if before.is_none() { FIRST_PAUSE_NS } else { it.pause.min(OUTAGE_PAUSE_NS) };
+            it.retry_at = it.retry_at.min(now + it.pause);
         }
-        self.outage = Some(Outage { since: since.unwrap_or(now), looked_at: now, is_over: false, gave_up: false, status, text });
+        let lasted = before.map_or(0, |outage| outage.lasted);
+        self.outage = Some(Outage { lasted, looked_at: now, is_over: false, status, text });
     }
 
     /// A rail is live.
-    pub(super) fn end_outage(&mut self, failover: &mut Failover) {
+    pub(super) fn end_outage(&mut self, failover: &mut Failover, now: u64) {
         let Some(outage) = self.outage.as_mut().filter(|outage| !outage.is_over) else { return };
+        outage.look(now);
         outage.is_over = true;
         failover.has_landed = false;
-        if std::mem::take(&mut outage.gave_up) {
-            self.fault = None;
-        }
+        self.fault.take_if(|fault| fault.of_outage);
         // The control connection may be slow, as it need not go where this rail does.
         failover.tell_again(CONTROL);
+    }
+
+    /// Something has landed over a rail that has failed since, as the peer says: this is no longer the outage of before.
+    pub(super) fn has_landed(&mut self, failover: &mut Failover) {
+        if let Some(outage) = &mut self.outage {
+            outage.lasted = 0;
+            failover.rails.iter_mut().for_each(|it| it.pause = FIRST_PAUSE_NS);
+        }
     }
 
     /// Fails the link if it is not to wait on.
@@ -65,32 +79,28 @@ impl Link {
         if is_lost && failover.tell_again(CONTROL) {
             self.rails_active = true;
         }
+        self.outage.take_if(|outage| outage.is_over && failover.has_moved());
         let Some(outage) = self.outage.as_mut().filter(|outage| !outage.is_over) else { return };
-        let uncounted = now.saturating_sub(outage.looked_at).saturating_sub(COUNTED_NS);
-        (outage.looked_at, outage.since) = (now, outage.since + uncounted);
-        let (status, text, lasted) = (outage.status, outage.text.clone(), now.saturating_sub(outage.since));
-        let fault = if self.rail_timeout_ns == 0 || !self.liveness.can_talk() {
+        outage.look(now);
+        let (status, text) = (outage.status, outage.text.clone());
+        let (status, text) = if self.rail_timeout_ns == 0 || !self.liveness.can_talk() {
             // Of those that are none, one may become live, and then the peer can be talked to.
             if !(0..failover.rails.len()).all(|rail| failover.is_down(rail)) {
                 return;
             }
-            let lost = if is_lost { "; no rail works, and the control connection is lost" } else { "" };
-            PendingFault { status, text: text + lost, since: 0 }
+            match is_lost {
+                true => (WcStatus::RetryExcErr, text + "; no rail works, and the control connection is lost"),
+                false => (status, text),
+            }
         } else if self.liveness.explain().is_some() {
-            PendingFault { status: WcStatus::RetryExcErr, text, since: 0 }
-        } else if lasted >= self.rail_timeout_ns {
+            (WcStatus::RetryExcErr, text)
+        } else if outage.lasted >= self.rail_timeout_ns {
             let most = self.rail_timeout_ns / 1_000_000_000;
-            let text = format!("{text}; no rail has worked for {most} s (RAILHEAD_RAIL_TIMEOUT_S)");
-            PendingFault { status: WcStatus::RetryExcErr, text, since: 0 }
+            (WcStatus::RetryExcErr, format!("{text}; no rail has worked for {most} s (RAILHEAD_RAIL_TIMEOUT_S)"))
         } else {
             return;
         };
-        if self.fault.is_none() {
-            self.fault = Some(fault);
-            if let Some(outage) = &mut self.outage {
-                outage.gave_up = true;
-            }
-        }
+        self.fault.get_or_insert(PendingFault { of_outage: true, ..PendingFault::new(status, text) });
     }
 
     /// The last that the peer has said of a rail.

@@ -208,7 +208,7 @@ impl Link {
                     it.why,
                     allowed(timeout)
                 );
-                self.fault.get_or_insert(PendingFault { status: WcStatus::GeneralErr, text, since: 0 });
+                self.fault.get_or_insert(PendingFault::new(WcStatus::GeneralErr, text));
             }
             let silent = it.unanswered_since > 0 && now.saturating_sub(it.unanswered_since) >= timeout;
             let slow = matches!(it.phase, Phase::Connecting | Phase::Probing) && now.saturating_sub(it.begun_at) >= ATTEMPT_NS;
@@ -366,7 +366,7 @@ impl Link {
                 if self.qps.qps_of(rail).all(|qp| failover.traffic.get(qp).is_some_and(|it| it.probed)) {
                     let down = now.saturating_sub(it.since);
                     (it.phase, it.since) = (Phase::Live, now);
-                    self.end_outage(failover);
+                    self.end_outage(failover, now);
                     self.stats.rail(rail).came_back();
                     log_info!(log::NET, "{}: rail {rail} is up again, after {}", self.name, Seconds(down));
                     self.rails_changed(failover);
@@ -377,7 +377,7 @@ impl Link {
 
     /// Both ends are drained: completes what had landed, and what had not is to be sent again.
     fn settle(&mut self, failover: &mut Failover, rail: usize, arrived: Counts, now: u64) {
-        let lost = failover.lost.len();
+        let (lost, mut any) = (failover.lost.len(), false);
         for (qp, received) in self.qps.qps_of(rail).zip(arrived) {
             let Some(it) = failover.traffic.get_mut(qp) else { continue };
             let landed = received.wrapping_sub(it.done) as usize;
@@ -399,9 +399,13 @@ impl Link {
             }
             failover.has_landed |= landed > 0 || it.done != 0 || it.received != 0;
             (it.done, it.received) = (0, 0);
+            any |= landed > 0;
             while let Some(what) = failover.traffic.get_mut(qp).and_then(|it| it.sent.pop_back()) {
                 failover.lose(what);
             }
+        }
+        if any {
+            self.has_landed(failover);
         }
         let again = failover.lost.len() - lost;
         let live = (0..failover.rails.len()).filter(|rail| failover.is_live(*rail)).count();

@@ -268,6 +268,25 @@ fn rails_that_fail_again_and_again_do_not_keep_a_comm_for_ever() {
     assert!(rounds > 1 && text.contains("no rail has worked for 1 s (RAILHEAD_RAIL_TIMEOUT_S)"), "{rounds}: {text}");
 }
 
+/// Each message lands, and both rails fail before its sender knows. That it has landed is told when they are taken up again.
+#[test]
+fn what_has_landed_ends_an_outage_whenever_that_is_told() {
+    let mut pair = two_rails_of(Config { rail_timeout_s: 1, ..config() });
+    let (from, to) = (pair.buffer(1000), pair.buffer(1001));
+    let until = clock::now() + 3_000_000_000;
+    while clock::now() < until {
+        let receive = pair.irecv(&[to.recv(0, 1000, 7)]);
+        let send = pair.isend(&from, 0, 1000, 7);
+        within("receive", || pair.recv.test(receive).unwrap());
+        (0..2).for_each(|rail| pair.fail(rail, true));
+        within("a rail", || {
+            pair.poll();
+            (0..2).any(|rail| pair.is_live(rail)).then_some(())
+        });
+        assert_eq!(pair.stripe_completed(send), 1000);
+    }
+}
+
 /// The peer, which does not call, says nothing of its own.
 #[test]
 fn an_outage_lasts_no_longer_than_it_may() {
