@@ -45,9 +45,12 @@ class Engine:
         self._pid = -1
         self.timeout_ms = max(1, round(timeout.total_seconds() * 1000))
         self.mesh = Mesh(rank, size, timeout=timeout.total_seconds())
-        self._changed = threading.Condition()
+        # Taken by itself: a signal's handler that raises in a condition's Python code would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[tuple[Callable[[], None], Work]] = deque()
-        self._is_busy = False
+        # Only one runs at a time.
+        self._running: Work | None = None
         # Nothing is taken any more; and all that was asked for is over, and the mesh closed.
         self._is_closed = self._is_gone = False
         # Threads of the group that are not in callbacks.
@@ -106,21 +109,36 @@ class Engine:
 
     def run(self, what: Callable[[], None], result: list[torch.Tensor], at_once: bool) -> Work:
         """Runs it after all that came before."""
+        if self._pid != os.getpid():
+            raise dist.DistBackendError("the group is another process's, which has forked this one")
         work = Work(result)
-        with self._changed:
-            if self._is_closed:
-                raise dist.DistBackendError("the group was destroyed")
-            if not at_once or self._is_busy or self._queue:
-                try:
-                    self._have_a_thread()
-                except RuntimeError as error:
-                    raise dist.DistBackendError(f"no thread for what the group is asked for, which was not begun: {error}") from error
-                self._queue.append((what, work))
-                self._changed.notify_all()
-                return work
-            self._is_busy = True
-        self._do(what, work)
+        try:
+            with self._lock:
+                if self._is_closed:
+                    raise dist.DistBackendError("the group was destroyed")
+                if not at_once or self._running is not None or self._queue:
+                    try:
+                        self._have_a_thread()
+                    except RuntimeError as error:
+                        raise dist.DistBackendError(f"no thread for what the group is asked for, which was not begun: {error}") from error
+                    self._queue.append((what, work))
+                    self._changed.notify_all()
+                    return work
+                self._running = work
+            self._do(what, work)
+        except BaseException:
+            self._release(work)
+            raise
         return work
+
+    def _release(self, work: Work) -> None:
+        """Lets the next one run. It may be called again: a signal's handler may raise anywhere on the main thread."""
+        if self._running is work:
+            self._running = None
+        with self._lock:
+            # A thread that is woken in vain takes the interpreter's lock from whoever asks for the next one.
+            if self._queue or self._is_closed:
+                self._changed.notify_all()
 
     def _have_a_thread(self) -> None:
         if self._free == 0:
@@ -135,23 +153,19 @@ class Engine:
             what()
         except BaseException as failure:
             error = self.told(failure)
-        with self._changed:
-            self._is_busy = False
-            # A thread that is woken in vain takes the interpreter's lock from whoever asks for the next one.
-            if self._queue or self._is_closed:
-                self._changed.notify_all()
+        self._release(work)
         return work.end(error)
 
     def _call_back(self, work: Work) -> bool:
         """Whether the thread is to go on."""
-        with self._changed:
+        with self._lock:
             self._free -= 1
             if self._queue:
                 # Without one, what is queued waits for the callbacks.
                 with suppress(RuntimeError):
                     self._have_a_thread()
         work.tell()
-        with self._changed:
+        with self._lock:
             is_needed = self._free < _THREADS
             self._free += is_needed
             return is_needed
@@ -163,7 +177,7 @@ class Engine:
         if sys.is_finalizing():
             stays(exchange)
             return
-        with self._changed:
+        with self._lock:
             is_gone = self._is_gone
             if not is_gone:
                 self._kept.append(exchange)
@@ -178,7 +192,7 @@ class Engine:
     def _close_mesh(self) -> None:
         """And ends all that is kept, of which nothing is waited for then."""
         self.mesh.close()
-        with self._changed:
+        with self._lock:
             self._is_gone = True
             kept, self._kept = self._kept, []
         for exchange in kept:
@@ -214,7 +228,7 @@ class Engine:
         """Ends it once what was asked for is over. In a forked child nothing happens."""
         if self._pid != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         while self._do_next():
@@ -223,15 +237,23 @@ class Engine:
 
     def _do_next(self) -> bool:
         """Does the next of what is queued, or waits for another thread to do so: whether there was any."""
-        with self._changed:
-            if self._is_busy:
-                self._changed.wait()
-                return True
-            if not self._queue:
-                return False
-            what, work = self._queue.popleft()
-            self._is_busy = True
-        if self._do(what, work):
+        work = None
+        try:
+            with self._lock:
+                if self._running is not None:
+                    self._changed.wait()
+                    return True
+                if not self._queue:
+                    return False
+                what, work = self._queue.popleft()
+                self._running = work
+            tells = self._do(what, work)
+        except BaseException as failure:
+            if work is not None:
+                self._release(work)
+                work.end(failure)
+            raise
+        if tells:
             work.tell()
         return True
 
@@ -239,7 +261,7 @@ class Engine:
         """Ends it at once: what runs fails, and so does what has not begun."""
         if self._pid != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             left, self._queue = list(self._queue), deque()
         self.mesh.close()
@@ -263,7 +285,7 @@ def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None
             engine = engine_of()
             if engine is None or (engine._is_closed and not engine._queue):
                 return
-            if engine._is_busy or not engine._queue:
+            if engine._running is not None or not engine._queue:
                 # Nothing of the group is kept meanwhile; its end is told.
                 del engine
                 # This may have been the last that had it, and has told so then.
@@ -271,7 +293,7 @@ def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None
                     changed.wait()
                 continue
             what, work = engine._queue.popleft()
-            engine._is_busy = True
+            engine._running = work
         if engine._do(what, work) and not engine._call_back(work):
             return
         del engine, what, work

@@ -18,6 +18,7 @@ import torch.distributed as dist
 # That of its Python classes.
 from torch._C._distributed_c10d import Work as TorchWork
 
+from railhead import _library
 from railhead._library import CALLS
 from railhead._tensors import Flat
 
@@ -111,7 +112,8 @@ class Exchange:
         self._turn = threading.Lock()
         self.is_over = False
         self.error: BaseException | None = None
-        self.rank = -1
+        # Of the peer, once it is done, whatever has happened to the call that was told.
+        self._rank = ctypes.c_int64(-1)
         size, any_tag = self._flat.flat.nbytes, tag & (1 << 64) - 1
         self._buffer = ctypes.c_void_p()
         self._wait = CALLS.unbound_wait_send if is_send else CALLS.unbound_wait_recv
@@ -145,17 +147,23 @@ class Exchange:
         return self.is_over
 
     def _look(self, call: Callable[..., int], last: Any, done: ctypes.c_int) -> None:
-        """It is over if the call fails, or else if it leaves `done`."""
-        rank, error = ctypes.c_int64(-1), None
-        try:
-            call(self._buffer, ctypes.byref(rank), last)
-        except BaseException as failure:
-            error = failure
-        if error is not None or done.value:
-            self._over(rank.value, error)
+        """It is over if the call fails, or else if it leaves `done`. What a signal's handler raises is the caller's, and no end of it."""
+        error = None
+        if self._rank.value < 0:
+            try:
+                call(self._buffer, ctypes.byref(self._rank), last)
+            except _library.Error as failure:
+                error = failure
+        if error is not None or done.value or self._rank.value >= 0:
+            self._over(error)
 
-    def _over(self, rank: int, error: BaseException | None) -> None:
-        self.rank, self.is_over = rank, True
+    @property
+    def rank(self) -> int:
+        """The peer's, once it is over; -1 if it has failed."""
+        return self._rank.value
+
+    def _over(self, error: BaseException | None) -> None:
+        self.is_over = True
         try:
             CALLS.unbound_close(self._buffer)
             if error is None and not self.is_send:

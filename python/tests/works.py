@@ -3,9 +3,12 @@
 Usage: works.py [NAME]...
 """
 
+import contextlib
 import datetime
 import gc
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -383,6 +386,60 @@ def torchs_checker_of_collectives(rank, folder):
     assert not railhead.torch._CHECKED
 
 
+def what_a_signals_handler_raises_is_its_callers(rank, folder):
+    class Told(Exception):
+        pass
+
+    def handler(*_):
+        raise Told
+
+    def interrupted(what):
+        """Whether a signal has come while that was done."""
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0003, 0.001))
+            what()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Told:
+            return True
+        return False
+
+    group(rank, 2, folder)
+    signal.signal(signal.SIGALRM, handler)
+    into = torch.zeros(7, 3).t()
+    if rank == 0:
+        message = dist.irecv(into, 1)
+        assert all(interrupted(lambda: ranks.until("nothing is sent", message.is_completed)) for _ in range(50))
+        assert not message.is_completed() and message.exception() is None
+        open(f"{folder}/was interrupted", "w").close()
+        assert message.wait() and torch.equal(into, torch.arange(21.0).view(3, 7))
+    else:
+        ranks.until("rank 0 was interrupted", lambda: os.path.exists(f"{folder}/was interrupted"))
+        dist.send(torch.arange(21.0).view(3, 7), 0)
+    # Whatever is interrupted of a collective, the next one runs.
+    own = [dist.new_group([member]) for member in range(2)][rank]
+    tensor = torch.ones(10)
+    assert any([interrupted(lambda: [dist.all_reduce(tensor, group=own) for _ in range(200)]) for _ in range(300)])
+    dist.all_reduce(tensor, group=own)
+    assert dist.all_reduce(tensor, group=own, async_op=True).wait(TIMEOUT)
+    dist.destroy_process_group(own)
+    dist.destroy_process_group()
+
+
+def a_forked_process_is_told_that_the_group_is_not_its_own(rank, folder):
+    group(rank, 2, folder)
+    tensor = torch.ones(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            raised(lambda: dist.all_reduce(torch.ones(1)), dist.DistBackendError, "another process's")
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert work.wait() and tensor.item() == 2
+    dist.destroy_process_group()
+
+
 SCENARIOS = {
     works_are_waited_for: (2, {}),
     futures_are_done_with_their_works: (2, {}),
@@ -398,6 +455,8 @@ SCENARIOS = {
     programs_end_whatever_is_outstanding: (1, {}),
     groups_are_beside_others: (2, {}),
     torchs_checker_of_collectives: (2, {}),
+    what_a_signals_handler_raises_is_its_callers: (2, {}),
+    a_forked_process_is_told_that_the_group_is_not_its_own: (2, {}),
 }
 
 if __name__ == "__main__":
