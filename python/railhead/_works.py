@@ -8,7 +8,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,15 @@ def _late(timeout: timedelta) -> BaseException:
     return dist.DistBackendError(f"not done within {timeout.total_seconds()} s, for which it was waited; it goes on")
 
 
+def _alike(error: BaseException) -> Exception:
+    """Another one that says the same, without its traceback: that has the work, and the collector does not see what a future of torch's has."""
+    if not isinstance(error, Exception):
+        return dist.DistBackendError(f"{type(error).__name__}: {error}")
+    alike = type(error).__new__(type(error), *error.args)
+    alike.__dict__.update(error.__dict__)
+    return alike
+
+
 class Work(TorchWork):
     """Something that is asked for. It is over once `end` was called."""
 
@@ -61,7 +69,7 @@ class Work(TorchWork):
         if self._error is None:
             future.set_result(self._result)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(_alike(self._error))  # type: ignore[arg-type]
 
     def is_completed(self) -> bool:
         # Its future has the result by then, if somebody has asked for it.
@@ -76,10 +84,9 @@ class Work(TorchWork):
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         if not self._over.wait(None if timeout in (NO_LIMIT, UNSET) else min(timeout.total_seconds(), threading.TIMEOUT_MAX)):
             raise _late(timeout)
-        if self._future is not None and not self._future.done():
-            # Another thread is about to tell it, and calls back afterwards. Its error is this one's, too.
-            with suppress(Exception):
-                self._future.wait()
+        while self._future is not None and not self._future.done():
+            # Another thread is about to tell it, and calls back afterwards. Its own wait would raise what it has, with a traceback.
+            time.sleep(_PAUSE_S)
         if self._error is not None:
             raise self._error
         return True

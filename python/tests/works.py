@@ -425,6 +425,21 @@ def what_a_signals_handler_raises_is_its_callers(rank, folder):
     dist.destroy_process_group()
 
 
+def what_has_failed_leaves_nothing(rank, folder):
+    group(rank, 2, folder)
+    own = dist.new_group([0, 1])
+    engine = weakref.ref(own._engine)
+    message = dist.irecv(torch.zeros(3), 1 - rank, group=own)
+    future = message.get_future()
+    own.abort()
+    raised(message.wait, RuntimeError, "closed")
+    raised(future.wait, RuntimeError, "closed")
+    dist.destroy_process_group(own)
+    del own, message, future
+    ranks.until("it is gone", lambda: gc.collect() >= 0 and engine() is None)
+    dist.destroy_process_group()
+
+
 def a_forked_process_is_told_that_the_group_is_not_its_own(rank, folder):
     group(rank, 2, folder)
     tensor = torch.ones(1)
@@ -456,6 +471,7 @@ SCENARIOS = {
     groups_are_beside_others: (2, {}),
     torchs_checker_of_collectives: (2, {}),
     what_a_signals_handler_raises_is_its_callers: (2, {}),
+    what_has_failed_leaves_nothing: (2, {}),
     a_forked_process_is_told_that_the_group_is_not_its_own: (2, {}),
 }
 
