@@ -1,7 +1,8 @@
 """Breaks the code on purpose, once per mutant, and has the simulator find it: `make mutants`.
 
-What the simulator cannot find it does not prove. Each mutant is one rule, left out, of how a link goes on without a rail (docs/simulation.md) or when a tensor's memory is free; the table says after
-how many schedules that broke a promise. A mutant that is not found, or whose text is gone, is an error.
+What the simulator cannot find it does not prove. Each mutant is one rule, left out, of how a link goes on without a rail (docs/simulation.md) or of
+when a tensor's memory is free; the table says after how many schedules that broke a promise. A mutant that is not found, or whose text is gone, is
+an error.
 
 Usage: mutants.py [--schedules N] [NAME]..., with cargo as CARGO.
 """

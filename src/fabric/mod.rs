@@ -23,8 +23,8 @@
 //!   memory: a caller that stops polling after its last completion holds nobody up.
 //! * A [`CompletionQueue`] owns its queue pairs, and one thread at a time drives it with all of them. Different queues are independent.
 //!   Registration is independent of all of them and may happen on any thread.
-//! * A queue created with notification is armed, **then** drained, then waited for on the device's one file descriptor. Drained is it once a poll
-//!   finds nothing: whoever polls it after that arms it again before the next wait.
+//! * A queue created with notification is armed, **then** drained, then waited for on the device's one file descriptor. It is drained once a
+//!   poll finds nothing: whoever polls it after that arms it again before the next wait.
 //!
 //! The conformance suite, `tests/conformance.rs`, tests each clause on each provider.
 

@@ -134,7 +134,7 @@ impl Core {
         Ok(())
     }
 
-    /// The worker of this name is.
+    /// The worker of this name is connected.
     pub fn connected(&mut self, name: &str, adapter: Adapter) {
         let Core { workers, index_of, .. } = self;
         if let Some(worker) = index_of.get(name).and_then(|index| workers.get_mut(*index)) {

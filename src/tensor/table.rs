@@ -98,7 +98,7 @@ impl<V: Clone, W> Table<V, W> {
         self.drain()
     }
 
-    /// Forgets all: those who wait, in the order of their keys.
+    /// Forgets all: those who wait, in the order of their keys, so that the same is told in the same order each time.
     pub fn drain(&mut self) -> Vec<(Name, W)> {
         let waiters = |item| if let Item::Waiters(waiters) = item { waiters } else { Vec::new() };
         let all = self.items.drain().flat_map(|(key, item)| waiters(item).into_iter().map(move |waiter| (key.clone(), waiter)));
