@@ -431,6 +431,8 @@ def what_has_failed_leaves_nothing(rank, folder):
     engine = weakref.ref(own._engine)
     message = dist.irecv(torch.zeros(3), 1 - rank, group=own)
     future = message.get_future()
+    # So that neither is told that the group is gone before it has asked.
+    dist.barrier()
     own.abort()
     raised(message.wait, RuntimeError, "closed")
     raised(future.wait, RuntimeError, "closed")
