@@ -396,7 +396,8 @@ impl QueuePairs {
     /// Takes completions of a rail: how many. `None` after the last rail.
     #[inline(always)]
     pub fn poll(&mut self, rail: usize, out: &mut [Completion; BATCH]) -> Option<usize> {
-        self.queues.get_mut(rail).map(|cq| cq.poll(out))
+        let cq = self.queues.get_mut(rail)?;
+        Some(cq.poll(out))
     }
 
     /// Frees the send queue entries that a completion retires.

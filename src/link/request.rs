@@ -33,9 +33,8 @@ pub struct Request {
 
 #[derive(Clone, Copy)]
 struct Entry {
-    /// Generation of the request, or, when free, of the next.
-    generation: u32,
-    used: bool,
+    /// The request's id. When free, the next one's with its slot inverted: an id of another entry, so that one comparison tells.
+    id: u32,
     request: Request,
 }
 
@@ -48,7 +47,11 @@ pub struct RequestTable {
 }
 
 const EMPTY: Request = Request { n: 0, left: 0, pending_stripes: 0, sequence: 0, bytes: [0; MAX_RECVS] };
-const LAST_GENERATION: u32 = u32::MAX >> 8;
+/// The part of an id that is the slot.
+const SLOT: u32 = 0xff;
+/// The rest is the generation: the first.
+const FIRST: u32 = SLOT + 1;
+const _: () = assert!(MAX_REQUESTS == SLOT as usize + 1);
 
 impl RequestTable {
     /// An empty table.
@@ -82,23 +85,24 @@ impl RequestTable {
         }
         let entry = self.entries.get_mut(usize::from(slot))?;
         self.free_count = top;
-        entry.used = true;
+        entry.id ^= SLOT;
         entry.request = request;
-        Some(RequestId(entry.generation << 8 | u32::from(slot)))
+        Some(RequestId(entry.id))
     }
 
     /// Makes the next entry, within the capacity.
     #[cold]
     #[inline(never)]
     fn first_use(&mut self) {
-        self.entries.push(Entry { generation: 1, used: false, request: EMPTY });
+        let id = FIRST | self.entries.len() as u32;
+        self.entries.push(Entry { id: id ^ SLOT, request: EMPTY });
     }
 
     /// The request, if it is outstanding.
     #[inline]
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
-        let entry = self.entries.get_mut((id.0 & 0xff) as usize)?;
-        (entry.used && entry.generation == id.0 >> 8).then_some(&mut entry.request)
+        let entry = self.entries.get_mut((id.0 & SLOT) as usize)?;
+        (entry.id == id.0).then_some(&mut entry.request)
     }
 
     /// Whether it is done.
@@ -106,8 +110,8 @@ impl RequestTable {
     /// Errors: a request that is not outstanding: finished before, or never made here.
     #[inline(always)]
     pub fn is_done(&self, id: RequestId) -> Result<bool> {
-        match self.entries.get((id.0 & 0xff) as usize) {
-            Some(entry) if entry.used && entry.generation == id.0 >> 8 => Ok(entry.request.left == 0),
+        match self.entries.get((id.0 & SLOT) as usize) {
+            Some(entry) if entry.id == id.0 => Ok(entry.request.left == 0),
             _ => Err(stale(id)),
         }
     }
@@ -117,45 +121,45 @@ impl RequestTable {
     /// Errors: as for [`RequestTable::is_done`].
     #[inline(always)]
     pub fn finish(&mut self, id: RequestId) -> Result<Option<Sizes>> {
-        if !self.is_done(id)? {
-            return Ok(None);
-        }
-        Ok(self.release(id))
-    }
-
-    /// Frees a request that was never given out, whether or not it is done.
-    pub fn withdraw(&mut self, id: RequestId) {
-        if self.is_done(id).is_ok() {
-            self.release(id);
+        match self.get_mut(id) {
+            Some(Request { left: 0, n, bytes, .. }) => {
+                let sizes = Sizes { n: usize::from(*n), bytes: *bytes };
+                self.withdraw(id);
+                Ok(Some(sizes))
+            }
+            Some(_) => Ok(None),
+            None => Err(stale(id)),
         }
     }
 
-    /// Frees an outstanding request.
+    /// Frees a request, whether or not it is done.
     #[inline(always)]
-    fn release(&mut self, id: RequestId) -> Option<Sizes> {
-        let entry = self.entries.get_mut((id.0 & 0xff) as usize)?;
-        let sizes = Sizes { n: usize::from(entry.request.n), bytes: entry.request.bytes };
-        entry.used = false;
+    pub fn withdraw(&mut self, id: RequestId) {
+        let Some(entry) = self.entries.get_mut((id.0 & SLOT) as usize).filter(|entry| entry.id == id.0) else { return };
+        let slot = id.0 & SLOT;
         // Generation 0 is skipped so that no id is 0.
-        entry.generation = if entry.generation == LAST_GENERATION { 1 } else { entry.generation + 1 };
+        entry.id = id.0.checked_add(FIRST).unwrap_or(FIRST | slot) ^ SLOT;
         if let Some(top) = self.free.get_mut(self.free_count) {
-            *top = (id.0 & 0xff) as u8;
+            *top = slot as u8;
             self.free_count += 1;
         }
-        Some(sizes)
     }
 
     /// The oldest send or receive that is not done. A flush is neither: it has no message.
     pub fn oldest(&self) -> Option<(RequestId, Request)> {
-        let open = self.entries.iter().enumerate().filter(|(_, e)| e.used && e.request.left != 0 && e.request.n != 0);
-        let (slot, entry) = open.min_by_key(|(_, e)| e.request.sequence)?;
-        Some((RequestId(entry.generation << 8 | slot as u32), entry.request))
+        self.open().filter(|(_, request)| request.n != 0).min_by_key(|(_, request)| request.sequence)
     }
 
     /// Requests that are not done, and the sequence number of the oldest of them.
     pub fn unfinished(&self) -> (usize, Option<u64>) {
-        let open = self.entries.iter().filter(|e| e.used && e.request.left != 0);
-        open.fold((0, None), |(n, oldest), e| (n + 1, Some(oldest.map_or(e.request.sequence, |o: u64| o.min(e.request.sequence)))))
+        let sequences = self.open().map(|(_, request)| request.sequence);
+        sequences.fold((0, None), |(n, oldest), it| (n + 1, Some(oldest.map_or(it, |oldest: u64| oldest.min(it)))))
+    }
+
+    /// The requests that are not done.
+    fn open(&self) -> impl Iterator<Item = (RequestId, Request)> {
+        let used = self.entries.iter().zip(0..).filter(|(entry, slot)| entry.id & SLOT == *slot);
+        used.map(|(entry, _)| (RequestId(entry.id), entry.request)).filter(|(_, request)| request.left != 0)
     }
 }
 
@@ -196,7 +200,9 @@ mod tests {
         assert_eq!(table.finish(id).unwrap().unwrap().n, 1);
         assert!(matches!(table.finish(id), Err(Error::Internal(_))));
         assert!(table.get_mut(id).is_none());
+        assert!(table.get_mut(RequestId(id.0 + 0x100)).is_none(), "not given out yet");
         let next = table.insert(EMPTY).unwrap();
+        assert_eq!(next.0, id.0 + 0x100);
         assert_eq!(next.0 & 0xff, id.0 & 0xff);
         assert!(table.get_mut(id).is_none() && table.get_mut(next).is_some());
         table.withdraw(id);
@@ -220,7 +226,7 @@ mod tests {
         let mut table = RequestTable::new();
         let id = table.insert(EMPTY).unwrap();
         table.finish(id).unwrap();
-        table.entries[0].generation = LAST_GENERATION;
+        table.entries[0].id = u32::MAX;
         let id = table.insert(EMPTY).unwrap();
         assert_eq!(id.0, u32::MAX << 8);
         table.finish(id).unwrap();

@@ -207,11 +207,11 @@ impl Receiver {
         if !self.link.requests.is_done(id)? {
             self.link.check()?;
             self.progress();
-            if !self.link.requests.is_done(id)? {
-                return self.link.check().map(|()| None);
-            }
         }
-        self.link.finish(id)
+        match self.link.finish(id)? {
+            None => self.link.check().map(|()| None),
+            done => Ok(done),
+        }
     }
 
     pub fn iflush(&mut self, resources: &Resources, buffers: &[RecvBuffer]) -> Result<Option<RequestId>> {

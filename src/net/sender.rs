@@ -253,10 +253,10 @@ impl Sender {
         if !self.link.requests.is_done(id)? {
             self.link.check()?;
             self.progress(WaitCause::Fabric);
-            if !self.link.requests.is_done(id)? {
-                return self.link.check().map(|()| None);
-            }
         }
-        self.link.finish(id)
+        match self.link.finish(id)? {
+            None => self.link.check().map(|()| None),
+            done => Ok(done),
+        }
     }
 }

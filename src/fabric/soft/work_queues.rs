@@ -498,12 +498,14 @@ impl WorkQueues {
     /// Writes completions to `out`; returns how many. In ERROR everything outstanding completes, sends first.
     #[inline(always)]
     pub fn poll_completions(&mut self, out: &mut [Completion]) -> usize {
-        let mut n = 0;
-        while n < out.len() && self.sq.front_is_done() {
+        let most = out.len();
+        let mut places = out.iter_mut();
+        while self.sq.front_is_done() {
             let wqe = &self.sq.ring[(self.sq.reported & self.sq.mask) as usize];
             if wqe.signaled {
+                let Some(place) = places.next() else { break };
                 let byte_len = if wqe.opcode == Opcode::Read { wqe.len } else { 0 };
-                out[n] = Completion {
+                *place = Completion {
                     wr_id: wqe.wr_id,
                     status: WcStatus::Success,
                     opcode: wc_opcode(wqe.opcode),
@@ -511,13 +513,14 @@ impl WorkQueues {
                     imm: None,
                     qp_num: self.qp_num,
                 };
-                n += 1;
             }
             self.sq.reported += 1;
         }
-        while n < out.len() && self.rq.reported != self.rq.completed {
+        while self.rq.reported != self.rq.completed
+            && let Some(place) = places.next()
+        {
             let rqe = &self.rq.ring[(self.rq.reported & self.rq.mask) as usize];
-            out[n] = Completion {
+            *place = Completion {
                 wr_id: rqe.request.wr_id,
                 status: rqe.status,
                 opcode: rqe.opcode,
@@ -525,13 +528,10 @@ impl WorkQueues {
                 imm: rqe.imm,
                 qp_num: self.qp_num,
             };
-            n += 1;
             self.rq.reported += 1;
         }
-        if self.state == QpState::Error && n < out.len() {
-            n += self.flush(&mut out[n..]);
-        }
-        n
+        let n = most - places.len();
+        if self.state == QpState::Error && n < most { n + self.flush(places.into_slice()) } else { n }
     }
 
     #[cold]

@@ -175,28 +175,29 @@ impl FrameSender {
         if self.ack.len == 0 && self.frames.is_empty() {
             return Ok(None);
         }
-        let mut gather = Gather::new();
         let ack_first = self.ack.done > 0 || self.front_done == 0;
-        if ack_first {
-            gather.own(self.ack.bytes.get(self.ack.done..self.ack.len).unwrap_or(&[]));
-        }
-        for i in 0..self.frames.len() {
-            let Some(frame) = self.frames.get(i) else { break };
-            let skip = if i == 0 { self.front_done } else { 0 };
-            if let Err(status) = gather.frame(wq, frame, skip) {
-                if gather.bytes == 0 {
-                    return Err(lost(frame, status));
+        let io = {
+            let mut gather = Gather::new();
+            if ack_first {
+                gather.own(self.ack.bytes.get(self.ack.done..self.ack.len).unwrap_or(&[]));
+            }
+            for i in 0..self.frames.len() {
+                let Some(frame) = self.frames.get(i) else { break };
+                let skip = if i == 0 { self.front_done } else { 0 };
+                if let Err(status) = gather.frame(wq, frame, skip) {
+                    if gather.bytes == 0 {
+                        return Err(lost(frame, status));
+                    }
+                    break;
                 }
-                break;
+                if i == 0 && !ack_first {
+                    gather.own(self.ack.bytes.get(..self.ack.len).unwrap_or(&[]));
+                }
             }
-            if i == 0 && !ack_first {
-                gather.own(self.ack.bytes.get(..self.ack.len).unwrap_or(&[]));
-            }
-        }
-        wq.stats.add(RailCounter::Syscalls, 1);
-        // SAFETY: `send` requires readable elements: those of `gather` are, while it lives, and it is dropped after the call.
-        let io = unsafe { sys::send(fd, gather.iovs()) };
-        drop(gather);
+            wq.stats.add(RailCounter::Syscalls, 1);
+            // SAFETY: `send` requires readable elements: those of `gather` are, while it lives, which is beyond the call.
+            unsafe { sys::send(fd, gather.iovs()) }
+        };
         match io {
             Io::Moved(n) => self.on_sent(n, ack_first, wq, receiver),
             Io::BadMemory => {
