@@ -32,8 +32,10 @@ pub use claim::{Claim, claim, part_not_written, part_written};
 const PART_MAX: u32 = 512 * 1024;
 /// Shortest part; below it two system calls cost more than a second core gains.
 const PART_MIN: u32 = 32 * 1024;
-/// If so many descriptors wait, none is cut further than into the longest parts: the two sides then copy different descriptors.
+/// If so many descriptors wait, short ones are not cut: the two sides then copy different descriptors, in one system call each.
 const CROWD: u64 = 4;
+/// The longest of these. Of a longer one each side copies the same half whenever its memory is used again, of which its core's caches may still have some.
+const WHOLE_MAX: u32 = 256 * 1024;
 
 /// After how long a warning tells that a withdrawn grant waits for the requester.
 const WARN_NS: u64 = 1_000_000_000;
@@ -142,7 +144,8 @@ impl Grants {
     /// short WRITEs, this one included.
     pub fn open(&mut self, head: u64, key: u32, addr: u64, len: u32, waiting: u64) {
         let desc = self.next(head);
-        let part = if waiting >= CROWD { len } else { (len / 2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);
+        let whole = waiting >= CROWD && len <= WHOLE_MAX;
+        let part = if whole { len } else { (len / 2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);
         let parts = len.div_ceil(part);
         let slot = desc as usize % GRANTS;
         self.open[slot] = OpenGrant { addr, len, part, parts, claimed: 0, took_over: false };
