@@ -270,7 +270,7 @@ def main(rank, folder, cases, seed):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     groups = [[0], [1, 3], [0, 1, 2], [2, 3], [0, 1, 2, 3], [3, 1, 0]]
-    pairs = [[dist.new_group(members, backend=backend) for backend in ("gloo", "railhead")] for members in groups]
+    pairs = [[dist.new_group(members, backend=backend, timeout=ranks.TIMEOUT) for backend in ("gloo", "railhead")] for members in groups]
     chance, left_out, done = random.Random(seed), Counter(), 0
     start = time.monotonic()
     while done < cases:

@@ -34,7 +34,8 @@ const PART_MAX: u32 = 512 * 1024;
 const PART_MIN: u32 = 32 * 1024;
 /// If so many descriptors wait, short ones are not cut: the two sides then copy different descriptors, in one system call each.
 const CROWD: u64 = 4;
-/// The longest of these. Of a longer one each side copies the same half whenever its memory is used again, of which its core's caches may still have some.
+/// The longest of these. Of one longer than that, up to twice the longest part, each side mostly copies the same half whenever its memory is used again, of
+/// which its core's caches may still have some.
 const WHOLE_MAX: u32 = 256 * 1024;
 
 /// After how long a warning tells that a withdrawn grant waits for the requester.
@@ -145,7 +146,7 @@ impl Grants {
     pub fn open(&mut self, head: u64, key: u32, addr: u64, len: u32, waiting: u64) {
         let desc = self.next(head);
         let whole = waiting >= CROWD && len <= WHOLE_MAX;
-        let part = if whole { len } else { (len / 2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);
+        let part = if whole { len } else { len.div_ceil(2).next_multiple_of(4096).max(PART_MIN) }.min(PART_MAX);
         let parts = len.div_ceil(part);
         let slot = desc as usize % GRANTS;
         self.open[slot] = OpenGrant { addr, len, part, parts, claimed: 0, took_over: false };

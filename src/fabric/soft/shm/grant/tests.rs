@@ -46,9 +46,16 @@ fn either_side_alone_gets_all_of_it() {
 
 #[test]
 fn only_short_ones_of_many_are_left_whole() {
-    for (len, waiting, wanted) in
-        [(64 << 10, 1, 2), (64 << 10, 4, 1), (256 << 10, 4, 1), (512 << 10, 1, 2), (512 << 10, 4, 2), (1 << 20, 4, 2), (2 << 20, 4, 4)]
-    {
+    for (len, waiting, wanted) in [
+        (64 << 10, 1, 2),
+        (64 << 10, 4, 1),
+        (256 << 10, 4, 1),
+        ((256 << 10) + 1, 4, 2),
+        (512 << 10, 1, 2),
+        (512 << 10, 4, 2),
+        (1 << 20, 4, 2),
+        (2 << 20, 4, 4),
+    ] {
         let mut grants = grants(None);
         grants.open(0, 1, 0, len, waiting);
         assert_eq!(parts(&mut grants, 0).len(), wanted, "{len} bytes, {waiting} of them");
