@@ -107,9 +107,12 @@ pub(super) fn aliases(env: &impl Fn(&str) -> Option<OsString>) -> Vec<&'static s
     rows().into_iter().zip(origins(env)).filter_map(used).collect()
 }
 
+/// What the Python package reads, to find the library.
+const PACKAGES: &str = "RAILHEAD_LIBRARY";
+
 /// Those of `names` that have our prefix and are no settings, in order.
 pub(super) fn unknown(names: impl Iterator<Item = String>) -> Vec<Unknown> {
-    let ours = |name: &String| name.starts_with("RAILHEAD_") && !NAMES.contains(&name.as_str());
+    let ours = |name: &String| name.starts_with("RAILHEAD_") && name != PACKAGES && !NAMES.contains(&name.as_str());
     let mut found: Vec<Unknown> = names.filter(ours).map(|name| Unknown { nearest: nearest(&name), name }).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
@@ -170,7 +173,8 @@ mod tests {
 
     #[test]
     fn unknown_names_have_the_nearest_one_with_them() {
-        let it = read(&[("RAILHEAD_TCP_STREAM", "1"), ("RAILHEAD_XYZZY_PLUGH", "1"), ("RAILHEAD_DEBUG", "none"), ("RAILHEAD_", "")]);
+        let known = [("RAILHEAD_DEBUG", "none"), ("RAILHEAD_LIBRARY", "/lib/librailhead.so")];
+        let it = read(&[[("RAILHEAD_TCP_STREAM", "1"), ("RAILHEAD_XYZZY_PLUGH", "1")], known, [("RAILHEAD_", ""), known[0]]].concat());
         let all: Vec<_> = it.unknown.iter().map(|u| (u.name.as_str(), u.nearest)).collect();
         assert_eq!(all, [("RAILHEAD_", None), ("RAILHEAD_TCP_STREAM", Some("RAILHEAD_TCP_STREAMS")), ("RAILHEAD_XYZZY_PLUGH", None)]);
         assert_eq!(read(&[(&format!("RAILHEAD_{}", "A".repeat(100_000)), "")]).unknown[0].nearest, None);
