@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::sync::lock;
 
-const TIME: Duration = Duration::from_secs(60);
+/// Longer than any test lets a thread wait, on a machine that has much else to do as well.
+const TIME: Duration = Duration::from_secs(300);
 
 /// As the standard library's, but whoever is alone there fails: a thread that has failed does not come.
 pub struct Barrier {

@@ -10,7 +10,7 @@ fn told_of(answers: &Mutex<Vec<Result<Tensor>>>) -> usize {
 
 #[test]
 fn buffers_of_names_that_are_not_used_any_more_are_given_up() {
-    const KEYS: usize = 6000;
+    const KEYS: usize = 4500;
     let done = Barrier::new(2);
     workers(SoftWire::Shm, 2, |worker, manager| {
         let step = step(&manager, 1);
