@@ -24,7 +24,8 @@
 //! * A [`CompletionQueue`] owns its queue pairs, and one thread at a time drives it with all of them. Different queues are independent.
 //!   Registration is independent of all of them and may happen on any thread.
 //! * A queue created with notification is armed, **then** drained, then waited for on the device's one file descriptor. It is drained once a
-//!   poll finds nothing: whoever polls it after that arms it again before the next wait.
+//!   poll finds nothing: whoever polls it after that arms it again before the next wait. What is sent on its queue pairs between that poll and
+//!   the wait gets out all the same: if not at once, the descriptor becomes readable.
 //!
 //! The conformance suite, `tests/conformance.rs`, tests each clause on each provider.
 

@@ -1,8 +1,10 @@
 //! Notification: armed, **then** drained, then waited for on the device's one descriptor.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-use railhead::fabric::{QpCaps, QpState, WcStatus};
+use railhead::fabric::{QpCaps, QpState, SendWr, WcStatus};
 
 use super::bed::{Bed, NOTHING, PATIENCE, Pair, Request, SILENT, Side};
 
@@ -37,6 +39,20 @@ fn sleep_until(side: &mut Side, n: usize) {
     }
 }
 
+/// Has b arm and drain its queue until nothing wakes it any more: what is still under way from before (acknowledgements) may do so once or twice.
+#[track_caller]
+fn calm(p: &mut Pair) {
+    let fd = p.b.domain.notification_fd().expect("notification_fd");
+    for _ in 0..1000 {
+        p.b.cq.arm().expect("arm");
+        while p.poll() > 0 {}
+        if !readable(fd, 0) {
+            return;
+        }
+    }
+    panic!("readable for ever with nothing there");
+}
+
 /// Nothing there: not readable. Something arrives: readable, until polled.
 pub fn arm_then_drain(bed: &Bed) {
     let mut p = pair(bed);
@@ -45,27 +61,17 @@ pub fn arm_then_drain(bed: &Bed) {
     let to = p.b.open_memory(64);
     for round in 0..50 {
         p.b.recv(1, to.sge(0, 64));
-        // Whatever is still under way from the round before (acknowledgements) may wake once or twice, but not for ever.
-        let mut calm = false;
-        for _ in 0..1000 {
-            p.b.cq.arm().expect("arm");
-            while p.poll() > 0 {}
-            if !readable(fd, 0) {
-                calm = true;
-                break;
-            }
-        }
-        assert!(calm, "round {round}: readable for ever with nothing there");
+        calm(&mut p);
         from.pattern(round);
         p.a.send(Request::send(2, from.sge(0, 64)));
         // The requester may have to poll to get it out, so it does; what is asked is that readability leads to the completion.
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = Instant::now() + PATIENCE;
         while p.b.got.is_empty() {
             p.b.cq.arm().expect("arm");
             while p.b.poll() > 0 {}
             while p.b.got.is_empty() && !readable(fd, 1) {
                 p.a.poll();
-                assert!(std::time::Instant::now() < end, "round {round}: never readable");
+                assert!(Instant::now() < end, "round {round}: never readable");
             }
         }
         p.b.take_ok(1);
@@ -110,7 +116,7 @@ pub fn what_is_drained_uses_up_no_notification(bed: &Bed) {
         p.b.recv(2, to.sge(32, 32));
         p.b.cq.arm().expect("arm");
         p.a.send(Request::send(1, from.sge(0, 32)));
-        let end = std::time::Instant::now() + PATIENCE;
+        let end = Instant::now() + PATIENCE;
         loop {
             while p.b.poll() > 0 {}
             if !p.b.got.is_empty() {
@@ -119,12 +125,12 @@ pub fn what_is_drained_uses_up_no_notification(bed: &Bed) {
             // The requester may have to poll to get it out.
             p.a.poll();
             p.b.cq.arm().expect("arm");
-            assert!(std::time::Instant::now() < end, "round {round}: nothing comes");
+            assert!(Instant::now() < end, "round {round}: nothing comes");
         }
         p.a.send(Request::send(2, from.sge(32, 32)));
         while !readable(fd, 1) {
             p.a.poll();
-            assert!(std::time::Instant::now() < end, "round {round}: never readable");
+            assert!(Instant::now() < end, "round {round}: never readable");
         }
         p.wait(2, 2);
         for wr_id in [1, 2] {
@@ -132,6 +138,43 @@ pub fn what_is_drained_uses_up_no_notification(bed: &Bed) {
             p.b.take_ok(wr_id);
         }
     }
+}
+
+/// Who has armed and drained may post before it sleeps: what could wait for its next poll does not, and it is woken to send what does not get out at once.
+pub fn what_is_posted_after_arming_gets_out(bed: &Bed) {
+    const LEN: usize = 16 << 20;
+    let mut p = pair(bed);
+    let from = p.b.open_memory(LEN);
+    let to = p.a.open_memory(LEN);
+    from.pattern(1);
+    calm(&mut p);
+    let quiet = SendWr { signaled: false, ..Request::write(1, from.sge(0, 64), &to, 0) };
+    p.b.cq.qp(p.b.qp).post_held([quiet]).expect("post_held");
+    let end = Instant::now() + PATIENCE;
+    while to.read(0, 64) != from.read(0, 64) {
+        p.a.poll();
+        assert!(Instant::now() < end, "never sent");
+    }
+    calm(&mut p);
+    p.b.send(Request::write(1, from.sge(0, LEN), &to, 0));
+    let Pair { mut a, mut b } = p;
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = Instant::now() + 2 * PATIENCE;
+            while !is_done.load(Ordering::Relaxed) && Instant::now() < end {
+                if a.poll() == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let fd = b.domain.notification_fd().expect("notification_fd");
+        assert!(readable(fd, PATIENCE.as_millis() as i32), "never woken to send the rest");
+        sleep_until(&mut b, 1);
+        is_done.store(true, Ordering::Relaxed);
+    });
+    b.take_ok(1);
+    assert!(to.all() == from.all());
 }
 
 /// Ten thousand times there and back between two threads that both sleep for it.
@@ -211,17 +254,7 @@ pub fn nothing_wakes_an_idle_sleeper(bed: &Bed) {
     let mut p = pair(bed);
     let fd = p.b.domain.notification_fd().expect("notification_fd");
     p.b.recv(1, NOTHING);
-    // What is in flight from connecting may wake it at first.
-    let mut calm = false;
-    for _ in 0..1000 {
-        p.b.cq.arm().expect("arm");
-        while p.poll() > 0 {}
-        if !readable(fd, 0) {
-            calm = true;
-            break;
-        }
-    }
-    assert!(calm, "readable for ever with nothing there");
+    calm(&mut p);
     let cpu = || {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: writes the time to a value that outlives the call.

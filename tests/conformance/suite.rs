@@ -50,7 +50,7 @@ macro_rules! conforms {
             }
             notify {
                 arm_then_drain, wakes_a_sleeper, what_is_drained_uses_up_no_notification, no_lost_wakeup, needs_a_notifying_queue, error_notifies,
-                nothing_wakes_an_idle_sleeper,
+                nothing_wakes_an_idle_sleeper, what_is_posted_after_arming_gets_out,
             }
             queue {
                 full_send_queue, full_receive_queue, batch_is_all_or_nothing, counters_wrap, unsignaled, unsignaled_failure_is_reported,
@@ -86,7 +86,7 @@ macro_rules! conforms_as_shared_memory {
             error { flush_reports_all_in_order, peer_destroyed }
             connect { peer_stops_polling, pairs_in_many_threads }
             reset { goes_on_as_the_next_generation, nothing_lands_after_it }
-            notify { wakes_a_sleeper, what_is_drained_uses_up_no_notification, no_lost_wakeup }
+            notify { wakes_a_sleeper, what_is_drained_uses_up_no_notification, what_is_posted_after_arming_gets_out, no_lost_wakeup }
             read { every_size, ordered_after_write }
             publish { no_torn_slot, unaligned_or_long_writes_are_whole_at_completion }
             churn { source_deregistration_in_flight, destruction_in_flight }

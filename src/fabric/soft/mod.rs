@@ -190,16 +190,25 @@ impl Shared {
 
     /// Wakes sleepers for `events` of `fd`. The kernel stops watching a descriptor when it is closed.
     fn watch(&self, fd: RawFd, events: u32) -> Result<()> {
-        let sleep = self.sleep_fd()?.as_raw_fd();
-        let mut event = libc::epoll_event { events, u64: 0 };
-        for op in [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD] {
-            // SAFETY: both descriptors are open, the event is alive.
-            if unsafe { libc::epoll_ctl(sleep, op, fd, &mut event) } == 0 {
-                return Ok(());
-            }
-        }
-        Err(Error::last_os("epoll_ctl"))
+        let sleep = self.sleep_fd()?;
+        let watched = [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD].into_iter().any(|op| epoll_ctl(sleep, op, fd, events));
+        if watched { Ok(()) } else { Err(Error::last_os("epoll_ctl")) }
     }
+
+    /// Sleepers are not woken any more once `fd` takes output, if they were.
+    fn watch_input_only(&self, fd: RawFd) {
+        if let Some(sleep) = self.sleep.get() {
+            // It fails if nobody watches it.
+            epoll_ctl(sleep, libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN as u32);
+        }
+    }
+}
+
+/// Whether it succeeded.
+fn epoll_ctl(sleep: &OwnedFd, op: i32, fd: RawFd, events: u32) -> bool {
+    let mut event = libc::epoll_event { events, u64: 0 };
+    // SAFETY: the event is alive, and the first descriptor open. The second is the caller's; one that is closed is refused.
+    unsafe { libc::epoll_ctl(sleep.as_raw_fd(), op, fd, &mut event) == 0 }
 }
 
 /// Whether the caller of a queue's polls goes to sleep once one finds nothing.
@@ -281,10 +290,14 @@ impl CompletionQueue {
             if n > 0 {
                 // Who still drains it goes to sleep without arming it again; who has slept arms it before the next sleep.
                 self.armed = if self.armed == Armed::Drained { Armed::No } else { Armed::Found };
+                self.qps.iter_mut().flatten().for_each(|qp| qp.woken());
                 return n;
             }
             // 0 makes the caller sleep, so it is returned only when nothing is left to do, not when nothing has completed yet.
             if !moved && self.armed != Armed::Found {
+                if self.qps.iter_mut().flatten().any(|qp| qp.sleep().is_err()) {
+                    break;
+                }
                 self.armed = Armed::Drained;
                 return 0;
             }
@@ -345,6 +358,7 @@ impl CompletionQueue {
             return Err(Error::usage("this completion queue was created without notification"));
         }
         self.armed = Armed::Yes;
+        self.qps.iter_mut().flatten().for_each(|qp| qp.woken());
         // Epoll reports a listener as long as a stream waits in it, so it is accepted first. If there is no descriptor left for the stream,
         // the queue pair that waits for it fails at the next poll.
         if let Some(qp) = self.qps.iter_mut().flatten().next() {

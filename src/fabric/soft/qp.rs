@@ -46,6 +46,8 @@ pub struct QueuePair {
     /// How often it was reset, or more: the peer's must be the same.
     generation: u32,
     notify: bool,
+    /// Its owner sleeps, as a poll has found nothing.
+    asleep: bool,
     /// Polls to skip before [`Connecting`] is stepped again.
     skip_polls: u32,
     /// When to serve the hub.
@@ -78,6 +80,7 @@ impl QueuePair {
             caps: *caps,
             generation: 0,
             notify,
+            asleep: false,
             skip_polls: 0,
             turn: shared.hub.turn(),
             last_grants: None,
@@ -176,7 +179,18 @@ impl QueuePair {
         self.wq.post_send(requests)?;
         let sent = match &mut self.wire {
             Wire::Shm(wire) => wire.kick(&mut self.wq),
-            Wire::Tcp(wire) => wire.kick(&mut self.wq),
+            Wire::Tcp(wire) => {
+                let sent = wire.kick(&mut self.wq);
+                if self.asleep && self.wq.sq.sent != self.wq.sq.posted {
+                    // Only its polls send the rest.
+                    self.wake_owner();
+                }
+                sent
+            }
+            Wire::Loopback if self.asleep => {
+                self.wake_owner();
+                Ok(())
+            }
             _ => Ok(()),
         };
         if let Err(fault) = sent {
@@ -189,7 +203,7 @@ impl QueuePair {
     #[inline(always)]
     pub fn post_held(&mut self, requests: &[SendWr<'_>]) -> std::result::Result<(), PostError> {
         match &mut self.wire {
-            Wire::Tcp(wire) => {
+            Wire::Tcp(wire) if !self.asleep => {
                 let from = self.wq.sq.posted;
                 self.wq.post_send(requests)?;
                 wire.hold(from);
@@ -232,6 +246,7 @@ impl QueuePair {
         self.wq = WorkQueues::new(&self.caps, self.wq.stats.clone(), qpn, 0);
         self.wire = Wire::Unconnected;
         self.generation = generation;
+        self.asleep = false;
         self.skip_polls = 0;
         self.turn = self.shared.hub.turn();
         self.last_grants = None;
@@ -331,6 +346,32 @@ impl QueuePair {
         self.shared.serve_hub(&mut self.turn)
     }
 
+    /// Its owner sleeps from now on. It is woken once the sockets take what they have not.
+    pub fn sleep(&mut self) -> Result<()> {
+        self.asleep = true;
+        match &self.wire {
+            Wire::Tcp(wire) if wire.fds().any(|(_, wants)| wants) => self.arm(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Its owner has been woken.
+    pub fn woken(&mut self) {
+        self.asleep = false;
+    }
+
+    /// Wakes the owner, now or once there is room in its socket: that is seen until it arms, where another sleeper of the device may clear a
+    /// notification.
+    #[cold]
+    #[inline(never)]
+    fn wake_owner(&self) {
+        let control = if let Wire::Tcp(wire) = &self.wire { wire.fds().next() } else { None };
+        let watched = control.is_some_and(|(fd, _)| self.shared.watch(fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32).is_ok());
+        if !watched {
+            self.shared.hub.notify();
+        }
+    }
+
     /// Asks for a notification.
     pub fn arm(&mut self) -> Result<()> {
         let input = libc::EPOLLIN as u32;
@@ -351,6 +392,9 @@ impl QueuePair {
     fn fail(&mut self, fault: Fault) {
         self.wq.fail(fault);
         self.close_wire();
+        if self.asleep {
+            self.wake_owner();
+        }
     }
 
     fn close_wire(&mut self) {
@@ -358,7 +402,11 @@ impl QueuePair {
         self.pending.close();
         match std::mem::replace(&mut self.wire, Wire::Closed) {
             Wire::Shm(wire) => self.last_grants = Some(wire.close()),
-            Wire::Tcp(wire) => self.shared.hub.linger(wire.close()),
+            Wire::Tcp(wire) => {
+                // A socket that is shut down counts as writable for ever.
+                wire.fds().for_each(|(fd, _)| self.shared.watch_input_only(fd));
+                self.shared.hub.linger(wire.close());
+            }
             _ => {}
         }
     }
