@@ -140,21 +140,41 @@ pub fn what_is_drained_uses_up_no_notification(bed: &Bed) {
     }
 }
 
-/// Who has armed and drained may post before it sleeps: what could wait for its next poll does not, and it is woken to send what does not get out at once.
+/// Who has armed and drained may post before it sleeps: what could wait for its next poll does not, and it is woken to send what does not get out at once,
+/// and for what is done.
 pub fn what_is_posted_after_arming_gets_out(bed: &Bed) {
     const LEN: usize = 16 << 20;
     let mut p = pair(bed);
     let from = p.b.open_memory(LEN);
     let to = p.a.open_memory(LEN);
-    from.pattern(1);
-    calm(&mut p);
-    let quiet = SendWr { signaled: false, ..Request::write(1, from.sge(0, 64), &to, 0) };
-    p.b.cq.qp(p.b.qp).post_held([quiet]).expect("post_held");
-    let end = Instant::now() + PATIENCE;
-    while to.read(0, 64) != from.read(0, 64) {
-        p.a.poll();
-        assert!(Instant::now() < end, "never sent");
+    for before_the_last_poll in [false, true] {
+        from.pattern(before_the_last_poll.into());
+        calm(&mut p);
+        if before_the_last_poll {
+            p.b.cq.arm().expect("arm");
+        }
+        let quiet = SendWr { signaled: false, ..Request::write(1, from.sge(0, 64), &to, 0) };
+        p.b.cq.qp(p.b.qp).post_held([quiet]).expect("post_held");
+        while before_the_last_poll && p.b.poll() > 0 {}
+        let end = Instant::now() + PATIENCE;
+        while to.read(0, 64) != from.read(0, 64) {
+            p.a.poll();
+            assert!(Instant::now() < end, "never sent");
+        }
     }
+    p.a.recv(1, NOTHING);
+    calm(&mut p);
+    let fd = p.b.domain.notification_fd().expect("notification_fd");
+    p.b.send(SendWr { when_sent: true, ..Request::write_imm(1, from.sge(0, 64), &to, 0, 5) });
+    let end = Instant::now() + PATIENCE;
+    while !readable(fd, 1) {
+        p.a.poll();
+        assert!(Instant::now() < end, "never woken to learn that it is done");
+    }
+    p.wait(1, 1);
+    p.a.take_ok(1);
+    p.b.take_ok(1);
+    from.pattern(2);
     calm(&mut p);
     p.b.send(Request::write(1, from.sge(0, LEN), &to, 0));
     let Pair { mut a, mut b } = p;
@@ -168,7 +188,6 @@ pub fn what_is_posted_after_arming_gets_out(bed: &Bed) {
                 }
             }
         });
-        let fd = b.domain.notification_fd().expect("notification_fd");
         assert!(readable(fd, PATIENCE.as_millis() as i32), "never woken to send the rest");
         sleep_until(&mut b, 1);
         is_done.store(true, Ordering::Relaxed);

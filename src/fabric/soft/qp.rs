@@ -181,13 +181,13 @@ impl QueuePair {
             Wire::Shm(wire) => wire.kick(&mut self.wq),
             Wire::Tcp(wire) => {
                 let sent = wire.kick(&mut self.wq);
-                if self.asleep && self.wq.sq.sent != self.wq.sq.posted {
-                    // Only its polls send the rest.
+                if self.asleep && (self.wq.sq.sent != self.wq.sq.posted || self.wq.sq.has_sent()) {
+                    // Only its polls send the rest, and tell what is done already.
                     self.wake_owner();
                 }
                 sent
             }
-            Wire::Loopback if self.asleep => {
+            Wire::Loopback | Wire::Closed if self.asleep => {
                 self.wake_owner();
                 Ok(())
             }
@@ -349,6 +349,9 @@ impl QueuePair {
     /// Its owner sleeps from now on. It is woken once the sockets take what they have not.
     pub fn sleep(&mut self) -> Result<()> {
         self.asleep = true;
+        if matches!(&self.wire, Wire::Tcp(wire) if wire.is_holding()) {
+            self.send_held();
+        }
         match &self.wire {
             Wire::Tcp(wire) if wire.fds().any(|(_, wants)| wants) => self.arm(),
             _ => Ok(()),
@@ -360,13 +363,13 @@ impl QueuePair {
         self.asleep = false;
     }
 
-    /// Wakes the owner, now or once there is room in its socket: that is seen until it arms, where another sleeper of the device may clear a
+    /// Wakes the owner, now or once there is room in a socket: that is seen until it arms, where another sleeper of the device may clear a
     /// notification.
     #[cold]
     #[inline(never)]
     fn wake_owner(&self) {
-        let control = if let Wire::Tcp(wire) = &self.wire { wire.fds().next() } else { None };
-        let watched = control.is_some_and(|(fd, _)| self.shared.watch(fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32).is_ok());
+        let both = (libc::EPOLLIN | libc::EPOLLOUT) as u32;
+        let watched = matches!(&self.wire, Wire::Tcp(wire) if wire.fds().all(|(fd, _)| self.shared.watch(fd, both).is_ok()));
         if !watched {
             self.shared.hub.notify();
         }

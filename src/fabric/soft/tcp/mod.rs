@@ -146,6 +146,11 @@ impl TcpWire {
         }
     }
 
+    /// Whether requests are held.
+    pub fn is_holding(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// Whether there is nothing to send but what is held, for one poll more.
     #[inline]
     fn holds(&mut self, wq: &WorkQueues) -> bool {
