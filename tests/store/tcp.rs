@@ -11,8 +11,8 @@ mod wire;
 
 use std::time::Duration;
 
+use railhead::store::TcpStore;
 use railhead::store::tcp::{Host, Server, ServerOptions, TcpOptions};
-use railhead::store::{Error, TcpStore};
 
 /// Long enough for anything that must happen, on a machine that is busy.
 const LONG: Duration = Duration::from_secs(120);
@@ -21,11 +21,6 @@ fn serve(change: impl FnOnce(&mut ServerOptions)) -> Server {
     let mut options = ServerOptions { port: 0, ..ServerOptions::default() };
     change(&mut options);
     Server::start(options).expect("start")
-}
-
-/// What an error says, without that the server was slow to answer the cancel of a wait, as it is on a busy machine.
-pub fn without_delay(error: &Error) -> String {
-    error.to_string().replace("; the server does not answer", "")
 }
 
 fn join(port: u16) -> TcpStore {

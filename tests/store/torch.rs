@@ -12,7 +12,6 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-use super::tcp::without_delay;
 use crate::ports::own_port;
 use railhead::base::config::{Config, Secret};
 use railhead::mesh::{Device, Mesh};
@@ -191,7 +190,11 @@ fn everything(store: &TcpStore, other: &TcpStore, backend: &str) {
     assert_eq!(store.num_keys().unwrap(), 6);
     store.barrier("b1", 1, LONG).unwrap();
 
-    let said = |error: Error| (matches!(error, Error::Timeout(_)), without_delay(&error));
+    // On a busy machine torch's server may take longer to answer the cancel than ours waits for that.
+    let said = |error: Error| {
+        let text = error.to_string();
+        (matches!(error, Error::Timeout(_)), text.strip_suffix("; the server does not answer").unwrap_or(&text).to_owned())
+    };
     let wait = said(store.wait(&["nope", "k"], SHORT).unwrap_err());
     assert_eq!(wait, (true, "wait timeout after 300ms, keys: /nope, /k".into()));
     assert_eq!(said(store.barrier("b2", 2, SHORT).unwrap_err()), (true, "barrier timeout after 300ms, key: b2".into()));

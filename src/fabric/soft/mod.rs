@@ -290,12 +290,12 @@ impl CompletionQueue {
             if n > 0 {
                 // Who still drains it goes to sleep without arming it again; who has slept arms it before the next sleep.
                 self.armed = if self.armed == Armed::Drained { Armed::No } else { Armed::Found };
-                self.qps.iter_mut().flatten().for_each(|qp| qp.woken());
+                self.qps.iter_mut().flatten().for_each(|qp| qp.after_sleep());
                 return n;
             }
             // 0 makes the caller sleep, so it is returned only when nothing is left to do, not when nothing has completed yet.
             if !moved && self.armed != Armed::Found {
-                if self.qps.iter_mut().flatten().any(|qp| qp.sleep().is_err()) {
+                if self.qps.iter_mut().flatten().any(|qp| qp.before_sleep().is_err()) {
                     break;
                 }
                 self.armed = Armed::Drained;
@@ -358,7 +358,7 @@ impl CompletionQueue {
             return Err(Error::usage("this completion queue was created without notification"));
         }
         self.armed = Armed::Yes;
-        self.qps.iter_mut().flatten().for_each(|qp| qp.woken());
+        self.qps.iter_mut().flatten().for_each(|qp| qp.after_sleep());
         // Epoll reports a listener as long as a stream waits in it, so it is accepted first. If there is no descriptor left for the stream,
         // the queue pair that waits for it fails at the next poll.
         if let Some(qp) = self.qps.iter_mut().flatten().next() {

@@ -346,8 +346,8 @@ impl QueuePair {
         self.shared.serve_hub(&mut self.turn)
     }
 
-    /// Its owner sleeps from now on. It is woken once the sockets take what they have not.
-    pub fn sleep(&mut self) -> Result<()> {
+    /// Its owner sleeps from now on, and is woken once the sockets take what they have not.
+    pub fn before_sleep(&mut self) -> Result<()> {
         self.asleep = true;
         if matches!(&self.wire, Wire::Tcp(wire) if wire.is_holding()) {
             self.send_held();
@@ -358,8 +358,8 @@ impl QueuePair {
         }
     }
 
-    /// Its owner has been woken.
-    pub fn woken(&mut self) {
+    /// Its owner does not sleep any more.
+    pub fn after_sleep(&mut self) {
         self.asleep = false;
     }
 
