@@ -13,6 +13,7 @@
 #   make bench-store   the store's server beside torch's, one client for both
 #   make bench-mesh    the mesh beside Gloo and Open MPI, and beside what this machine's memory allows
 #   make bench-tensor  tensors beside the plugin itself, gRPC, and what this machine's memory allows
+#   make bench-bounds  the least that any plugin does over TCP, beside a bare socket
 #   make bench-torch   the backend of torch.distributed beside torch's gloo
 #   make wheel     the Python package with the library in it, into target/wheel
 #   make instructions  what an 8-byte message costs in instructions, by callgrind, and how many of them are for counting
@@ -64,7 +65,7 @@ TESTS := $(filter-out softroce plugin commands $(WAITING),$(basename $(notdir $(
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 PINGPONG := c_examples/build/plugin_pingpong --plugin $(LIBRARY)
 
-.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-rails bench-store bench-mesh bench-tensor bench-torch wheel instructions fuzz sim mutants header docs install clean
+.PHONY: deps deps-test library build examples demo test test-machine test-plugin test-thread test-gpu soak bench bench-nccl bench-proxy bench-rails bench-store bench-mesh bench-tensor bench-bounds bench-torch wheel instructions fuzz sim mutants header docs install clean
 
 # $(1): packages; $(2): commands that tell of them where there is no dpkg.
 define installed
@@ -204,7 +205,7 @@ bench-nccl: deps-test build
 	@if [ -e $(NCCL) ]; then \
 	    for wire in shm tcp; do \
 	        echo; echo "== RAILHEAD_SOFT_WIRE=$$wire"; \
-	        RAILHEAD_SOFT_WIRE=$$wire $(PROGRAM) perf --plugin $(LIBRARY) --compare nccl:$(NCCL) --sizes 8,64K,1M --rounds 15 $(BENCH_ARGS) || exit 1; \
+	        RAILHEAD_SOFT_WIRE=$$wire $(PROGRAM) perf --plugin $(LIBRARY) --compare nccl:$(NCCL) --sizes 8,64K,1M $(or $(BENCH_ARGS),--rounds 15) || exit 1; \
 	    done; \
 	else \
 	    echo "SKIP: NCCL's library (nvidia-nccl-cu12) cannot be had"; \
@@ -231,6 +232,12 @@ bench-mesh: build
 bench-tensor: deps-test build
 	@$(CARGO) bench --quiet --profile release --bench tensor --no-run
 	@python3 benches/tensor.py $(PROGRAM) $(LIBRARY) target/anchors $(BENCH_ARGS) -- $(CARGO) bench --quiet --profile release --bench tensor
+
+# BENCH_ARGS: ROUNDS SECONDS.
+bench-bounds:
+	@mkdir -p target/anchors
+	@$(CC) -O3 -Wall -Wextra -o target/anchors/tcp_bounds benches/anchors/tcp_bounds.c
+	@target/anchors/tcp_bounds $(BENCH_ARGS)
 
 # BENCH_ARGS: --rounds N or --only TEXT.
 bench-torch: deps-test library

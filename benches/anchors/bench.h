@@ -27,19 +27,19 @@ struct way {
     void *self;
 };
 
-static void fail(const char *what) {
+static inline void fail(const char *what) {
     fprintf(stderr, "%s\n", what);
     exit(1);
 }
 
-static double clock_seconds(void) {
+static inline double clock_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* Small numbers, whose sums are exact. */
-static float element(int rank, size_t i) {
+static inline float element(int rank, size_t i) {
     return (float)((i + 5 * (size_t)rank) % 32);
 }
 
@@ -60,7 +60,7 @@ static inline struct job job_from(char **argv, int rank, int ranks) {
     return job;
 }
 
-static int compare_samples(const void *a, const void *b) {
+static inline int compare_samples(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
