@@ -1,7 +1,6 @@
 //! Meshes of processes, one of which is killed or stopped, or was started wrongly: what the others are told, and that they come to an end.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use railhead::base::config::{Config, Debug};
@@ -23,7 +22,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("mesh_lacks_memory", lacks_memory),
 ];
 
-/// How long the others may take to notice that a rank was killed, of the time in which they have a processor.
+/// How long the others may take to notice that a rank was killed.
 const NOTICED: Duration = Duration::from_secs(3);
 /// What is done by the fewest steps, and what takes a while.
 const LENS: [usize; 2] = [8, 4 << 20];
@@ -229,29 +228,6 @@ fn end(mut ranks: Ranks, of: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// How long each thread of these processes has waited for a processor so far (Linux, Documentation/scheduler/sched-stats.rst: the second number).
-fn waits(pids: &[i32]) -> HashMap<PathBuf, Duration> {
-    let tasks = pids.iter().flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten());
-    tasks
-        .filter_map(|task| {
-            let numbers = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            Some((task.path(), Duration::from_nanos(numbers.split_whitespace().nth(1)?.parse().ok()?)))
-        })
-        .collect()
-}
-
-/// What a rank says until [`NOTICED`] is over, with what the thread that has waited longest for a processor since then has waited.
-fn noticed(ranks: &Ranks, rank: usize, pids: &[i32], killed: Instant, before: &HashMap<PathBuf, Duration>) -> std::io::Result<Vec<u8>> {
-    loop {
-        let waited = waits(pids).into_iter().filter_map(|(task, now)| Some(now.saturating_sub(*before.get(&task)?))).max();
-        let left = (NOTICED + waited.unwrap_or_default()).saturating_sub(killed.elapsed());
-        match ranks.ranks[rank].chan.recv_within(left) {
-            Err(error) if error.kind() == std::io::ErrorKind::TimedOut && !left.is_zero() => {}
-            said => return said,
-        }
-    }
-}
-
 fn kill_one(case: Case, seed: u64) {
     // Who waits for a message of another rank learns of a third one's loss when that one leaves.
     let seed = if matches!(case.what, "message" | "slot") { seed | 1 } else { seed };
@@ -260,14 +236,14 @@ fn kill_one(case: Case, seed: u64) {
     let mut ranks = start(case, folder.path(), Some(victim), seed, PATIENCE);
     let others = (0..case.ranks).filter(|rank| *rank != victim);
     let case = format!("{case:?}, seed {seed}");
-    let pids: Vec<i32> = others.clone().map(|rank| ranks.ranks[rank].pid()).collect();
     let last = ranks.ranks[victim].chan.recv_within(PATIENCE);
     assert!(last.is_err(), "{case}: rank {victim} fails by itself: {}", String::from_utf8_lossy(&last.unwrap_or_default()));
     assert!(!ranks.ranks[victim].wait().success());
-    let (killed, before) = (Instant::now(), waits(&pids));
+    let killed = Instant::now();
     for rank in others.clone() {
+        let left = NOTICED.saturating_sub(killed.elapsed());
         let chan = &ranks.ranks[rank].chan;
-        let said = noticed(&ranks, rank, &pids, killed, &before).unwrap_or_else(|e| {
+        let said = chan.recv_within(left).unwrap_or_else(|e| {
             let late = chan.recv_within(PATIENCE).map(|said| String::from_utf8_lossy(&said).into_owned());
             panic!("{case}: rank {rank} of rank {victim}: {e}; after {:.1} s: {late:?}", killed.elapsed().as_secs_f64())
         });
