@@ -20,7 +20,7 @@
 enum {
     HEADER = 32,            /* as src/fabric/soft/tcp/codec.rs has it */
     CLEAR = HEADER + 64,    /* a clear-to-send is a slot of 64 bytes, with a header */
-    AHEAD = 8,              /* receives posted, as in the rows */
+    AHEAD = 8,              /* receives posted */
     PING = 8,               /* bytes of a small message */
     SLOTS = 64,             /* that long messages are in, in turn */
     MOST_ROUNDS = 1000,
@@ -242,7 +242,7 @@ static double plugin_stream(struct end *out, struct end *in, size_t bytes, doubl
     return (double)number * (double)bytes / (now - begin) / 1e9;
 }
 
-/* Small messages per second, in thousands. Each is a call of its own, as each is told to be done before the next is known. */
+/* Small messages per second, in thousands. */
 
 static void messages_sink(struct end *in, struct end *out, size_t bytes) {
     (void)out;
@@ -309,7 +309,7 @@ static const struct row {
     size_t bytes;
     const struct pattern *bare, *plugin;
 } ROWS[] = {
-    {"8 B half round trip, 4 ahead", "us", PING, &BARE_PING, &PLUGIN_PING},
+    {"8 B half round trip, 8 ahead", "us", PING, &BARE_PING, &PLUGIN_PING},
     {"64 KiB x 8", "GB/s", 64 << 10, &BARE_STREAM, &PLUGIN_STREAM},
     {"1 MiB x 8", "GB/s", 1 << 20, &BARE_STREAM, &PLUGIN_STREAM},
     {"8 B x 8, a call each", "k/s", PING, &BARE_MESSAGES, &PLUGIN_MESSAGES},
