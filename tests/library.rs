@@ -15,15 +15,16 @@ mod library {
     pub mod layout;
     pub mod mesh;
     pub mod mesh_faults;
+    pub mod mesh_stopped;
     pub mod misuse;
     pub mod rails;
     pub mod tensor;
     pub mod tensor_faults;
 }
 
-use library::{idle, mesh_faults, rails, tensor_faults};
+use library::{idle, mesh_faults, mesh_stopped, rails, tensor_faults};
 
 #[test]
 fn child_entry() {
-    support::enter(&[idle::ROLES, mesh_faults::ROLES, rails::ROLES, tensor_faults::ROLES].concat());
+    support::enter(&[idle::ROLES, mesh_faults::ROLES, mesh_stopped::ROLES, rails::ROLES, tensor_faults::ROLES].concat());
 }

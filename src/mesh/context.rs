@@ -48,7 +48,7 @@ pub struct Context {
     /// Collectives.
     pub(super) running: Running,
     scratch: Mutex<Vec<Arc<Registered>>>,
-    /// Scratch memory of collectives that have failed: it stays until the other ranks have what was sent from it, at least.
+    /// Scratch memory of collectives that have failed, and the mesh with them. Others may read from it and write to it until it is closed.
     given_up: Mutex<Vec<Arc<Registered>>>,
 }
 
@@ -124,7 +124,10 @@ impl Context {
     }
 
     /// Memory of at least `len` bytes that peers may write to.
+    ///
+    /// Errors: as for [`Context::check`]; it cannot be had, and the mesh has failed then.
     pub(super) fn scratch(&self, len: usize) -> Result<Borrowed<'_>> {
+        self.check()?;
         // Few lengths, so that most of it is used again.
         let rounded = if len <= SCRATCH { len.next_power_of_two() } else { len.next_multiple_of(SCRATCH) };
         let found = {
@@ -237,8 +240,15 @@ impl Context {
     fn give_up_in(&self, attempt: u64, error: &Error) {
         if self.poison_in(attempt, error) {
             self.wait_until_heard();
+        } else {
+            self.drop_given_up();
         }
-        lock(&self.given_up).clear();
+    }
+
+    /// A rank that is stopped while it writes to such memory holds up who deregisters it.
+    fn drop_given_up(&self) {
+        let given_up = std::mem::take(&mut *lock(&self.given_up));
+        drop(given_up);
     }
 
     /// As [`Context::poison`], unless the ranks connect anew since that attempt: whether they do not.
@@ -276,6 +286,7 @@ impl Context {
         if first {
             self.send_byes(FAREWELL_NS);
         }
+        self.drop_given_up();
     }
 
     /// If the mesh has failed: returns once the others have heard, or when there was time for that. They may read memory of this rank's until then.

@@ -1,4 +1,4 @@
-//! Meshes of processes, one of which is killed or stopped, or was started wrongly: what the others are told, and that they come to an end.
+//! Meshes of processes, one of which is killed, or was started wrongly: what the others are told, and that they come to an end.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub const ROLES: &[(&str, Role)] = &[
 /// How long the others may take to notice that a rank was killed.
 const NOTICED: Duration = Duration::from_secs(3);
 /// What is done by the fewest steps, and what takes a while.
-const LENS: [usize; 2] = [8, 4 << 20];
+pub const LENS: [usize; 2] = [8, 4 << 20];
 const ALL: [&str; 14] = [
     "allreduce",
     "allreduce by ring",
@@ -201,26 +201,33 @@ fn works(ctx: &Ctx) {
 
 /// What ranks do, and how many they are.
 #[derive(Debug, Clone, Copy)]
-struct Case {
-    what: &'static str,
-    len: usize,
-    wire: &'static str,
-    ranks: usize,
+pub struct Case {
+    pub what: &'static str,
+    pub len: usize,
+    pub wire: &'static str,
+    pub ranks: usize,
     /// Whether those that wait never sleep.
-    sync: bool,
+    pub sync: bool,
 }
 
-fn start(case: Case, folder: &Path, victim: Option<usize>, seed: u64, timeout: Duration) -> Ranks {
-    let Case { what, len, wire, ranks: size, sync } = case;
-    let world = world("mesh_works", size, folder, wire).env("RHT_WHAT", what).env("RHT_LEN", &len.to_string());
-    let world = world.env("RHT_VICTIM", &victim.unwrap_or(size).to_string()).env("RHT_SEED", &seed.to_string());
+/// Those ranks; one of them ends itself at a place that follows from the seed.
+pub fn working(case: Case, folder: &Path, victim: Option<usize>, seed: u64, timeout: Duration) -> World {
+    let Case { what, len, wire, ranks, sync } = case;
+    let world = world("mesh_works", ranks, folder, wire).env("RHT_WHAT", what).env("RHT_LEN", &len.to_string());
+    let world = world.env("RHT_VICTIM", &victim.unwrap_or(ranks).to_string()).env("RHT_SEED", &seed.to_string());
     let world = world.env("RHT_LEAVES", &(seed % 2).to_string()).env("RHT_TIMEOUT_MS", &timeout.as_millis().to_string());
-    let mut ranks = world.env("RHT_SYNC", if sync { "1" } else { "0" }).spawn();
-    (0..size).for_each(|rank| ranks.expect(rank, "works"));
+    world.env("RHT_SYNC", if sync { "1" } else { "0" })
+}
+
+/// Starts them; returns once all work.
+pub fn start(world: World) -> Ranks {
+    let mut ranks = world.spawn();
+    (0..ranks.ranks.len()).for_each(|rank| ranks.expect(rank, "works"));
     ranks
 }
 
-fn end(mut ranks: Ranks, of: impl IntoIterator<Item = usize>) {
+/// Lets them go; they end well.
+pub fn end(mut ranks: Ranks, of: impl IntoIterator<Item = usize>) {
     for rank in of {
         ranks.tell(rank, "go");
         let status = ranks.ranks[rank].wait();
@@ -233,7 +240,7 @@ fn kill_one(case: Case, seed: u64) {
     let seed = if matches!(case.what, "message" | "slot") { seed | 1 } else { seed };
     let folder = tempfile::tempdir().expect("a folder");
     let victim = (seed >> 1) as usize % case.ranks;
-    let mut ranks = start(case, folder.path(), Some(victim), seed, PATIENCE);
+    let mut ranks = start(working(case, folder.path(), Some(victim), seed, PATIENCE));
     let others = (0..case.ranks).filter(|rank| *rank != victim);
     let case = format!("{case:?}, seed {seed}");
     let last = ranks.ranks[victim].chan.recv_within(PATIENCE);
@@ -278,37 +285,6 @@ fn all_others_name_the_rank_that_was_killed_on_shared_memory() {
 #[test]
 fn all_others_name_the_rank_that_was_killed_on_tcp() {
     kills("tcp");
-}
-
-/// When it goes on, it is told of the others, and everybody comes to an end.
-#[test]
-fn a_wait_for_a_rank_that_is_stopped_names_it_when_its_time_is_over() {
-    const STOPPED: usize = 1;
-    let [few, many] = LENS;
-    for (what, len, wire, ranks, sync) in [
-        ("allreduce", few, "shm", 2, false),
-        ("allreduce by ring", many, "shm", 3, true),
-        ("allreduce by halving", many, "shm", 4, false),
-        ("barrier", few, "tcp", 4, false),
-        ("message", few, "shm", 3, false),
-        ("slot", few, "tcp", 3, false),
-        ("slot", many, "shm", 2, false),
-    ] {
-        let (folder, case) = (tempfile::tempdir().expect("a folder"), Case { what, len, wire, ranks, sync });
-        // Seed 1: who has failed closes its mesh.
-        let mut ranks = start(case, folder.path(), None, 1, Duration::from_secs(1));
-        ranks.ranks[STOPPED].signal(libc::SIGSTOP);
-        let others = (0..case.ranks).filter(|rank| *rank != STOPPED);
-        let said: Vec<String> = others.map(|rank| ranks.hear(rank)).collect();
-        // One of them may wait for the other alone, and for that only until it leaves.
-        let named = |said: &String| said.contains(" waited for 1.0 s for ") && said.contains(&format!("rank {STOPPED}"));
-        assert!(said.iter().any(named), "{case:?}: {said:?}");
-        ranks.ranks[STOPPED].signal(libc::SIGCONT);
-        // Its own time is over, too, if it has waited.
-        let told = ranks.hear(STOPPED);
-        assert!((0..case.ranks).any(|rank| rank != STOPPED && told.contains(&format!("rank {rank}"))), "{case:?}: {told}");
-        end(ranks, 0..case.ranks);
-    }
 }
 
 /// Leaves this process room for so many descriptors more.
