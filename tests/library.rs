@@ -20,11 +20,14 @@ mod library {
     pub mod rails;
     pub mod tensor;
     pub mod tensor_faults;
+    pub mod tensor_stopped;
 }
 
-use library::{idle, mesh_faults, mesh_stopped, rails, tensor_faults};
+use library::{idle, mesh_faults, mesh_stopped, rails, tensor_faults, tensor_stopped};
 
 #[test]
 fn child_entry() {
-    support::enter(&[idle::ROLES, mesh_faults::ROLES, mesh_stopped::ROLES, rails::ROLES, tensor_faults::ROLES].concat());
+    support::enter(
+        &[idle::ROLES, mesh_faults::ROLES, mesh_stopped::ROLES, rails::ROLES, tensor_faults::ROLES, tensor_stopped::ROLES].concat(),
+    );
 }

@@ -412,6 +412,17 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether dropping the queue pair would wait for the peer, which may be in the middle of a write to this process's memory. Takes it to ERROR.
+    pub fn drop_waits(&mut self) -> bool {
+        self.set_error();
+        match self {
+            QueuePair::Soft(qp) => qp.drop_waits(),
+            QueuePair::Verbs(_) => false,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => false,
+        }
+    }
+
     /// Takes a queue pair in ERROR that is drained back to INIT, as this generation: the first was 0. The endpoint is what it was, and what it is to
     /// be connected to is the peer's endpoint of before; it meets the peer once that one is of the same generation.
     ///

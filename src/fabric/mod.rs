@@ -17,6 +17,8 @@
 //!   completes with `WrFlushErr`. A dead peer is `RetryExcErr` on the oldest request. Zero-length requests are legal.
 //! * `reset` takes a queue pair from ERROR, once it is drained, back to INIT as a later generation. It is connected to the same endpoint as before, and
 //!   meets only a peer of its own generation: nothing of an earlier one is accepted or lands any more.
+//! * Nothing lands in memory that was deregistered, or that was announced to the peer of a queue pair that was dropped. Both wait for a peer on this host
+//!   that is in the middle of a write, be it stopped; `drop_waits` tells whether a drop would.
 //! * Ordered publish: of a WRITE of 8 to 64 bytes whose end is 8-aligned, the last 8 bytes become visible (Release) after the
 //!   rest. This is what makes a flag at the end of a slot trustworthy.
 //! * `poll` returns a completion only after every acknowledgement owed for earlier work was handed to the kernel or to shared

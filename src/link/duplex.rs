@@ -400,6 +400,12 @@ impl Duplex {
         self.link.qps.needs_repoll() || self.link.has_fault()
     }
 
+    /// Nothing is sent or received any more. Whether dropping it would wait for the peer, which may be in the middle of a write to this process's memory: a
+    /// process that is stopped may be so for ever.
+    pub fn drop_waits(&mut self) -> bool {
+        self.link.qps.drop_waits()
+    }
+
     /// Fails it, for instance because the peer broke the protocol of the layer above.
     pub fn fail(&mut self, failure: Failure) {
         self.link.fail(failure);

@@ -50,6 +50,8 @@ pub struct Core {
     rank: usize,
     /// By rank.
     pub peers: Vec<Peer>,
+    /// To ranks that are lost, and may be writing to memory of this one's.
+    leaving: Vec<Pair>,
     /// Those that were connected, in order: what is polled, where most of many ranks never are.
     connected: Vec<usize>,
     /// What was asked for.
@@ -81,6 +83,7 @@ impl Core {
         Core {
             rank,
             peers: (0..size).map(|_| Peer::Absent).collect(),
+            leaving: Vec::new(),
             connected: Vec::new(),
             ops: Ops::default(),
             failed: None,
@@ -387,12 +390,14 @@ impl Core {
             let first = left.flatten().filter(|first| *first < self.peers.len()).unwrap_or(rank);
             self.gone = Some((first, failure.clone()));
         }
-        let Core { peers, ops, .. } = self;
-        if let Some(peer) = peers.get_mut(rank) {
-            if let Peer::Here(pair) = peer {
-                pair.give_up(ops);
+        let Core { peers, ops, leaving, .. } = self;
+        if let Some(peer) = peers.get_mut(rank)
+            && let Peer::Here(mut pair) = std::mem::replace(peer, Peer::Lost(failure.clone()))
+        {
+            pair.give_up(ops);
+            if pair.drop_waits() {
+                leaving.push(*pair);
             }
-            *peer = Peer::Lost(failure.clone());
         }
         let mut nobody_left = self.small.lost(rank);
         for recv in &mut self.any {

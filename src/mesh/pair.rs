@@ -247,6 +247,11 @@ impl Pair {
         self.slots.give_up().for_each(|op| ops.end(op, Outcome::Cancelled));
     }
 
+    /// As [`Duplex::drop_waits`], of one that is lost.
+    pub fn drop_waits(&mut self) -> bool {
+        self.link.drop_waits()
+    }
+
     /// Fails it, for the next poll.
     #[cold]
     pub fn fail(&mut self, error: &Error) {

@@ -314,6 +314,11 @@ impl Adapter {
         let _ = self.io.link.send_last_control(&BYE);
     }
 
+    /// As [`Duplex::drop_waits`](crate::link::duplex::Duplex::drop_waits), of one that is lost.
+    pub fn drop_waits(&mut self) -> bool {
+        self.io.link.drop_waits()
+    }
+
     /// Whether that, and all that was sent before, is through.
     pub fn bye_is_through(&mut self) -> bool {
         // A peer that has it may go at once: what a poll finds after that means nothing.

@@ -17,6 +17,7 @@ use super::calls::{Answer, Call, Callback, Calls, Origin};
 use super::event::Landed;
 use super::io::Fill;
 use super::key::{Key, Keys, Name, TensorId};
+use super::leaving::Leaving;
 use super::memory::Memory;
 use super::steps::{self, CallId, StepRef, Steps, Waiter};
 use super::value::Tensor;
@@ -80,6 +81,7 @@ pub struct Core {
     name: String,
     /// The others.
     pub workers: Vec<Worker>,
+    leaving: Leaving,
     index_of: HashMap<String, usize>,
     steps: Steps,
     tolerate_dup_recv: bool,
@@ -99,6 +101,7 @@ impl Core {
         Core {
             name: name.to_owned(),
             workers: others.iter().map(worker).collect(),
+            leaving: Leaving::default(),
             index_of: others.iter().enumerate().map(|(index, name)| ((*name).to_owned(), index)).collect(),
             steps: Steps::new(tolerate_dup_recv),
             tolerate_dup_recv,
@@ -441,14 +444,16 @@ impl Core {
     fn lost(&mut self, index: usize, error: Error) {
         let Some(worker) = self.workers.get_mut(index) else { return };
         let failure = Failure::from_error(&error.within(&format!("worker {}", worker.name)));
-        // Nobody writes to any memory when that is done.
-        worker.peer = Peer::Lost(failure.clone());
-        worker.wanted.values().filter_map(|wanted| wanted.exposed).for_each(|id| self.calls.returned(id));
+        if let Peer::Here(adapter) = std::mem::replace(&mut worker.peer, Peer::Lost(failure.clone())) {
+            let exposed = worker.wanted.values().filter_map(|wanted| wanted.exposed).collect();
+            self.leaving.add(adapter, exposed);
+        }
         // What is being copied out is here.
         worker.wanted.retain(|_, wanted| wanted.kept);
         let kept = |call: &Call| worker.wanted.contains_key(&call.key.in_step(call.step.id));
         self.calls.end_all(|call| call.worker == Some(index) && !kept(call), || failure.error());
         self.steps.forget(Waiter::Worker(index));
+        self.leaving.drop_quiet(&mut self.calls);
     }
 
     /// Whether the queue pairs of all who are here are connected.
@@ -489,7 +494,8 @@ impl Core {
 
     /// Ends the connections.
     pub fn disconnect(&mut self) {
-        let Core { workers, calls, .. } = self;
+        let Core { workers, leaving, calls, .. } = self;
+        leaving.drop_all(calls);
         for worker in workers {
             worker.peer = Peer::Absent;
             worker.wanted.drain().filter_map(|(_, wanted)| wanted.exposed).for_each(|id| calls.returned(id));
@@ -539,7 +545,7 @@ impl Driven for Core {
     }
 
     fn poll(&mut self) -> bool {
-        let mut moved = false;
+        let mut moved = self.leaving.look().is_some() && self.leaving.drop_quiet(&mut self.calls);
         for index in 0..self.workers.len() {
             let Some(adapter) = self.adapter(index) else { continue };
             let polled = adapter.poll();
@@ -560,7 +566,7 @@ impl Driven for Core {
 
     fn arm(&mut self, fds: &mut Vec<RawFd>) -> Result<Option<u64>> {
         self.note_waits();
-        let mut look: Option<u64> = None;
+        let mut look = self.leaving.look();
         for worker in &mut self.workers {
             if let Peer::Here(adapter) = &mut worker.peer {
                 let again = adapter.arm(|fd| {

@@ -21,6 +21,7 @@ mod direct;
 mod event;
 mod io;
 mod key;
+mod leaving;
 mod mailbox;
 mod manager;
 mod memory;

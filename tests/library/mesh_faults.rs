@@ -47,7 +47,7 @@ pub fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
 }
 
-fn number(name: &str) -> u64 {
+pub fn number(name: &str) -> u64 {
     variable(name).parse().expect(name)
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use railhead::mesh::{DataType, Op, Options, Reduction};
 
-use crate::library::mesh_faults::{Case, LENS, connected, end, memory, options, start, variable, working, world};
+use crate::library::mesh_faults::{Case, LENS, connected, end, memory, number, options, start, variable, working, world};
 use crate::support::{Ctx, PATIENCE, Role};
 
 pub const ROLES: &[(&str, Role)] = &[("mesh_is_written_to", is_written_to)];
@@ -51,7 +51,7 @@ fn is_written_to(ctx: &Ctx) {
             let barrier = || mesh.barrier(Options { tag: 1, ..options(PATIENCE) }).expect_err("nobody else comes");
             scope.spawn(move || ctx.say(&format!("barrier: {}", barrier())));
         }
-        let (to, options) = (memory(&mut bytes), options(Duration::from_secs(1)));
+        let (to, options) = (memory(&mut bytes), options(Duration::from_millis(number("RHT_TIMEOUT_MS"))));
         let work = || match &*variable("RHT_WHAT") {
             "broadcast" => mesh.broadcast(to, 1, options),
             _ => mesh.allreduce(to, Reduction::Of(DataType::U8, Op::Max), options),
@@ -70,14 +70,20 @@ fn is_written_to(ctx: &Ctx) {
 /// A wait is over in time, for all but whose memory the rank that is stopped may still write to: those get theirs back when it does no more, and not before.
 #[test]
 fn memory_is_given_back_when_a_stopped_rank_writes_to_it_no_more() {
-    for (what, signal) in [("broadcast", libc::SIGCONT), ("broadcast", libc::SIGKILL), ("allreduce", libc::SIGCONT)] {
+    let (waits, is_given_up) = ((1000, "0"), (PATIENCE.as_millis(), "1"));
+    for (what, signal, (timeout, peer_timeout)) in [
+        ("broadcast", libc::SIGCONT, waits),
+        ("broadcast", libc::SIGKILL, waits),
+        ("allreduce", libc::SIGCONT, waits),
+        ("broadcast", libc::SIGCONT, is_given_up),
+        ("allreduce", libc::SIGCONT, is_given_up),
+    ] {
         let folder = tempfile::tempdir().expect("a folder");
-        let world = world("mesh_is_written_to", 2, folder.path(), "shm").env("RHT_WHAT", what);
-        let mut ranks = world.env_of(1, "RH_STAGE", "send_shared=stop").spawn();
+        let world = world("mesh_is_written_to", 2, folder.path(), "shm").env("RHT_WHAT", what).env("RHT_TIMEOUT_MS", &timeout.to_string());
+        let mut ranks = world.env_of(0, "RAILHEAD_PEER_TIMEOUT_S", peer_timeout).env_of(1, "RH_STAGE", "send_shared=stop").spawn();
         ranks.ranks[1].stage.recv_within(PATIENCE).expect("the stage");
-        let named = |said: &str, of: &str| {
-            assert!(said.starts_with(of) && said.contains(" waited for 1.0 s for ") && said.contains("rank 1"), "{what}: {said}")
-        };
+        let why = if peer_timeout == "0" { " waited for 1.0 s for " } else { "(RAILHEAD_PEER_TIMEOUT_S)" };
+        let named = |said: &str, of: &str| assert!(said.starts_with(of) && said.contains(why) && said.contains("rank 1"), "{what}: {said}");
         named(&ranks.hear(0), "barrier: ");
         ranks.tell(0, "say");
         if what == "broadcast" {

@@ -238,6 +238,11 @@ impl QueuePair {
         self.wq.idle() && self.last_grants.as_ref().is_none_or(shm::Grants::peer_is_gone)
     }
 
+    /// Whether the peer may be writing a part of a message still.
+    pub fn drop_waits(&mut self) -> bool {
+        self.last_grants.as_mut().is_some_and(|grants| !grants.peer_is_gone() && grants.stop())
+    }
+
     /// From ERROR to INIT, as a later generation: with a secret that only a peer of the same generation knows, and queues that count from the start.
     pub fn reset(&mut self, generation: u32) -> Result<()> {
         check_reset(self.state(), self.drained(), self.generation, generation)?;

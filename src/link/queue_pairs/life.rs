@@ -191,6 +191,16 @@ impl QueuePairs {
         all
     }
 
+    /// Takes all to ERROR; whether dropping them would wait for the peer.
+    #[cold]
+    pub fn drop_waits(&mut self) -> bool {
+        let mut waits = false;
+        for qp in &self.qps {
+            waits |= self.queues.get_mut(usize::from(qp.rail)).is_some_and(|cq| cq.qp(qp.id).drop_waits());
+        }
+        waits
+    }
+
     /// Whether the peer's host does not answer on one of them: for how many nanoseconds at least.
     pub fn rail_unanswered_for(&mut self, rail: usize) -> Option<u64> {
         let mut most = None;
