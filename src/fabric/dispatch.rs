@@ -414,7 +414,10 @@ impl QueuePair<'_> {
 
     /// Whether dropping the queue pair would wait for the peer, which may be in the middle of a write to this process's memory. Takes it to ERROR.
     pub fn drop_waits(&mut self) -> bool {
-        self.set_error();
+        // Once: it wakes who sleeps.
+        if self.state() != QpState::Error {
+            self.set_error();
+        }
         match self {
             QueuePair::Soft(qp) => qp.drop_waits(),
             QueuePair::Verbs(_) => false,
