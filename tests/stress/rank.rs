@@ -14,8 +14,6 @@ use super::registrations::{Registrations, Taken};
 const STILL: Duration = Duration::from_secs(40);
 /// Requests of a comm whose memory is deregistered under them; then it is closed.
 const DEREGISTERED: u32 = 12;
-/// Groups behind the moment of a fault that never hits anything.
-const UNHARMED: u64 = 1000;
 /// What is written over memory whose send is done.
 const OVER: u8 = 0xDD;
 
@@ -297,9 +295,8 @@ impl End {
     fn leaves(&self, s: &mut Shared) -> bool {
         let closes = match s.episode.fault {
             Fault::Close => self.spec.doomed && self.groups > s.episode.moment,
-            // What has left already needs no memory: with luck, no deregistration hits anything. And who has one send at a time may find each one done
-            // before it comes to that.
-            Fault::Deregister => self.deregistered == DEREGISTERED || self.groups > s.episode.moment + UNHARMED,
+            // What has left already needs no memory: with luck, no deregistration hits anything.
+            Fault::Deregister => self.deregistered == DEREGISTERED,
             _ => false,
         };
         closes && s.ctx.rank == s.episode.culprit(&self.spec)
