@@ -351,6 +351,11 @@ impl Ranks {
         }
     }
 
+    /// Whether a rank says nothing for a moment: what it says too soon, it says at once.
+    pub fn is_silent(&self, rank: usize) -> bool {
+        self.ranks[rank].chan.recv_within(Duration::from_millis(200)).is_err()
+    }
+
     /// Tells a rank something.
     pub fn tell(&self, rank: usize, word: &str) {
         self.ranks[rank].chan.send(word.as_bytes()).unwrap_or_else(|e| panic!("rank {rank}: {e}"));
