@@ -11,7 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::base::mem::{Pages, UserMemory};
 use crate::fabric::sim::{Random, World};
 use crate::link::Link;
-use crate::tensor::simulated::{self, SimulatedManager};
+use crate::tensor::simulated::{self, SimulatedManager, Wait};
 use crate::tensor::{Key, Manager, Mode, Rendezvous, Tensor};
 
 use super::net::config;
@@ -76,14 +76,24 @@ struct Receive {
     /// Bytes of his memory, if it is to be there.
     room: Option<usize>,
     is_asked: bool,
+    /// He waits, and may give up; else he has a callback.
+    wait: Option<Wait>,
     answer: Arc<AtomicCell<Option<Answer>>>,
     is_done: bool,
 }
 
+/// How far a worker is with a step.
+enum Found {
+    /// Others may have asked it for tensors of that.
+    NotYet,
+    Here(Rendezvous),
+    Over,
+}
+
 /// A step.
 struct Step {
-    /// As each worker has found it; none once that has ended it.
-    rendezvous: Vec<Option<Rendezvous>>,
+    /// By worker.
+    rendezvous: Vec<Found>,
     is_initialized: Vec<bool>,
     /// By worker: it has aborted it, and ends it later.
     is_aborted: Vec<bool>,
@@ -134,7 +144,21 @@ impl Receive {
     fn new(random: &mut Random, len: usize) -> Receive {
         let too_little = random.one_in(12);
         let room = if too_little { len.saturating_sub(1) } else { len + random.below(100) as usize }.min(ROOM);
-        Receive { room: (room > 0 && random.one_in(2)).then_some(room), is_asked: false, answer: Arc::default(), is_done: false }
+        Receive {
+            room: (room > 0 && random.one_in(2)).then_some(room),
+            is_asked: false,
+            wait: None,
+            answer: Arc::default(),
+            is_done: false,
+        }
+    }
+
+    /// What it has ended with. Who waits gives up now and then.
+    fn take(&mut self, random: &mut Random) -> Option<Answer> {
+        match &mut self.wait {
+            Some(wait) => wait.poll().or_else(|| random.one_in(30).then(|| wait.give_up()).flatten()),
+            None => self.answer.take(),
+        }
     }
 
     fn callback(&self) -> impl FnOnce(Answer) + Send + 'static {
@@ -170,13 +194,14 @@ impl Step {
                 items.push(Item { key, from, to, place, value, is_sent: false, lent: None, receives });
             }
         }
-        let rendezvous = group.workers.iter().map(|worker| Some(worker.manager.step(group.next))).collect();
+        let rendezvous = (0..size).map(|_| Found::NotYet).collect();
         Ok(Step { rendezvous, is_initialized: vec![false; size], is_aborted: vec![false; size], is_cut_short: random.one_in(4), items })
     }
 
     /// Whether nothing is left of it.
     fn is_over(&self) -> bool {
-        self.rendezvous.iter().all(Option::is_none) && self.items.iter().all(|item| item.is_done() && item.lent.is_none())
+        self.rendezvous.iter().all(|found| matches!(found, Found::Over))
+            && self.items.iter().all(|item| item.is_done() && item.lent.is_none())
     }
 }
 
@@ -217,7 +242,14 @@ impl Group {
         let (number, step) = &mut steps[index];
         let Step { rendezvous: all, is_initialized, is_aborted, is_cut_short, items } = step;
         let Worker { manager, from, to, .. } = &workers[rank];
-        let Some(rendezvous) = &all[rank] else { return Ok(false) };
+        let rendezvous = match &all[rank] {
+            Found::Here(rendezvous) => rendezvous,
+            Found::NotYet if random.one_in(4) => {
+                all[rank] = Found::Here(manager.step(*number));
+                return Ok(true);
+            }
+            Found::NotYet | Found::Over => return Ok(false),
+        };
         if !is_initialized[rank] && random.one_in(4) {
             is_initialized[rank] = true;
             rendezvous.initialize()?;
@@ -237,7 +269,7 @@ impl Group {
                 receives.iter_mut().for_each(|receive| receive.is_done |= !receive.is_asked);
             }
             manager.cleanup(*number);
-            all[rank] = None;
+            all[rank] = Found::Over;
             return Ok(true);
         }
         let mut choices = Vec::new();
@@ -258,18 +290,18 @@ impl Group {
                 Err(error) if is_aborted[rank] && error.to_string().contains(ABORTED) => item.lent = None,
                 sent => sent?,
             },
-            Some(receive) => item.ask(receive, rendezvous, world, to)?,
+            Some(receive) => item.ask(receive, rendezvous, (world, to), random)?,
         }
         Ok(true)
     }
 
     /// What has come for a worker, and what it has back.
-    fn take(&mut self, rank: usize) -> std::result::Result<bool, Stop> {
+    fn take(&mut self, rank: usize, random: &mut Random) -> std::result::Result<bool, Stop> {
         let Group { world, workers, steps, received, .. } = self;
         let Worker { manager, from, to, kept } = &mut workers[rank];
         let mut any = false;
         for (number, step) in steps.iter_mut() {
-            let may_fail = step.is_cut_short;
+            let (may_fail, is_here) = (step.is_cut_short, matches!(step.rendezvous[rank], Found::Here(_)));
             for item in &mut step.items {
                 let Item { value, place, .. } = *item;
                 if item.from == rank && item.lent.as_ref().is_some_and(|released| released.load(Ordering::Relaxed)) {
@@ -280,7 +312,8 @@ impl Group {
                 }
                 let receives = if item.to == rank { item.receives.as_mut_slice() } else { &mut [] };
                 for (index, receive) in receives.iter_mut().enumerate() {
-                    let Some(answer) = receive.answer.take() else { continue };
+                    let Some(answer) = receive.take(random) else { continue };
+                    let gave_up = receive.wait.take().is_some_and(|wait| wait.gave_up());
                     let what = || format!("receive {index} of {} of step {number}", item.key);
                     (receive.is_done, any) = (true, true);
                     let at = (place * RECEIVES + index) * ROOM;
@@ -305,6 +338,11 @@ impl Group {
                                 world.guard(tensor.as_ptr().addr(), tensor.len());
                                 kept.push((tensor, value));
                             }
+                        }
+                        Err(error) if gave_up && error.to_string().contains("Timed out waiting for notification") => {
+                            // Who asks again gets it, also if it has come in between.
+                            let again = is_here && random.one_in(2);
+                            (receive.is_asked, receive.is_done) = (!again, !again);
                         }
                         Err(error) if may_fail && [ABORTED, "Cleanup "].iter().any(|why| error.to_string().contains(why)) => {}
                         Err(error)
@@ -367,17 +405,20 @@ impl Item {
         }
     }
 
-    fn ask(&mut self, receive: usize, rendezvous: &Rendezvous, world: &World, to: &Pages) -> Result<()> {
+    fn ask(&mut self, receive: usize, rendezvous: &Rendezvous, (world, to): (&World, &Pages), random: &mut Random) -> Result<()> {
         let at = (self.place * RECEIVES + receive) * ROOM;
         let receive = &mut self.receives[receive];
         receive.is_asked = true;
-        match receive.room {
-            None => rendezvous.recv_async(&self.key, receive.callback()),
-            Some(room) => {
-                world.unguard(to.addr() + at);
-                rendezvous.recv_into_async(&self.key, part(to, at, room)?, receive.callback())
-            }
+        let into = receive.room.map(|room| part(to, at, room)).transpose()?;
+        if into.is_some() {
+            world.unguard(to.addr() + at);
         }
+        match into {
+            _ if random.one_in(3) => receive.wait = Some(Wait::begin(rendezvous, &self.key, into)?),
+            None => rendezvous.recv_async(&self.key, receive.callback())?,
+            Some(into) => rendezvous.recv_into_async(&self.key, into, receive.callback())?,
+        }
+        Ok(())
     }
 }
 
@@ -400,7 +441,7 @@ impl Ranks for Group {
         if random.one_in(2) {
             moved |= manager.run(std::time::Duration::ZERO) > 0;
         }
-        moved |= self.take(rank)?;
+        moved |= self.take(rank, random)?;
         moved |= self.begin(rank, random)?;
         let most = if random.one_in(8) { 0 } else { KEPT };
         self.give_back(rank, most)?;

@@ -13,13 +13,13 @@ use super::core::Core;
 use super::key::Key;
 use super::memory::{Memory, Release};
 use super::shared::{Shared, deadline};
-use super::steps::StepRef;
+use super::steps::{CallId, StepRef};
 use super::value::{Tensor, meta};
 
 /// A step of a manager's. Clones are the same step. It fails once the step was cleaned up, or the manager closed.
 #[derive(Clone)]
 pub struct Rendezvous {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     step: StepRef,
 }
 
@@ -140,22 +140,30 @@ impl Rendezvous {
         self.wait(key, Some(into), timeout)
     }
 
-    fn destination(&self, key: &Result<Key>, into: UserMemory) -> Result<Arc<Memory>> {
+    pub(super) fn destination(&self, key: &Result<Key>, into: UserMemory) -> Result<Arc<Memory>> {
         let is_exposed = key.as_ref().is_ok_and(|key| self.is_exposed(key));
         self.shared.pool.destination(into, is_exposed).map(Arc::new)
     }
 
     fn wait(&self, key: Result<Key>, into: Option<Arc<Memory>>, timeout: Duration) -> Result<Tensor> {
-        let Shared { driver, .. } = &*self.shared;
-        let id = driver.with(|core| {
-            let key = key.and_then(|key| core.produced(key));
-            core.recv(self.step, key, into.clone(), None)
-        })?;
+        let id = self.begin(key, into.as_ref())?;
         let answer = self.shared.wait(deadline(timeout), |core| core.calls.take(id));
-        // It may have come since; or it comes once nobody writes to its memory any more.
-        let answer = answer.or_else(|| driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id))));
+        let answer = answer.or_else(|| self.give_up(id));
         let answer = answer.or_else(|| self.shared.wait(u64::MAX, |core| core.calls.take(id)));
         self.shared.settle(answer.unwrap_or_else(|| Answer::Failed(Error::internal("a receive without an answer"))), into.as_ref())
+    }
+
+    /// Begins a receive that somebody waits for.
+    pub(super) fn begin(&self, key: Result<Key>, into: Option<&Arc<Memory>>) -> Result<CallId> {
+        self.shared.driver.with(|core| {
+            let key = key.and_then(|key| core.produced(key));
+            core.recv(self.step, key, into.cloned(), None)
+        })
+    }
+
+    /// Its time is over. It may have come since; `None`: it ends once nobody writes to its memory any more.
+    pub(super) fn give_up(&self, id: CallId) -> Option<Answer> {
+        self.shared.driver.with(|core| core.calls.take(id).or_else(|| core.give_up(id)))
     }
 
     /// Receives several tensors. The callback gets them all, in the order of their keys, once the last has come; or the first error, then. A dead one

@@ -1,10 +1,11 @@
-//! Workers on the simulated fabric, for `crate::sim`: nobody waits there, so that a manager is polled by whoever runs the schedule. How workers meet, and
-//! that whoever waits gives up after a while, is left out.
+//! Workers on the simulated fabric, for `crate::sim`: nobody waits there, so that a manager is polled by whoever runs the schedule, and who would wait
+//! looks, and gives up whenever he likes. How workers meet is left out.
 
 use std::sync::Arc;
 
 use crate::base::config::Config;
 use crate::base::error::{Error, Result};
+use crate::base::mem::UserMemory;
 use crate::fabric;
 use crate::fabric::sim::World;
 use crate::link::Link;
@@ -13,9 +14,15 @@ use crate::link::device::Device;
 use crate::link::driver::Driven;
 
 use super::adapter::Waiting;
+use super::calls::Answer;
 use super::core::{Core, Peer};
+use super::key::Key;
 use super::manager::Manager;
+use super::memory::Memory;
+use super::rendezvous::Rendezvous;
 use super::shared::Shared;
+use super::steps::CallId;
+use super::value::Tensor;
 
 /// A manager that ends without waiting until the others have heard.
 pub struct SimulatedManager(Manager);
@@ -68,6 +75,48 @@ pub fn connect(first: &Manager, second: &Manager) -> Result<()> {
     let (ours, theirs) = (end(first)?, end(second)?);
     first.connect_end(&second.name, ours.0, &theirs.1)?;
     second.connect_end(&first.name, theirs.0, &ours.1)
+}
+
+/// What [`Rendezvous::recv`] and [`Rendezvous::recv_into`] do, by somebody who does not wait.
+pub struct Wait {
+    step: Rendezvous,
+    id: CallId,
+    into: Option<Arc<Memory>>,
+    gave_up: bool,
+}
+
+impl Wait {
+    /// Begins it.
+    ///
+    /// Errors: the manager is closed; memory that cannot be registered.
+    pub fn begin(step: &Rendezvous, key: &str, into: Option<UserMemory>) -> Result<Wait> {
+        let key = Key::parse(key);
+        let into = into.map(|into| step.destination(&key, into)).transpose()?;
+        Ok(Wait { step: step.clone(), id: step.begin(key, into.as_ref())?, into, gave_up: false })
+    }
+
+    /// What it has ended with, if it has.
+    pub fn poll(&self) -> Option<Result<Tensor>> {
+        let answer = self.step.shared.driver.with(|core| core.calls.take(self.id));
+        answer.map(|answer| self.settle(answer))
+    }
+
+    /// Its time is over, if that was not said before: as [`Wait::poll`].
+    pub fn give_up(&mut self) -> Option<Result<Tensor>> {
+        if std::mem::replace(&mut self.gave_up, true) {
+            return None;
+        }
+        self.step.give_up(self.id).map(|answer| self.settle(answer))
+    }
+
+    fn settle(&self, answer: Answer) -> Result<Tensor> {
+        self.step.shared.settle(answer, self.into.as_ref())
+    }
+
+    /// Whether its time is over.
+    pub fn gave_up(&self) -> bool {
+        self.gave_up
+    }
 }
 
 /// Polls it, and copies what is to be sent; whether something has moved.
