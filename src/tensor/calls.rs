@@ -258,6 +258,11 @@ impl Calls {
         self.open.behind(0)
     }
 
+    /// All that are over but for their memory, to which a worker may write.
+    pub fn held(&self) -> impl Iterator<Item = &Call> {
+        self.held.values().map(|(call, _)| call.as_ref())
+    }
+
     /// Ends all for which that holds, in order: which they were, whom they have asked, and for what.
     pub fn end_all(&mut self, which: impl Fn(&Call) -> bool, why: impl Fn() -> Error) -> Vec<(CallId, Option<usize>, TensorId)> {
         let all = self.open().filter(|(_, call)| which(call));

@@ -17,7 +17,7 @@ use super::calls::{Answer, Call, Callback, Calls, Origin};
 use super::event::Landed;
 use super::io::Fill;
 use super::key::{Key, Keys, Name, TensorId};
-use super::leaving::Leaving;
+use super::leaving::{Leaving, LostEnd};
 use super::memory::Memory;
 use super::steps::{self, CallId, StepRef, Steps, Waiter};
 use super::value::Tensor;
@@ -145,13 +145,12 @@ impl Core {
         }
     }
 
-    /// It has done so, or may be started again.
+    /// It has done so, or may be started again: nothing is connected then.
     ///
     /// Errors: why it has not; it was closed.
     pub fn started(&mut self, connected: Result<()>) -> Result<()> {
         let done = self.check().and(connected);
         if let Err(error) = &done {
-            self.disconnect();
             let failure = Failure::from_error(error);
             // What was asked of workers that were here already.
             self.calls.end_all(|call| call.worker.is_some(), || failure.error());
@@ -444,9 +443,8 @@ impl Core {
     fn lost(&mut self, index: usize, error: Error) {
         let Some(worker) = self.workers.get_mut(index) else { return };
         let failure = Failure::from_error(&error.within(&format!("worker {}", worker.name)));
-        if let Peer::Here(adapter) = std::mem::replace(&mut worker.peer, Peer::Lost(failure.clone())) {
-            let exposed = worker.wanted.values().filter_map(|wanted| wanted.exposed).collect();
-            self.leaving.add(adapter, exposed);
+        if let Some(end) = worker.leave(Peer::Lost(failure.clone())) {
+            self.leaving.add(end);
         }
         // What is being copied out is here.
         worker.wanted.retain(|_, wanted| wanted.kept);
@@ -492,14 +490,14 @@ impl Core {
         true
     }
 
-    /// Ends the connections.
-    pub fn disconnect(&mut self) {
-        let Core { workers, leaving, calls, .. } = self;
-        leaving.drop_all(calls);
-        for worker in workers {
-            worker.peer = Peer::Absent;
-            worker.wanted.drain().filter_map(|(_, wanted)| wanted.exposed).for_each(|id| calls.returned(id));
+    /// Ends the connections, for [`Shared::disconnect`](super::shared::Shared::disconnect).
+    pub fn take_ends(&mut self) -> Vec<LostEnd> {
+        let mut ends = self.leaving.take();
+        for worker in &mut self.workers {
+            ends.extend(worker.leave(Peer::Absent));
+            worker.wanted.clear();
         }
+        ends
     }
 
     /// Bytes of tensors that were copied on their way from and to the workers that are connected.
@@ -545,7 +543,7 @@ impl Driven for Core {
     }
 
     fn poll(&mut self) -> bool {
-        let mut moved = self.leaving.look().is_some() && self.leaving.drop_quiet(&mut self.calls);
+        let mut moved = self.leaving.drop_quiet(&mut self.calls);
         for index in 0..self.workers.len() {
             let Some(adapter) = self.adapter(index) else { continue };
             let polled = adapter.poll();
@@ -623,6 +621,12 @@ impl Driven for Core {
 }
 
 impl Worker {
+    /// Its end, if it is connected; it is this now.
+    fn leave(&mut self, now: Peer) -> Option<LostEnd> {
+        let Peer::Here(adapter) = std::mem::replace(&mut self.peer, now) else { return None };
+        Some(LostEnd::new(adapter, self.wanted.values().filter_map(|wanted| wanted.exposed)))
+    }
+
     /// A receive is over that waited for this. What nobody waits for is not wanted any more.
     fn forget(&mut self, what: &TensorId, id: CallId) {
         let Some(wanted) = self.wanted.get_mut(what) else { return };

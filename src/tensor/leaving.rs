@@ -1,6 +1,8 @@
 //! The ends of workers that are lost, and may be in the middle of a write to memory of this one's: each stays until that is over. A process that is
 //! stopped may be so for ever, and nothing else is to wait for it. Under the lock of the manager.
 
+use crate::base::clock;
+
 use super::adapter::Adapter;
 use super::calls::Calls;
 use super::steps::CallId;
@@ -10,44 +12,65 @@ const LOOK_NS: u64 = 10_000_000;
 
 /// All of them.
 #[derive(Default)]
-pub struct Leaving(Vec<LostEnd>);
+pub struct Leaving {
+    ends: Vec<LostEnd>,
+    /// When to look at them.
+    next: u64,
+}
 
-struct LostEnd {
+/// An end that nobody polls any more.
+pub struct LostEnd {
     adapter: Box<Adapter>,
-    /// The receives into whose memory its worker may write.
+    /// The receives into whose memory its worker may write, the oldest first.
     exposed: Vec<CallId>,
 }
 
 impl Leaving {
-    /// One more.
-    pub fn add(&mut self, adapter: Box<Adapter>, exposed: Vec<CallId>) {
-        self.0.push(LostEnd { adapter, exposed });
+    /// One more. It is looked at next.
+    pub fn add(&mut self, end: LostEnd) {
+        self.ends.push(end);
+        self.next = 0;
     }
 
-    /// Drops those whose worker writes no more, and ends their receives; whether there were any.
+    /// Drops those whose worker writes no more, and ends their receives, if it is time to look; whether there were any.
     pub fn drop_quiet(&mut self, calls: &mut Calls) -> bool {
-        let quiet: Vec<LostEnd> = self.0.extract_if(.., |end| !end.adapter.drop_waits()).collect();
+        if self.ends.is_empty() || clock::now() < self.next {
+            return false;
+        }
+        let quiet: Vec<LostEnd> = self.ends.extract_if(.., |end| !end.drop_waits()).collect();
+        self.next = clock::now().saturating_add(LOOK_NS);
         let any = !quiet.is_empty();
-        quiet.into_iter().for_each(|end| end.drop(calls));
+        quiet.into_iter().flat_map(LostEnd::drop).for_each(|id| calls.returned(id));
         any
     }
 
-    /// Drops all, and waits for those who write.
-    pub fn drop_all(&mut self, calls: &mut Calls) {
-        self.0.drain(..).for_each(|end| end.drop(calls));
+    /// All.
+    pub fn take(&mut self) -> Vec<LostEnd> {
+        std::mem::take(&mut self.ends)
     }
 
-    /// When to look at them again.
+    /// Nanoseconds until they are to be looked at again.
     pub fn look(&self) -> Option<u64> {
-        (!self.0.is_empty()).then_some(LOOK_NS)
+        (!self.ends.is_empty()).then_some(LOOK_NS)
     }
 }
 
 impl LostEnd {
-    fn drop(self, calls: &mut Calls) {
-        let LostEnd { adapter, exposed } = self;
-        // First: nobody writes to any memory after that.
-        drop(adapter);
-        exposed.into_iter().for_each(|id| calls.returned(id));
+    /// That of a worker which may write into the memory of these receives.
+    pub fn new(adapter: Box<Adapter>, exposed: impl Iterator<Item = CallId>) -> LostEnd {
+        let mut exposed: Vec<CallId> = exposed.collect();
+        exposed.sort_unstable();
+        LostEnd { adapter, exposed }
+    }
+
+    /// Whether [`LostEnd::drop`] waits.
+    pub fn drop_waits(&mut self) -> bool {
+        self.adapter.drop_waits()
+    }
+
+    /// Drops it, which waits for a worker that writes: nobody writes to the memory of these receives after that.
+    pub fn drop(self) -> Vec<CallId> {
+        drop(self.adapter);
+        self.exposed
     }
 }

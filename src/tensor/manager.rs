@@ -1,13 +1,14 @@
 //! A worker's end of all channels: made, connected, closed. Any number of threads.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::base::clock;
 use crate::base::error::{Error, Result};
 use crate::base::log::{self, log_warn};
 use crate::base::mem::UserMemory;
+use crate::base::sync::lock;
 use crate::engine::{self, DumpGuard};
 use crate::link::device::{Device, Registered};
 #[cfg(test)]
@@ -62,7 +63,7 @@ impl Manager {
                 driver.nudge();
             }
         });
-        let shared = Arc::new(Shared { device, name: name.to_owned(), others, driver, mode, pool });
+        let shared = Arc::new(Shared { device, name: name.to_owned(), others, driver, mode, pool, closing: Mutex::default() });
         let dumped = shared.device.config.dump_signal.number().map(|signal| engine::dump_on_signal(signal, shared.clone()));
         let dumped =
             dumped.and_then(|dumped| dumped.inspect_err(|error| log_warn!(log::NET, "tensors: no dump on a signal: {error}")).ok());
@@ -77,7 +78,10 @@ impl Manager {
     pub fn connect(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
         let shared = &self.shared;
         shared.driver.with(Core::start)?;
-        let connected = shared.connect_through(store, timeout);
+        let connected = shared.connect_through(store, timeout).and_then(|()| shared.driver.with(|core| core.check()));
+        if connected.is_err() {
+            shared.disconnect();
+        }
         shared.driver.with(|core| core.started(connected))?;
         // From now on the others get their answers, whether or not anybody waits here.
         shared.driver.attend("rh-tensor");
@@ -151,6 +155,7 @@ impl Manager {
     /// when it returns, unless they call this. Workers that wait for this one learn that it has gone.
     pub fn close(&self) {
         let shared = &self.shared;
+        let closing = lock(&shared.closing);
         // What others have asked for and is here is theirs: a queue pair that is destroyed sends nothing more.
         let until = clock::now() + FAREWELL_NS;
         while clock::now() < until && !shared.with(Core::is_through) {
@@ -164,8 +169,9 @@ impl Manager {
         }
         if first {
             // Rendezvous may stay for long.
-            shared.driver.with(Core::disconnect);
+            shared.disconnect();
         }
+        drop(closing);
         let next = || shared.next_due(&mut shared.driver.lock());
         while let Some(next) = next() {
             shared.call(next);

@@ -1,6 +1,6 @@
 //! What a manager and its rendezvous have in common: how they wait, and how a receive ends. Any number of threads.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::base::clock;
@@ -12,6 +12,7 @@ use crate::link::driver::{Driven, Driver};
 use super::adapter::Mode;
 use super::calls::{Answer, DueAnswer};
 use super::core::Core;
+use super::leaving::LostEnd;
 use super::memory::{Memory, Pool, Release};
 use super::value::Tensor;
 
@@ -23,6 +24,8 @@ pub struct Shared {
     pub(super) driver: Arc<Driver<Core>>,
     pub(super) mode: Mode,
     pub(super) pool: Arc<Pool>,
+    /// Who closes it, until nobody reads or writes any memory of this worker's.
+    pub(super) closing: Mutex<()>,
 }
 
 impl Shared {
@@ -47,6 +50,17 @@ impl Shared {
             }
             Err(deadline.min(next))
         })
+    }
+
+    /// Ends the connections. That waits for a worker which writes to memory of this one's, without the lock: be it stopped, it holds up nobody else.
+    pub(super) fn disconnect(&self) {
+        let mut ends = self.driver.with(Core::take_ends);
+        // Those that wait last.
+        let quiet: Vec<LostEnd> = ends.extract_if(.., |end| !end.drop_waits()).collect();
+        for end in quiet.into_iter().chain(ends) {
+            let exposed = end.drop();
+            self.driver.with(|core| exposed.into_iter().for_each(|id| core.calls.returned(id)));
+        }
     }
 
     /// Does something after which tensors may be sent, and copies those that are to be copied, without the lock.

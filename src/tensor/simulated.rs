@@ -43,10 +43,8 @@ impl std::ops::Deref for SimulatedManager {
 
 impl Drop for SimulatedManager {
     fn drop(&mut self) {
-        self.0.shared.driver.with(|core| {
-            core.close();
-            core.disconnect();
-        });
+        self.0.shared.driver.with(Core::close);
+        self.0.shared.disconnect();
     }
 }
 

@@ -1,9 +1,10 @@
 //! A worker that is stopped while it writes a tensor to another's memory: what that one is told, when, and what becomes of the memory.
 
 use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
 
 use railhead::base::mem::UserMemory;
-use railhead::tensor::Manager;
+use railhead::tensor::{Manager, State};
 
 use super::mesh_faults::{memory, world};
 use super::tensor_faults::{connected, key, step};
@@ -39,8 +40,32 @@ fn next(manager: &Manager, ended: &Receiver<Ended>) -> Ended {
     }
 }
 
+/// Two threads close it, and another asks and runs what is due meanwhile.
+fn close_beside_others(ctx: &Ctx, manager: &Manager) {
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                manager.close();
+                ctx.say("closed");
+            });
+        }
+        while manager.state() != State::Stopped {
+            std::thread::yield_now();
+        }
+        // Longer than the others take until they know.
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(300) {
+            assert_eq!(manager.state(), State::Stopped);
+            manager.run(PATIENCE);
+        }
+        let why = step(manager, 1).recv(&key(2, 0, "more"), PATIENCE).expect_err("closed").to_string();
+        assert!(why.contains("has closed its manager"), "{why}");
+        ctx.say("its others go on");
+    });
+}
+
 /// Worker 0 asks worker 1 for tensors, each second one into memory of its own, until it is told that one does not come; then worker 2; and then waits
-/// for the rest of worker 1's.
+/// for the rest of worker 1's, or closes its manager.
 fn is_written_to(ctx: &Ctx) {
     let mut bytes = vec![ctx.rank as u8; 2 * LEN];
     let all = memory(&mut bytes);
@@ -75,6 +100,9 @@ fn is_written_to(ctx: &Ctx) {
     let tensor = step(&manager, 1).recv(&key(2, 0, "more"), PATIENCE).expect("a tensor");
     assert!(tensor.len() == LEN && tensor.bytes().iter().all(|byte| *byte == 2));
     ctx.say("the others go on");
+    if std::env::var_os("RHT_CLOSES").is_some() {
+        close_beside_others(ctx, &manager);
+    }
     let rest: Vec<Ended> = (came..asked).map(|_| next(&manager, &ended)).collect();
     assert!(rest.iter().any(|(edge, _)| *edge == "into") && rest.iter().all(|(_, why)| why.is_some()), "{rest:?}");
     bytes.fill(0xAA);
@@ -84,19 +112,25 @@ fn is_written_to(ctx: &Ctx) {
     ctx.say(if bytes.iter().all(|&byte| byte == 0xAA) { "untouched" } else { "touched" });
 }
 
-/// Once RAILHEAD_PEER_TIMEOUT_S is over it is lost: what waits for it has its error, but for receives into memory that it may write to; others go on.
+/// Once RAILHEAD_PEER_TIMEOUT_S is over it is lost: what waits for it has its error, but for receives into memory that it may write to; others go on, also
+/// while that memory holds up who closes the manager.
 #[test]
 fn a_worker_that_is_stopped_while_it_writes_holds_up_its_own_tensors_alone() {
-    for signal in [libc::SIGCONT, libc::SIGKILL] {
+    for (signal, closes) in [(libc::SIGCONT, false), (libc::SIGKILL, false), (libc::SIGCONT, true), (libc::SIGKILL, true)] {
         let folder = tempfile::tempdir().expect("a folder");
         let world = world("tensor_is_written_to", 3, folder.path(), "shm").env("RHT_MODE", "direct");
+        let world = if closes { world.env_of(0, "RHT_CLOSES", "1") } else { world };
         let mut ranks = world.env_of(0, "RAILHEAD_PEER_TIMEOUT_S", "1").env_of(1, "RH_STAGE", "send_shared=stop").spawn();
         ranks.ranks[1].stage.recv_within(PATIENCE).expect("the stage");
         let said = ranks.hear(0);
         assert!(said.starts_with("more: worker /job:w/task:1: ") && said.contains("RAILHEAD_PEER_TIMEOUT_S"), "{said}");
         ranks.expect(0, "the others go on");
+        if closes {
+            ranks.expect(0, "its others go on");
+        }
         assert!(ranks.is_silent(0), "given back under a writer");
         ranks.ranks[1].signal(signal);
+        (0..if closes { 2 } else { 0 }).for_each(|_| ranks.expect(0, "closed"));
         ranks.expect(0, "given back");
         if signal == libc::SIGCONT {
             ranks.tell(1, "end");
