@@ -647,3 +647,24 @@ impl Core {
         self.steps.ids().len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_worker_may_ask_for_what_this_one_produces_for_it_alone() {
+        let core = Core::new("/job:a", &["/job:b", "/job:c"], true);
+        let asks = |from: &str, to: &str| {
+            let device = |worker: &str| format!("/job:{worker}/device:CPU:0");
+            let text = Key::new(&device(from), 1, &device(to), "x", 0, 0).unwrap().text().to_owned();
+            (core.check_key(0, &text.as_str().into()).map_err(|why| why.to_string()), text)
+        };
+        assert_eq!(asks("a", "b").0, Ok(()));
+        let (asked, text) = asks("b", "b");
+        assert_eq!(asked, Err(format!("Invalid rendezvous key (src): {text} @ /job:a")));
+        let (asked, text) = asks("a", "c");
+        assert_eq!(asked, Err(format!("Invalid rendezvous key (dst): {text}, which another worker asks for")));
+        assert!(core.check_key(0, &"no key".into()).is_err());
+    }
+}

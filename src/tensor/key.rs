@@ -285,6 +285,18 @@ mod tests {
     const DST: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 
     #[test]
+    fn names_of_one_hash_are_different() {
+        let [a, b] = ["a", "b"].map(|text| Name { text: text.into(), hash: 1 });
+        assert!(a != b && a == a.clone());
+        let both = HashMap::<Name, u8>::from_iter([(a.clone(), 1), (b.clone(), 2)]);
+        assert_eq!((both.get(&a), both.get(&b)), (Some(&1), Some(&2)));
+        let [known, other] = ["known", "other"].map(|edge| Key::new(SRC, 1, DST, edge, 0, 0).unwrap());
+        let mut keys = Keys(HashMap::from_iter([(hash(other.text()), (known, 1))]));
+        let (parsed, found) = keys.parse(other.text(), |_| Ok(2)).unwrap();
+        assert_eq!((parsed.text(), found), (other.text(), 2));
+    }
+
+    #[test]
     fn keys_that_are_parsed_again_are_the_same() {
         let mut keys = Keys::default();
         for edge in (0..MAX_NAMES + 2).chain([0, 1]) {

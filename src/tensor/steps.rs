@@ -206,6 +206,18 @@ mod tests {
     }
 
     #[test]
+    fn an_abort_ends_what_a_step_has_deferred_too() {
+        let mut steps = Steps::new(true);
+        let found = steps.find(7);
+        let step = steps.get(found).unwrap();
+        assert!(step.defer(&"k".into(), Waiter::Worker(2)).unwrap());
+        assert!(step.defer(&"l".into(), Waiter::Call(1)).unwrap());
+        assert_eq!(step.abort(&Error::usage("not wanted")), [("k".into(), Waiter::Worker(2)), ("l".into(), Waiter::Call(1))]);
+        assert_eq!(step.initialize(), []);
+        assert!(step.table.send(&"k".into(), tensor()).is_err());
+    }
+
+    #[test]
     fn a_step_that_was_cleaned_up_answers_nobody() {
         let mut steps = Steps::new(true);
         let old = steps.find(7);

@@ -640,6 +640,38 @@ fn what_breaks_the_protocol_is_refused_in_words() {
 }
 
 #[test]
+fn a_buffer_is_enlarged_while_it_is_empty_and_idle_once() {
+    // A message that comes once the ack of the last one is written.
+    let hear = |channel: &mut Channel<Vec<u8>>, hands: &mut Hands, packet: &Packet| {
+        let heard = channel.message(packet, "", hands).map_err(|why| why.to_string());
+        channel.written(Tx::Ack, hands);
+        hands.unwritten.retain(|(tx, _)| *tx != Tx::Ack);
+        heard
+    };
+    let packet = |kind, name: &str, step, bytes| Packet { buffer_size: bytes, ..Packet::new(kind, TensorId::new(name, step)) };
+    let (mut channel, mut hands) = asking();
+    let request = packet(Kind::BufferRequest, "a", 1, 4096);
+    assert_eq!(hear(&mut channel, &mut hands, &request), Ok(()));
+    let error = hear(&mut channel, &mut hands, &request).unwrap_err();
+    assert_eq!(error, "it sent a wish for a buffer of 4096 bytes for a; it has 4096, and at most 1073741824 may be");
+    hands.landed.insert(0, Vec::new());
+    channel.tensor(0, &packet(Kind::TensorWrite, "a", 1, 0), &mut hands).unwrap();
+    assert!(channel.request(&TensorId::new("a", 2), &mut hands).unwrap());
+    let error = hear(&mut channel, &mut hands, &packet(Kind::BufferRequest, "a", 2, 8192)).unwrap_err();
+    assert_eq!(error, "it sent a wish for a buffer for a, which is number 0, and full: true");
+
+    let (mut channel, mut hands) = asking();
+    hands.broken = Some("write");
+    assert_eq!(hear(&mut channel, &mut hands, &packet(Kind::TensorRequest, "x", 1, 0)), Ok(()));
+    channel.found(&TensorId::new("x", 1), &Meta::new(1, &[4], 4, false).unwrap(), vec![0; 4], &mut hands);
+    for kind in [Kind::BufferResponse, Kind::BufferIdle] {
+        assert_eq!(hear(&mut channel, &mut hands, &packet(kind, "x", 1, 4096)), Ok(()));
+    }
+    let error = hear(&mut channel, &mut hands, &packet(Kind::BufferIdle, "x", 1, 0)).unwrap_err();
+    assert_eq!(error, "it sent that the buffer for x is idle again, which it was");
+}
+
+#[test]
 fn a_buffer_that_was_not_asked_for_is_refused() {
     let meta = Meta::new(1, &[4], 4, false).unwrap();
     for (bytes, index, addr) in [(8192, 0, 0), (4096, MAX_BUFFERS as u64, 0), (4096, 0, u64::MAX - 4095)] {

@@ -90,6 +90,20 @@ fn a_step_is_cleaned_up_while_requests_are_on_the_way() {
 }
 
 #[test]
+fn all_steps_are_cleaned_up_at_once() {
+    let manager = manager(SoftWire::Shm, 0, 2, true);
+    let steps: Vec<Rendezvous> = (1..4).map(|id| step(&manager, id)).collect();
+    let answers: Vec<_> = steps.iter().map(|step| answer(step, &key(0, 0, "never"))).collect();
+    manager.cleanup_all();
+    run(&manager, 3);
+    for (id, (step, answers)) in (1..4).zip(steps.iter().zip(answers)) {
+        assert_eq!(error(&answers), format!("Cleanup {id}"));
+        assert_eq!(step.send(&key(0, 0, "late"), tensor(1, 1)).unwrap_err().to_string(), format!("Cleanup {id}"));
+    }
+    assert_eq!(manager.steps(), 0);
+}
+
+#[test]
 fn tensors_of_an_aborted_step_are_thrown_away_and_their_buffers_used_again() {
     for wire in WIRES {
         let (aborted, done) = (Barrier::new(2), Barrier::new(2));
