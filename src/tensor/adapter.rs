@@ -314,7 +314,7 @@ impl Adapter {
         let _ = self.io.link.send_last_control(&BYE);
     }
 
-    /// As [`Duplex::drop_waits`](crate::link::duplex::Duplex::drop_waits), of one that is lost.
+    /// As [`Duplex::drop_waits`](crate::link::duplex::Duplex::drop_waits), of one that nobody polls any more.
     pub fn drop_waits(&mut self) -> bool {
         self.io.link.drop_waits()
     }

@@ -8,10 +8,7 @@ use crate::store::{Deadline, Exchange, Member, Store};
 
 use super::adapter::Waiting;
 use super::core::Core;
-use super::shared::Shared;
-
-/// Between two looks whether all queue pairs are connected.
-const PAUSE: Duration = Duration::from_micros(200);
+use super::shared::{PAUSE, Shared};
 
 impl Shared {
     /// Each worker tells all others, under its name, the addresses of its ends towards them: `{u16 size, name, u32 size, address}` for each.

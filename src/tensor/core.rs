@@ -145,7 +145,7 @@ impl Core {
         }
     }
 
-    /// It has done so, or may be started again: nothing is connected then.
+    /// It has done so, or may be started again, once its ends are taken.
     ///
     /// Errors: why it has not; it was closed.
     pub fn started(&mut self, connected: Result<()>) -> Result<()> {
@@ -490,7 +490,7 @@ impl Core {
         true
     }
 
-    /// Ends the connections, for [`Shared::disconnect`](super::shared::Shared::disconnect).
+    /// Ends the connections, for [`Shared::drop_ends`](super::shared::Shared::drop_ends).
     pub fn take_ends(&mut self) -> Vec<LostEnd> {
         let mut ends = self.leaving.take();
         for worker in &mut self.workers {

@@ -1,5 +1,5 @@
 //! The ends of workers that are lost, and may be in the middle of a write to memory of this one's: each stays until that is over. A process that is
-//! stopped may be so for ever, and nothing else is to wait for it. Under the lock of the manager.
+//! stopped may be so for ever, and nothing else is to wait for it. Under the lock of the manager, until [`Leaving::take`] ends that.
 
 use crate::base::clock;
 

@@ -25,10 +25,8 @@ use super::core::{Core, State};
 use super::memory::Pool;
 use super::message::NAME_MAX;
 use super::rendezvous::Rendezvous;
-use super::shared::{Shared, deadline};
+use super::shared::{PAUSE, Shared, deadline};
 
-/// Between two looks whether a callback is still called.
-const PAUSE: Duration = Duration::from_micros(200);
 /// How long one that is closed waits for what the others are sent to be through, and for the last of it.
 const FAREWELL_NS: u64 = 1_000_000_000;
 
@@ -78,11 +76,16 @@ impl Manager {
     pub fn connect(&self, store: &dyn Store, timeout: Duration) -> Result<()> {
         let shared = &self.shared;
         shared.driver.with(Core::start)?;
-        let connected = shared.connect_through(store, timeout).and_then(|()| shared.driver.with(|core| core.check()));
-        if connected.is_err() {
-            shared.disconnect();
-        }
-        shared.driver.with(|core| core.started(connected))?;
+        let connected = shared.connect_through(store, timeout);
+        let closing = lock(&shared.closing);
+        let (started, ends) = shared.driver.with(|core| {
+            let started = core.started(connected);
+            let ends = if started.is_err() { core.take_ends() } else { Vec::new() };
+            (started, ends)
+        });
+        shared.drop_ends(ends);
+        drop(closing);
+        started?;
         // From now on the others get their answers, whether or not anybody waits here.
         shared.driver.attend("rh-tensor");
         Ok(())
@@ -152,7 +155,8 @@ impl Manager {
     }
 
     /// Ends it: all that waits fails, and so does what comes later; callbacks that were not run are run now, and those that other threads run are over
-    /// when it returns, unless they call this. Workers that wait for this one learn that it has gone.
+    /// when it returns, unless they call this. Workers that wait for this one learn that it has gone. It waits for one of this host that is in the
+    /// middle of a write to this one's memory, be it stopped; nobody else does.
     pub fn close(&self) {
         let shared = &self.shared;
         let closing = lock(&shared.closing);
@@ -169,7 +173,7 @@ impl Manager {
         }
         if first {
             // Rendezvous may stay for long.
-            shared.disconnect();
+            shared.drop_ends(shared.driver.with(Core::take_ends));
         }
         drop(closing);
         let next = || shared.next_due(&mut shared.driver.lock());

@@ -16,6 +16,9 @@ use super::leaving::LostEnd;
 use super::memory::{Memory, Pool, Release};
 use super::value::Tensor;
 
+/// Between two looks at what nothing wakes anybody for.
+pub(super) const PAUSE: Duration = Duration::from_micros(200);
+
 /// What the manager's parts share.
 pub struct Shared {
     pub(super) device: Arc<Device>,
@@ -43,6 +46,12 @@ impl Shared {
             if now >= deadline {
                 return Ok(None);
             }
+            if core.has_failed() {
+                // Nobody drives what is closed: this waits for one that writes to its memory.
+                drop(locked.take());
+                clock::sleep(PAUSE);
+                return Err(deadline);
+            }
             let (stalled, next) = if limit > 0 { core.stalled(now, limit) } else { (None, u64::MAX) };
             if let Some(stalled) = stalled {
                 drop(locked.take());
@@ -52,14 +61,18 @@ impl Shared {
         })
     }
 
-    /// Ends the connections. That waits for a worker which writes to memory of this one's, without the lock: be it stopped, it holds up nobody else.
-    pub(super) fn disconnect(&self) {
-        let mut ends = self.driver.with(Core::take_ends);
-        // Those that wait last.
-        let quiet: Vec<LostEnd> = ends.extract_if(.., |end| !end.drop_waits()).collect();
-        for end in quiet.into_iter().chain(ends) {
-            let exposed = end.drop();
-            self.driver.with(|core| exposed.into_iter().for_each(|id| core.calls.returned(id)));
+    /// Drops ends, and ends the receives whose memory their workers may write to. That waits for those who do, without the lock: be one stopped, it
+    /// holds up nobody else.
+    pub(super) fn drop_ends(&self, mut ends: Vec<LostEnd>) {
+        while !ends.is_empty() {
+            let quiet: Vec<LostEnd> = ends.extract_if(.., |end| !end.drop_waits()).collect();
+            if quiet.is_empty() {
+                clock::sleep(PAUSE);
+            }
+            for end in quiet {
+                let exposed = end.drop();
+                self.driver.with(|core| exposed.into_iter().for_each(|id| core.calls.returned(id)));
+            }
         }
     }
 

@@ -44,7 +44,7 @@ impl std::ops::Deref for SimulatedManager {
 impl Drop for SimulatedManager {
     fn drop(&mut self) {
         self.0.shared.driver.with(Core::close);
-        self.0.shared.disconnect();
+        self.0.shared.drop_ends(self.0.shared.driver.with(Core::take_ends));
     }
 }
 
