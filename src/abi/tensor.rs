@@ -219,7 +219,8 @@ pub unsafe extern "C" fn railhead_tensor_manager_run(
 
 /// Ends a handle, and the connections to the other workers: what waits fails with RAILHEAD_USAGE, and callbacks that were not called are called
 /// now. Those that other threads are calling are over when this returns, unless it is called by one of them while another thread closes the manager,
-/// too. A worker that waits for this one gets RAILHEAD_NETWORK. Steps are released by railhead_tensor_release, before or after.
+/// too. A worker that waits for this one gets RAILHEAD_NETWORK. It waits for a worker of this host that is in the middle of a write to this one's
+/// memory, be it stopped. Steps are released by railhead_tensor_release, before or after.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn railhead_tensor_manager_close(manager: *mut railhead_tensor_manager_t) -> railhead_status_t {
     call(|| {

@@ -605,11 +605,15 @@ impl Driven for Core {
                 None => return,
                 Some(Work::Fill(worker, mut fill)) => {
                     fill.copy(&mut || driver.poll_once());
-                    driver.with(|core| {
-                        if let Some(adapter) = core.adapter(worker) {
+                    let unwanted = driver.with(|core| match core.adapter(worker) {
+                        Some(adapter) => {
                             adapter.filled(*fill);
+                            None
                         }
+                        None => Some(fill),
                     });
+                    // If the manager was closed, this calls the user's release of the tensor: not under the lock.
+                    drop(unwanted);
                 }
                 Some(Work::Keep(from, what, tensor)) => {
                     let (copy, _) = tensor.copy(&mut || driver.poll_once());
