@@ -471,4 +471,46 @@ mod tests {
         let state = driver.lock();
         assert_eq!((state.is_driven, state.waiters), (false, 0));
     }
+
+    /// Something comes as it is armed, too early for an event.
+    #[derive(Default)]
+    struct ComesAsArmed {
+        is_here: bool,
+        ended: u64,
+    }
+
+    impl Driven for ComesAsArmed {
+        fn links(&self) -> usize {
+            1
+        }
+        fn poll(&mut self) -> bool {
+            self.ended += u64::from(self.is_here);
+            std::mem::take(&mut self.is_here)
+        }
+        fn arm(&mut self, _: &mut Vec<RawFd>) -> Result<Option<u64>> {
+            self.is_here = true;
+            Ok(None)
+        }
+        fn needs_repoll(&mut self) -> bool {
+            false
+        }
+        fn has_failed(&self) -> bool {
+            false
+        }
+        fn ended(&self) -> u64 {
+            self.ended
+        }
+    }
+
+    #[test]
+    fn what_comes_as_it_is_armed_is_found_before_the_sleep() {
+        let driver = Driver::new(ComesAsArmed::default()).unwrap();
+        let end = clock::now() + 5_000_000_000;
+        let found = driver.wait(|held| match held {
+            Some(state) if state.ended() > 0 => Ok(true),
+            _ if clock::now() >= end => Ok(false),
+            _ => Err(end),
+        });
+        assert!(found, "it slept, and nothing wakes it");
+    }
 }

@@ -415,6 +415,12 @@ impl Adapter {
         self.io.tensors.each_ref().map(foldhash::HashMap::len)
     }
 
+    /// What is in one of them.
+    pub fn buffer(&self, outgoing: bool, index: usize) -> Vec<u8> {
+        let memory = self.io.tensors[usize::from(outgoing)].get(&index).unwrap();
+        memory.view(0, memory.len()).unwrap().to_vec().unwrap()
+    }
+
     /// Requests of this side's and of the peer's that are not answered.
     pub fn requests(&self) -> [usize; 2] {
         either!(&self.flow, channel => channel.requests())
@@ -423,5 +429,31 @@ impl Adapter {
     /// Whether a thread copies a tensor that goes out.
     pub fn is_copying(&self) -> bool {
         self.io.is_copying()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::config::{Config, SoftWire};
+
+    #[test]
+    fn what_stands_behind_an_address_is_refused_unless_it_is_whole_and_of_this_mode() {
+        let device = Device::open(Config { socket_ifname: "=lo".into(), soft_wire: SoftWire::Shm, ..Config::default() }, "").unwrap();
+        let pool = Pool::new(device.clone());
+        let address = Waiting::new(&device, Mode::Direct).unwrap().address().unwrap();
+        let connect =
+            |address: &[u8]| Waiting::new(&device, Mode::Direct).unwrap().connect("b", address, "channel of a to b,", &device, &pool);
+        let refused = |address: &[u8]| connect(address).err().expect("refused").to_string();
+        assert!(connect(&address).is_ok());
+        let end = address.len() - BEHIND;
+        for cut in end..address.len() {
+            assert_eq!(refused(&address[..cut]), "its address does not tell of its buffers", "{cut} bytes");
+        }
+        assert_eq!(refused(&[&address[..], &[0]].concat()), "its address does not tell of its buffers");
+        let in_mode = |mode| [&address[..end], &[mode], &address[end + 1..]].concat();
+        let words = |theirs: &str| format!("it is in {theirs}, this one in Direct mode; all workers have the same");
+        assert_eq!(refused(&in_mode(0)), words("Buffered mode"));
+        assert_eq!(refused(&in_mode(7)), words("mode 7"));
     }
 }

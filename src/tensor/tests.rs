@@ -3,6 +3,7 @@
 mod bounds;
 mod direct;
 mod faults;
+mod order;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -240,16 +241,20 @@ fn what_is_asked_before_a_step_is_initialised_waits_for_that() {
     for wire in WIRES {
         let (asked, done) = (Barrier::new(2), Barrier::new(2));
         workers(wire, 2, |worker, manager| {
-            let edge = key(0, 1, "x");
+            let (edge, own) = (key(0, 1, "x"), key(0, 0, "own"));
             let step = manager.step(5);
+            let take = |result: Result<Tensor>| assert!(result.unwrap() == tensor(100, 1));
             if worker == 0 {
                 step.send(&edge, tensor(100, 1)).unwrap();
+                step.send(&own, tensor(100, 1)).unwrap();
+                step.recv_async(&own, take).unwrap();
                 asked.wait();
                 // Nobody has been given it, though it was produced and asked for.
                 asked.wait();
+                assert_eq!(manager.run(Duration::ZERO), 0);
                 step.initialize().unwrap();
+                run(&manager, 1);
             } else {
-                let take = |result: Result<Tensor>| assert!(result.unwrap() == tensor(100, 1));
                 step.recv_async(&edge, take).unwrap();
                 asked.wait();
                 assert_eq!(manager.run(Duration::from_millis(20)), 0);
@@ -301,16 +306,26 @@ fn several_tensors_come_with_one_callback() {
 fn of_several_that_fail_the_first_is_told_once_the_last_has_come() {
     workers(SoftWire::Shm, 1, |_, manager| {
         let step = step(&manager, 1);
-        let (late, nobodys) = (key(0, 0, "late"), key(7, 0, "nobody's"));
+        let late = manager.step(2);
+        let (own, nobodys) = (key(0, 0, "late"), key(7, 0, "nobody's"));
         let error = Arc::new(Mutex::new(None));
-        let take = error.clone();
-        step.recv_all_async(&[&late, "no key", &nobodys], move |result| *lock(&take) = result.err()).unwrap();
+        let ask = |step: &Rendezvous, keys: &[&str]| {
+            let take = error.clone();
+            step.recv_all_async(keys, move |result| *lock(&take) = result.err()).unwrap();
+        };
+        ask(&step, &[&own, "no key", &nobodys]);
         assert_eq!(manager.run(Duration::ZERO), 0, "one has not come");
         assert!(lock(&error).is_none());
-        step.send(&late, tensor(1, 1)).unwrap();
+        step.send(&own, tensor(1, 1)).unwrap();
         run(&manager, 1);
-        let error = lock(&error).take().expect("an error").to_string();
-        assert!(error.contains("key \"no key\" has not five parts"), "{error}");
+        let first = lock(&error).take().expect("an error").to_string();
+        assert!(first.contains("key \"no key\" has not five parts"), "{first}");
+        // The first in time, whichever key it is of: this one's waits for its step.
+        ask(&late, &[&own, "no key"]);
+        late.abort(&Error::usage("not wanted")).unwrap();
+        run(&manager, 1);
+        let first = lock(&error).take().expect("an error").to_string();
+        assert!(first.contains("key \"no key\" has not five parts"), "{first}");
     });
 }
 

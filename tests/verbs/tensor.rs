@@ -30,6 +30,11 @@ fn a_request_that_fails_names_the_worker() {
     inside("a_request_fails");
 }
 
+#[test]
+fn a_device_without_a_name_is_the_first() {
+    inside("the_first_device");
+}
+
 fn name(worker: usize) -> String {
     format!("/job:w/task:{worker}")
 }
@@ -94,8 +99,8 @@ fn all_that_workers_do() {
             assert!(over.is_err());
             done.wait();
         });
-        let left = ["mrs", "qps", "cqs", "pds", "violations"].map(|name| control.get(name));
-        assert_eq!(left, [0; 5], "{devices:?}, {mode:?}");
+        let left = ["mrs", "qps", "cqs", "pds", "contexts", "violations"].map(|name| control.get(name));
+        assert_eq!(left, [0; 6], "{devices:?}, {mode:?}");
     }
 }
 
@@ -121,4 +126,17 @@ fn a_request_fails() {
         assert!(error.starts_with(&format!("worker {}: ", name(other))), "{error}");
         both.wait();
     });
+}
+
+#[test]
+#[ignore = "needs the fake libibverbs"]
+fn the_first_device() {
+    let control = Control::new();
+    let open = |name: &str| Device::open(Config { fabric: Fabric::Verbs, ..Config::from_env() }, name);
+    let device = open("").expect("a device");
+    assert_eq!(device.name(), "fake0");
+    let error = open("fake7").err().expect("refused").to_string();
+    assert_eq!(error, "there is no device \"fake7\"; there are fake0, fake1");
+    drop(device);
+    assert_eq!(["pds", "contexts"].map(|name| control.get(name)), [0; 2]);
 }
