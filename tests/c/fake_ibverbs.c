@@ -142,6 +142,7 @@ struct context {
     struct ibv_context ibv; /* first */
     int events[2];
     int index;
+    int pds;
     struct context *next;
 };
 
@@ -489,6 +490,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
 int ibv_close_device(struct ibv_context *raw) {
     struct context *context = (struct context *)raw;
     lock();
+    if (context->pds) violation("a device is closed with %d protection domains on it", context->pds);
     for (struct context **at = &contexts; *at; at = &(*at)->next) {
         if (*at == context) {
             *at = context->next;
@@ -607,12 +609,18 @@ const char *ibv_event_type_str(enum ibv_event_type type) {
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context) {
     struct ibv_pd *pd = calloc(1, sizeof *pd);
     pd->context = context;
+    lock();
+    ((struct context *)context)->pds++;
     n_pds++;
+    unlock();
     return pd;
 }
 
 int ibv_dealloc_pd(struct ibv_pd *pd) {
+    lock();
+    ((struct context *)pd->context)->pds--;
     n_pds--;
+    unlock();
     free(pd);
     return 0;
 }
