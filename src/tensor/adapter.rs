@@ -142,7 +142,7 @@ impl Adapter {
 
     /// Asks for a tensor, unless that was done. In Direct mode it is written into this memory, or else the library's: whether into this.
     ///
-    /// Errors: too many are asked for; a peer that is gone.
+    /// Errors: too many are asked for; a peer that is gone. Nothing was asked then.
     pub fn request(&mut self, id: &TensorId, into: Option<Arc<Memory>>) -> Result<bool> {
         let Adapter { flow, io, .. } = self;
         io.link.check()?;
@@ -155,7 +155,9 @@ impl Adapter {
         if asked {
             io.count(CommCounter::Ops);
         }
-        io.post().map(|()| asked && takes)
+        // A link that has failed is noticed by the next poll: until that end is dropped the memory may be written to.
+        let _ = io.post();
+        Ok(asked && takes)
     }
 
     /// Nobody waits for a tensor any more: it comes, or fails, or [`ChannelEvent::Withdrawn`] says that it will not come.

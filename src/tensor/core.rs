@@ -91,6 +91,8 @@ pub struct Core {
     keys: Keys<Origin>,
     /// Tensors that nobody waits for.
     late: VecDeque<(usize, TensorId, Arc<Landed>)>,
+    /// Threads that copy a tensor that is to be sent.
+    filling: usize,
     state: State,
 }
 
@@ -108,6 +110,7 @@ impl Core {
             calls: Calls::default(),
             keys: Keys::default(),
             late: VecDeque::new(),
+            filling: 0,
             state: State::New,
         }
     }
@@ -194,19 +197,19 @@ impl Core {
         Ok(())
     }
 
-    /// Several are wanted. No callback is called if it is closed.
-    pub fn recv_all(&mut self, step: StepRef, all: Vec<(Result<Key>, Callback)>) -> Result<()> {
+    /// Several are wanted. No callback is called if it is closed, and all are left.
+    pub fn recv_all(&mut self, step: StepRef, all: &mut Vec<(Result<Key>, Callback)>) -> Result<()> {
         self.check()?;
-        all.into_iter().try_for_each(|(key, callback)| {
+        all.drain(..).try_for_each(|(key, callback)| {
             let key = key.and_then(|key| self.produced(key));
             self.recv(step, key, None, Some(callback)).map(drop)
         })
     }
 
-    /// None is: the callback is called, with whatever.
-    pub fn recv_none(&mut self, callback: Callback) -> Result<()> {
+    /// None is: the callback is called, with whatever. It is left if it is closed.
+    pub fn recv_none(&mut self, callback: &mut Option<Callback>) -> Result<()> {
         self.check()?;
-        self.calls.over(Some(callback), Answer::Here(Tensor::dead()));
+        self.calls.over(callback.take(), Answer::Here(Tensor::dead()));
         Ok(())
     }
 
@@ -436,7 +439,14 @@ impl Core {
         if let Some((from, what, tensor)) = self.late.pop_front() {
             return Some(Work::Keep(from, what, tensor));
         }
-        (0..self.workers.len()).find_map(|index| Some(Work::Fill(index, self.adapter(index)?.next_fill()?)))
+        let fill = (0..self.workers.len()).find_map(|index| Some(Work::Fill(index, self.adapter(index)?.next_fill()?)))?;
+        self.filling += 1;
+        Some(fill)
+    }
+
+    /// Whether a thread copies a tensor that is to be sent.
+    pub fn is_filling(&self) -> bool {
+        self.filling > 0
     }
 
     /// A worker is lost: all that waits for it ends.
@@ -605,15 +615,12 @@ impl Driven for Core {
                 None => return,
                 Some(Work::Fill(worker, mut fill)) => {
                     fill.copy(&mut || driver.poll_once());
-                    let unwanted = driver.with(|core| match core.adapter(worker) {
-                        Some(adapter) => {
+                    driver.with(|core| {
+                        core.filling -= 1;
+                        if let Some(adapter) = core.adapter(worker) {
                             adapter.filled(*fill);
-                            None
                         }
-                        None => Some(fill),
                     });
-                    // If the manager was closed, this calls the user's release of the tensor: not under the lock.
-                    drop(unwanted);
                 }
                 Some(Work::Keep(from, what, tensor)) => {
                     let (copy, _) = tensor.copy(&mut || driver.poll_once());

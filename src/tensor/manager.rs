@@ -175,6 +175,10 @@ impl Manager {
             // Rendezvous may stay for long.
             shared.drop_ends(shared.driver.with(Core::take_ends));
         }
+        // Who copies a tensor gives it back, and it is released below.
+        while shared.driver.lock().is_filling() {
+            clock::sleep(PAUSE);
+        }
         drop(closing);
         let next = || shared.next_due(&mut shared.driver.lock());
         while let Some(next) = next() {

@@ -44,7 +44,11 @@ impl Rendezvous {
     }
 
     fn send_key(&self, key: &Key, tensor: Tensor) -> Result<()> {
-        self.shared.with(|core| core.send(self.step, key, tensor))
+        // The last of one that is refused is dropped without the lock: its release is the user's.
+        let kept = tensor.clone();
+        let sent = self.shared.with(|core| core.send(self.step, key, tensor));
+        drop(kept);
+        sent
     }
 
     /// The same with a copy of these bytes.
@@ -112,13 +116,16 @@ impl Rendezvous {
         into: Option<Arc<Memory>>,
         callback: impl FnOnce(Result<Tensor>) + Send + 'static,
     ) -> Result<()> {
-        let callback: Callback = Box::new(|result| {
+        let callback = |result| {
             callback(result);
             true
-        });
+        };
+        // One that is refused is dropped without the lock: it is the user's.
+        let mut callback: Option<Callback> = Some(Box::new(callback));
         let asked = self.shared.driver.with(|core| {
+            core.check()?;
             let key = key(core);
-            core.recv(self.step, key, into, Some(callback))
+            core.recv(self.step, key, into, callback.take())
         });
         asked.map(drop)
     }
@@ -172,11 +179,12 @@ impl Rendezvous {
     /// Errors: as for [`Rendezvous::recv_async`].
     pub fn recv_all_async(&self, keys: &[&str], callback: impl FnOnce(Result<Vec<Tensor>>) + Send + 'static) -> Result<()> {
         if keys.is_empty() {
-            let none = Box::new(|_| {
+            let none = |_| {
                 callback(Ok(Vec::new()));
                 true
-            });
-            return self.shared.driver.with(|core| core.recv_none(none));
+            };
+            let mut none: Option<Callback> = Some(Box::new(none));
+            return self.shared.driver.with(|core| core.recv_none(&mut none));
         }
         let all = Arc::new(Mutex::new(All { tensors: vec![None; keys.len()], error: None, missing: keys.len(), callback: Some(callback) }));
         let part = |(index, key): (usize, &&str)| -> Callback {
@@ -187,8 +195,8 @@ impl Rendezvous {
                 finished.map(|(callback, result)| callback(result)).is_some()
             })
         };
-        let parts = keys.iter().map(|key| Key::parse(*key)).zip(keys.iter().enumerate().map(part)).collect();
-        self.shared.driver.with(|core| core.recv_all(self.step, parts))
+        let mut parts = keys.iter().map(|key| Key::parse(*key)).zip(keys.iter().enumerate().map(part)).collect();
+        self.shared.driver.with(|core| core.recv_all(self.step, &mut parts))
     }
 
     /// Ends all receives of this step that wait, here and on workers that have asked this one, and all sends and receives that come later, with this

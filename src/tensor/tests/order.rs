@@ -30,7 +30,7 @@ fn a_manager_that_is_connecting_says_so_and_may_be_closed() {
         // It may have been quick enough to connect.
         let other = second.connect(&store, TIMEOUT).and_then(|()| step(&second, 1).recv(&key(0, 1, "x"), TIMEOUT).map(drop));
         let error = other.unwrap_err().to_string();
-        assert!(error.contains(&name(0)), "{error}");
+        assert!(error.contains(&format!("worker {}", name(0))), "{error}");
         let closed = connecting.join().unwrap().unwrap_err().to_string();
         assert_eq!(closed, format!("worker {} has closed its manager", name(0)));
     });
@@ -141,9 +141,15 @@ fn a_key_of_512_bytes_fills_its_place_before_the_tensor_in_the_buffers_of_both()
     }
 }
 
-/// It is thrown away by whoever copies it, and its release may call anything.
+/// What a closed manager answers, on another thread: this one would hang for good if it had the lock.
+fn state_in_time(manager: &Arc<Manager>) -> std::result::Result<State, mpsc::RecvTimeoutError> {
+    let (inside, (state, in_time)) = (manager.clone(), mpsc::channel());
+    std::thread::spawn(move || state.send(inside.state()));
+    in_time.recv_timeout(TIMEOUT / 6)
+}
+
 #[test]
-fn a_tensor_that_is_copied_as_its_manager_is_closed_is_released_without_the_lock() {
+fn a_tensor_that_is_copied_as_its_manager_is_closed_is_released_by_who_closes_it() {
     const LEN: usize = 128 << 20;
     let (sent, copied) = (Barrier::new(2), Barrier::new(2));
     workers(SoftWire::Shm, 2, |worker, manager| {
@@ -161,21 +167,47 @@ fn a_tensor_that_is_copied_as_its_manager_is_closed_is_released_without_the_lock
                 std::thread::yield_now();
             }
             let (inside, (released, was_released)) = (manager.clone(), mpsc::channel());
-            let release = move || {
-                // On another thread: this one would hang for good.
-                let (state, in_time) = mpsc::channel();
-                std::thread::spawn(move || state.send(inside.state()));
-                released.send(in_time.recv_timeout(TIMEOUT / 6)).unwrap();
-            };
+            let release = move || released.send((std::thread::current().id(), state_in_time(&inside))).unwrap();
             step.send_from(&key(0, 1, "large"), 1, &[LEN as i64], memory.to_register(), Box::new(release)).unwrap();
             sent.wait();
             // By the thread that waits above.
-            while manager.copied() < LEN as u64 {
+            while manager.with_adapter(&name(1), |adapter| adapter.all_copied()).unwrap() < LEN as u64 {
                 std::thread::yield_now();
             }
             copied.wait();
             manager.close();
-            assert_eq!(was_released.recv_timeout(TIMEOUT).unwrap(), Ok(State::Stopped));
+            assert_eq!(was_released.try_recv(), Ok((std::thread::current().id(), Ok(State::Stopped))));
         });
     });
+}
+
+/// They may call anything as they go.
+#[test]
+fn what_a_closed_manager_refuses_is_dropped_without_its_lock() {
+    struct OnDrop(Arc<Manager>, mpsc::Sender<std::result::Result<State, mpsc::RecvTimeoutError>>);
+    impl Drop for OnDrop {
+        fn drop(&mut self) {
+            self.1.send(state_in_time(&self.0)).unwrap();
+        }
+    }
+    let manager = Arc::new(manager(SoftWire::Shm, 0, 1, true));
+    let step = step(&manager, 1);
+    let (edge, memory) = (key(0, 0, "x"), Pages::new(100).unwrap());
+    let (dropped, was_dropped) = mpsc::channel();
+    let guard = || OnDrop(manager.clone(), dropped.clone());
+    let release = guard();
+    step.send_from(&edge, 1, &[100], memory.to_register(), Box::new(move || drop(release))).unwrap();
+    let tensor = step.recv(&edge, TIMEOUT).unwrap();
+    manager.close();
+    let refused = |result: Result<()>| {
+        assert!(result.is_err());
+        assert_eq!(was_dropped.try_recv(), Ok(Ok(State::Stopped)));
+    };
+    refused(step.send(&key(0, 0, "y"), tensor));
+    for keys in [&[][..], &[edge.as_str()]] {
+        let inside = guard();
+        refused(step.recv_all_async(keys, move |_| drop(inside)));
+    }
+    let inside = guard();
+    refused(step.recv_async(&edge, move |_| drop(inside)));
 }
