@@ -614,13 +614,17 @@ impl Driven for Core {
             match next {
                 None => return,
                 Some(Work::Fill(worker, mut fill)) => {
+                    let _filling = Filling(driver);
                     fill.copy(&mut || driver.poll_once());
-                    driver.with(|core| {
-                        core.filling -= 1;
-                        if let Some(adapter) = core.adapter(worker) {
+                    let unwanted = driver.with(|core| match core.adapter(worker) {
+                        Some(adapter) => {
                             adapter.filled(*fill);
+                            None
                         }
+                        None => Some(fill),
                     });
+                    // Of another manager's tensor, which is closed, this calls the user's release: not under the lock.
+                    drop(unwanted);
                 }
                 Some(Work::Keep(from, what, tensor)) => {
                     let (copy, _) = tensor.copy(&mut || driver.poll_once());
@@ -628,6 +632,15 @@ impl Driven for Core {
                 }
             }
         }
+    }
+}
+
+/// A thread copies a tensor that is to be sent, until this is dropped: however that ends.
+struct Filling<'a>(&'a Driver<Core>);
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        self.0.lock().filling -= 1;
     }
 }
 

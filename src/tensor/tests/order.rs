@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use super::*;
 use crate::base::mem::Pages;
 use crate::base::stats::CommCounter;
+use crate::tensor::adapter::Adapter;
 use crate::tensor::message::{HEADER, NAME_MAX};
 
 /// Of a worker's own and of another's that are not answered.
@@ -171,7 +172,8 @@ fn a_tensor_that_is_copied_as_its_manager_is_closed_is_released_by_who_closes_it
             step.send_from(&key(0, 1, "large"), 1, &[LEN as i64], memory.to_register(), Box::new(release)).unwrap();
             sent.wait();
             // By the thread that waits above.
-            while manager.with_adapter(&name(1), |adapter| adapter.all_copied()).unwrap() < LEN as u64 {
+            let begun = |adapter: &mut Adapter| adapter.all_copied() >= LEN as u64 && !adapter.has_fill();
+            while !manager.with_adapter(&name(1), begun).unwrap() {
                 std::thread::yield_now();
             }
             copied.wait();
