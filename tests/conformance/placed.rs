@@ -64,6 +64,39 @@ pub fn behind_what_the_peer_moves(bed: &Bed) {
     }
 }
 
+/// Where the responder maps the bytes as well, it copies them if it has nothing else to do, and the requester copies what comes behind them; WRITEs to one
+/// memory stay in order.
+pub fn either_side_copies_what_both_map(bed: &Bed) {
+    let mut p = bed.pair();
+    let [first, second] = [1, 2].map(|seed| {
+        let from = p.a.open_memory(LEN);
+        from.pattern(seed);
+        from
+    });
+    let [one, other] = [&first, &second].map(|from| {
+        let to = p.b.open_memory(LEN);
+        assert_eq!(moved(&mut p, from, &to), (LEN as u64, LEN as u64), "out of what it maps");
+        p.settle();
+        to
+    });
+    for round in 0..20 {
+        one.set(0xee);
+        other.set(0xee);
+        // The responder does not poll meanwhile.
+        p.a.send(Request::write(1, first.sge(0, LEN), &one, 0));
+        p.a.send(Request::write(2, second.sge(0, LEN), &other, 0));
+        p.a.send(Request::write(3, second.sge(0, LEN), &one, 0));
+        assert!(one.all().iter().all(|byte| *byte == 0xee), "round {round}: the responder copies");
+        assert!(other.all() == second.all(), "round {round}: the requester copies");
+        p.b.recv(1, NOTHING);
+        p.a.send(Request::write_imm(4, NOTHING, &one, 0, 0));
+        p.wait(4, 1);
+        p.a.take_all_ok(1..5);
+        p.b.take_ok(1);
+        assert!(one.all() == second.all(), "round {round}: in order");
+    }
+}
+
 /// That the requester has the memory mapped does not make a key good that is not: it may put bytes there, but no WRITE succeeds.
 pub fn keys_and_bounds_are_the_owners(bed: &Bed) {
     let (mut p, from, to) = known(bed);

@@ -78,7 +78,10 @@ macro_rules! conforms {
 macro_rules! conforms_as_shared_memory {
     ($($(#[$needs:meta])? $bed:ident: $value:expr;)*) => {
         $(suite! { [$(#[$needs])?] $bed: $value;
-            placed { once_the_key_is_known, behind_what_the_peer_moves, keys_and_bounds_are_the_owners, more_than_is_mapped }
+            placed {
+                once_the_key_is_known, behind_what_the_peer_moves, either_side_copies_what_both_map, keys_and_bounds_are_the_owners,
+                more_than_is_mapped
+            }
             order { writes, mixed_against_an_oracle, overlapping_writes, both_directions_from_two_threads }
             size { zero_length, inline_of_every_length, every_threshold, at_odd_addresses }
             receive { rnr_waits_for_ever, write_with_imm_waits_for_receive, write_consumes_no_receive }

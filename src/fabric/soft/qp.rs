@@ -238,6 +238,11 @@ impl QueuePair {
         self.wq.idle() && self.last_grants.as_ref().is_none_or(shm::Grants::peer_is_gone)
     }
 
+    /// Whether the peer maps memory that it is passed.
+    pub fn maps_memory(&self) -> bool {
+        matches!(&self.wire, Wire::Shm(wire) if wire.passes_memory())
+    }
+
     /// Whether the peer may be writing a part of a message still.
     pub fn drop_waits(&mut self) -> bool {
         self.last_grants.as_mut().is_some_and(|grants| !grants.peer_is_gone() && grants.stop())

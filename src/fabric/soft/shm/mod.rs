@@ -6,7 +6,8 @@
 //! * CMA (cross-memory attach): the responder reads the requester's private memory (`process_vm_readv`), and the requester writes parts of it
 //!   under a grant (`process_vm_writev`);
 //! * the bounce ring: the requester copies in, the responder copies out; where the kernel refuses CMA, or where two copies are faster;
-//! * mapped memory: the responder copies out of an allocation of the library that both sides map, or the requester into [`memory::SharedPages`].
+//! * mapped memory: the responder copies out of an allocation of the library that both sides map, or the requester into [`memory::SharedPages`]; where
+//!   both could, whoever has less to do.
 //!
 //! User memory is written by its owner's process, or by the peer under a grant of the owner.
 
@@ -272,6 +273,11 @@ impl ShmWire {
         if peer.sleeping.load(Ordering::SeqCst) != 0 && peer.sleeping.swap(0, Ordering::SeqCst) != 0 {
             self.control.doorbell();
         }
+    }
+
+    /// Whether memory can be passed to the peer.
+    pub fn passes_memory(&self) -> bool {
+        self.control.passes_descriptors()
     }
 
     /// Whether this side can read the peer's memory.

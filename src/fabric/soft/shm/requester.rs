@@ -157,7 +157,7 @@ impl Requester {
             return Ok(self.publish_read(wq, &wqe, request, segment));
         }
         if !self.targets.is_empty()
-            && let Some(to) = self.target(&wqe, wq)
+            && let Some(to) = self.target(&wqe, wq, segment)
         {
             return self.publish_by_placement(wq, &wqe, request, segment, to, budget);
         }

@@ -217,7 +217,7 @@ impl Responder {
     /// Executes the descriptor at the head as far as possible now.
     #[inline(never)]
     fn execute(&mut self, desc: DescCopy, wq: &mut WorkQueues, segment: &Segment, maps: &mut PeerMappings) -> Result<Outcome, Fault> {
-        if SharedPages::exist() && desc.op == op::WRITE && matches!(desc.source, source::BOUNCE | source::PRIVATE) {
+        if SharedPages::exist() && desc.op == op::WRITE && matches!(desc.source, source::BOUNCE | source::PRIVATE | source::MAPPED) {
             self.find_offer(&desc, wq);
         }
         match desc.op {

@@ -1,9 +1,11 @@
 //! WRITEs into memory of the responder's that this side maps: it copies the bytes to where they go, and publishes that they are there.
 
+use std::sync::atomic::Ordering;
+
 use super::super::super::work_queues::{Fault, WorkQueues, Wqe};
 use super::super::Segment;
 use super::super::layout::{DESC_INLINE, source};
-use super::{Requester, local_fault};
+use super::{BOUNCE_MAX, Requester, local_fault};
 use crate::base::mem::{self, Shm};
 use crate::base::stats::RailCounter;
 use crate::fabric::types::*;
@@ -32,11 +34,12 @@ impl Requester {
     }
 
     /// Where to copy the rest of the next request to, if this side may write there by itself, and now.
-    pub(super) fn target(&mut self, wqe: &Wqe, wq: &WorkQueues) -> Option<*mut u8> {
+    pub(super) fn target(&mut self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment) -> Option<*mut u8> {
         // What is short is published in order, by the responder.
         if !matches!(wqe.opcode, Opcode::Write | Opcode::WriteWithImm) || wqe.inline || wqe.len as usize <= DESC_INLINE {
             return None;
         }
+        let is_theirs = self.is_copied_by_responder(wqe, wq, segment);
         let target = self.targets.iter_mut().find(|target| target.key == wqe.rkey)?;
         // An earlier WRITE of which the responder moves the bytes would replace what comes after it, and an earlier READ would find it.
         let is_behind = (wq.sq.acked..wq.sq.sent).any(|request| {
@@ -47,11 +50,23 @@ impl Requester {
         let offset = wqe.remote_addr.checked_add(u64::from(self.at)).and_then(|at| at.checked_sub(target.addr));
         let len = (wqe.len - self.at) as usize;
         let fits = |offset: &usize| offset.checked_add(len).is_some_and(|end| end <= target.shm.len());
-        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(fits).filter(|_| !is_behind);
+        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(fits).filter(|_| !is_behind && !is_theirs);
         if offset.is_none() {
             target.from = wq.sq.sent + 1;
         }
         offset.map(|offset| target.shm.ptr(offset, len))
+    }
+
+    /// Whether the responder, which maps what is written, is to copy it, rather than this side: it has handled all that was published, so that both copy at
+    /// once when there is more to copy.
+    fn is_copied_by_responder(&self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment) -> bool {
+        self.at == 0
+            && wqe.len > BOUNCE_MAX
+            // Pairs with the Release in `Responder::complete_desc`.
+            && segment.direction(self.direction).desc_head.load(Ordering::Acquire) == self.tail
+            && wq
+                .pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty())
+                .is_ok_and(|pin| pin.allocation().is_some_and(|(id, _)| self.passed.contains(&id)))
     }
 
     /// Copies the rest of a request, or a part of that, to where it goes in the responder's memory, and publishes that it is there.
