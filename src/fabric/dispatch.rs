@@ -412,6 +412,16 @@ impl QueuePair<'_> {
         }
     }
 
+    /// Whether the peer is on this host and maps memory of [`SharedPages`](super::SharedPages), so that its bytes are read without a system call.
+    pub fn maps_memory(&self) -> bool {
+        match self {
+            QueuePair::Soft(qp) => qp.maps_memory(),
+            QueuePair::Verbs(_) => false,
+            #[cfg(feature = "sim")]
+            QueuePair::Sim(_) => false,
+        }
+    }
+
     /// Whether dropping the queue pair would wait for the peer, which may be in the middle of a write to this process's memory. Takes it to ERROR.
     pub fn drop_waits(&mut self) -> bool {
         // Once: it wakes who sleeps.

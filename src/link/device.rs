@@ -128,7 +128,7 @@ impl Device {
         let shared = SharedPages::new(len.max(1))?;
         let rails = self.rails.iter();
         let regions = rails.map(|(domain, _)| Ok(Region::Own(domain.register_pages(shared.pages(), ACCESS)?))).collect::<Result<_>>()?;
-        Ok(Registered { _shared: Some(shared), ..Registered::new(regions) })
+        Ok(Registered { shared: Some(shared), ..Registered::new(regions) })
     }
 }
 
@@ -167,7 +167,7 @@ pub struct Registered {
     regions: Vec<Region>,
     held: Option<HeldMemory>,
     /// Memory of our own. Dropped after the regions.
-    _shared: Option<SharedPages>,
+    shared: Option<SharedPages>,
     lkeys: [u32; MAX_RAILS],
     rkeys: [u32; MAX_RAILS],
 }
@@ -176,7 +176,7 @@ impl Registered {
     fn new(regions: Vec<Region>) -> Registered {
         let keys = |key: fn(&Region) -> u32| std::array::from_fn(|rail| regions.get(rail).map_or(0, key));
         let (lkeys, rkeys) = (keys(Region::lkey), keys(Region::rkey));
-        Registered { regions, held: None, _shared: None, lkeys, rkeys }
+        Registered { regions, held: None, shared: None, lkeys, rkeys }
     }
 
     fn whole(&self) -> Option<RegionView<'_>> {
@@ -191,6 +191,11 @@ impl Registered {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.whole().is_none()
+    }
+
+    /// Whether peers on this host may map it.
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
     }
 
     /// `len` bytes from `offset` on.

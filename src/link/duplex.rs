@@ -400,6 +400,11 @@ impl Duplex {
         self.link.qps.needs_repoll() || self.link.has_fault()
     }
 
+    /// Whether the peer maps memory of [`Device::shared_scratch`](super::device::Device::shared_scratch).
+    pub fn peer_maps_memory(&mut self) -> bool {
+        self.link.qps.map_memory()
+    }
+
     /// Nothing is sent or received any more. Whether dropping it would wait for the peer, which may be in the middle of a write to this process's memory: a
     /// process that is stopped may be so for ever.
     pub fn drop_waits(&mut self) -> bool {

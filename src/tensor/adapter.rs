@@ -396,6 +396,11 @@ impl Adapter {
         opened.len()
     }
 
+    /// How many tensor buffers the peer may map: of tensors that come, and of those that go.
+    pub fn shared_buffers(&self) -> [usize; 2] {
+        self.io.tensors.each_ref().map(|buffers| buffers.values().filter(|memory| memory.is_shared()).count())
+    }
+
     /// Has what is written to the peer go elsewhere.
     pub fn tamper(&mut self, tamper: super::io::Tamper) {
         self.io.tamper = Some(tamper);

@@ -1,6 +1,7 @@
 //! What a channel does with its link: fills message buffers, posts writes, and notes what its worker has to be told. What its tables of actions say is
 //! done in [`buffered`] and [`direct`], by mode. Under the lock of the manager.
 
+mod buffer_memory;
 mod buffered;
 mod direct;
 
@@ -18,6 +19,7 @@ use crate::link::duplex::{Duplex, Target};
 use crate::link::limits::{MAX_RAILS, MAX_REQUESTS};
 use crate::link::wr_id::RequestId;
 
+use self::buffer_memory::BufferMemory;
 use super::channel::Tx;
 use super::direct::Announced;
 use super::event::ChannelEvent;
@@ -83,7 +85,6 @@ impl Fill {
 pub struct ChannelIo {
     /// First, so that nobody reads or writes the memory below when that is dropped.
     pub link: Duplex,
-    device: Arc<Device>,
     pool: Arc<Pool>,
     /// The named ones.
     pub buffers: Arc<Registered>,
@@ -91,8 +92,8 @@ pub struct ChannelIo {
     to: [Target; 2],
     /// Of tensors that come in and that go out, by number.
     pub tensors: [HashMap<usize, Arc<Registered>>; 2],
-    /// Memory of buffers that were given up last.
-    spare: VecDeque<Arc<Registered>>,
+    /// Where their memory is from.
+    memory: BufferMemory,
     fills: VecDeque<Box<Fill>>,
     /// Those, and others that are being copied.
     filling: usize,
@@ -147,12 +148,11 @@ impl ChannelIo {
     pub fn new(link: Duplex, device: &Arc<Device>, pool: &Arc<Pool>, buffers: Registered, to: [Target; 2]) -> ChannelIo {
         ChannelIo {
             link,
-            device: device.clone(),
             pool: pool.clone(),
             buffers: Arc::new(buffers),
             to,
             tensors: Default::default(),
-            spare: VecDeque::new(),
+            memory: BufferMemory::new(device.clone()),
             fills: VecDeque::new(),
             filling: 0,
             opened: HashMap::default(),

@@ -191,6 +191,12 @@ impl QueuePairs {
         all
     }
 
+    /// Whether the peer maps memory of [`Device::shared_scratch`](crate::link::device::Device::shared_scratch).
+    pub fn map_memory(&mut self) -> bool {
+        let QueuePairs { qps, queues, .. } = self;
+        qps.iter().any(|qp| queues.get_mut(usize::from(qp.rail)).is_some_and(|cq| cq.qp(qp.id).maps_memory()))
+    }
+
     /// Takes all to ERROR; whether dropping them would wait for the peer.
     #[cold]
     pub fn drop_waits(&mut self) -> bool {

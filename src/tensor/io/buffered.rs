@@ -13,9 +13,6 @@ use super::super::message::{Packet, RemoteMr};
 use super::super::value::Tensor;
 use super::{ChannelIo, Place, TENSORS};
 
-/// Buffers that were given up whose memory is kept, and their bytes: the next one is often of the same size.
-const SPARE: (usize, usize) = (4, 64 << 20);
-
 /// What the channel believes and its memory does not show: never seen.
 #[cold]
 fn no_memory(index: usize) -> Error {
@@ -25,24 +22,18 @@ fn no_memory(index: usize) -> Error {
 impl Actions<Tensor> for ChannelIo {
     fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr> {
         let bytes = usize::try_from(bytes).map_err(|_| Error::usage(format!("a buffer of {bytes} bytes")))?;
-        let spare = self.spare.iter().position(|memory| memory.len() == bytes).and_then(|spare| self.spare.remove(spare));
-        let memory = match spare {
-            Some(memory) => memory,
-            None => Arc::new(self.device.scratch(bytes)?),
-        };
+        let memory = self.memory.take(bytes, self.link.peer_maps_memory())?;
         let remote = RemoteMr { addr: memory.view(0, bytes)?.addr() as u64, rkeys: memory.rkeys() };
         let [coming, going] = &mut self.tensors;
-        if outgoing { going } else { coming }.insert(index, memory);
+        let before = if outgoing { going } else { coming }.insert(index, memory);
+        before.into_iter().for_each(|memory| self.memory.give(memory));
         Ok(remote)
     }
 
     fn give_up(&mut self, outgoing: bool, index: usize) {
         let [coming, going] = &mut self.tensors;
-        self.spare.extend(if outgoing { going } else { coming }.remove(&index));
-        let (most, most_bytes) = SPARE;
-        while self.spare.len() > most || self.spare.iter().map(|memory| memory.len()).sum::<usize>() > most_bytes {
-            self.spare.pop_front();
-        }
+        let memory = if outgoing { going } else { coming }.remove(&index);
+        memory.into_iter().for_each(|memory| self.memory.give(memory));
     }
 
     fn write(&mut self, index: usize, to: RemoteBuffer, packet: &Packet, tensor: Tensor) {

@@ -31,6 +31,30 @@ fn buffers_of_names_that_are_not_used_any_more_are_given_up() {
 }
 
 #[test]
+fn workers_of_one_host_map_each_others_large_buffers() {
+    for (wire, expected) in [(SoftWire::Shm, 2), (SoftWire::Tcp, 0)] {
+        let done = Barrier::new(2);
+        workers(wire, 2, |worker, manager| {
+            for (id, len) in [(1, 100_000), (2, 300_000)] {
+                let step = step(&manager, id);
+                for (edge, len) in [("small", 1000), ("a", 200_000), ("grows", len)] {
+                    let edge = key(0, 1, edge);
+                    if worker == 0 {
+                        step.send(&edge, tensor(len, id)).unwrap();
+                    } else {
+                        assert!(step.recv(&edge, TIMEOUT).unwrap() == tensor(len, id));
+                    }
+                }
+            }
+            done.wait();
+            let shared = manager.with_adapter(&name(1 - worker), |adapter| adapter.shared_buffers());
+            done.wait();
+            assert_eq!(shared, Some(if worker == 0 { [0, expected] } else { [expected, 0] }), "{wire:?}");
+        });
+    }
+}
+
+#[test]
 fn what_is_not_waited_for_any_more_is_not_asked_for_either() {
     for wire in WIRES {
         let done = Barrier::new(2);
