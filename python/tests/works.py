@@ -334,7 +334,9 @@ def no_thread_can_be_had(rank, folder):
 
 
 ENDS = """
-import sys, torch, torch.distributed as dist, railhead.torch
+import faulthandler, sys
+faulthandler.dump_traceback_later(50)
+import torch, torch.distributed as dist, railhead.torch
 dist.init_process_group("railhead", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 dist.barrier()
 if sys.argv[2] == "0":
@@ -350,7 +352,10 @@ else:
 def programs_end_whatever_is_outstanding(rank, folder):
     command = [sys.executable, "-c", ENDS, f"{folder}/ends"]
     with subprocess.Popen([*command, "1"], stdin=subprocess.PIPE) as other:
-        done = subprocess.run([*command, "0"], capture_output=True, text=True, timeout=60)
+        try:
+            done = subprocess.run([*command, "0"], capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"rank 0 has not ended; where it is: {late.stderr}") from late
         other.stdin.close()
         assert other.wait() == 0 and done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
 
