@@ -401,8 +401,8 @@ impl Duplex {
     }
 
     /// Whether the peer maps memory of [`Device::shared_scratch`](super::device::Device::shared_scratch).
-    pub fn peer_maps_memory(&mut self) -> bool {
-        self.link.qps.map_memory()
+    pub fn maps_memory(&mut self) -> bool {
+        self.link.qps.maps_memory()
     }
 
     /// Nothing is sent or received any more. Whether dropping it would wait for the peer, which may be in the middle of a write to this process's memory: a

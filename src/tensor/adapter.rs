@@ -9,6 +9,8 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::base::error::{Error, Result};
+#[cfg(test)]
+use crate::base::stats::RailCounter;
 use crate::base::stats::{CommCounter, CommStats, WaitCause};
 use crate::link::Failure;
 use crate::link::address::Address;
@@ -396,9 +398,14 @@ impl Adapter {
         opened.len()
     }
 
-    /// How many tensor buffers the peer may map: of tensors that come, and of those that go.
-    pub fn shared_buffers(&self) -> [usize; 2] {
-        self.io.tensors.each_ref().map(|buffers| buffers.values().filter(|memory| memory.is_shared()).count())
+    /// See [`ChannelIo::shared_buffers`].
+    pub fn shared_buffers(&self) -> ([usize; 2], usize) {
+        self.io.shared_buffers()
+    }
+
+    /// Bytes that were received and sent through mapped memory.
+    pub fn mapped_bytes(&self) -> [u64; 2] {
+        [RailCounter::RxMapped, RailCounter::TxMapped].map(|counter| self.io.link.stats().rail(0).get(counter))
     }
 
     /// Has what is written to the peer go elsewhere.

@@ -365,6 +365,12 @@ impl ChannelIo {
 
 #[cfg(test)]
 impl ChannelIo {
+    /// How many tensor buffers the peer may map: of tensors that come, and of those that go; and how much memory was made for such.
+    pub fn shared_buffers(&self) -> ([usize; 2], usize) {
+        let shared = self.tensors.each_ref().map(|buffers| buffers.values().filter(|memory| memory.is_shared()).count());
+        (shared, self.memory.made())
+    }
+
     /// Whether a thread copies a tensor that goes out.
     pub fn is_copying(&self) -> bool {
         self.filling > self.fills.len()

@@ -8,7 +8,8 @@ use support::holdings::paths;
 use support::plugin::{Plugin, library};
 use support::{Ctx, Role, World, until};
 
-pub const ROLES: &[(&str, Role)] = &[("sends_from_own_memory", sends_from_own_memory)];
+pub const ROLES: &[(&str, Role)] =
+    &[("sends_from_own_memory", sends_from_own_memory), ("lacks_descriptors_for_it", lacks_descriptors_for_it)];
 
 type Alloc = extern "C" fn(usize) -> *mut c_void;
 type Free = extern "C" fn(*mut c_void);
@@ -71,6 +72,52 @@ fn sends_from_own_memory(ctx: &Ctx) {
     plugin.close_send(send).expect("close_send");
     plugin.close_recv(recv).expect("close_recv");
     plugin.finalize().expect("finalize");
+}
+
+/// Rank 1 has no descriptor left by the time it is passed the other one's memory.
+fn lacks_descriptors_for_it(ctx: &Ctx) {
+    let (alloc, free) = functions();
+    let mut plugin = Plugin::start(12);
+    let (send, recv) = comms::both_ways(ctx, &plugin, 0).expect("comms");
+    let (inn, own) = (Mem::new(LEN), alloc(LEN).cast::<u8>());
+    assert!(!own.is_null());
+    let in_mr = plugin.reg_mr(recv, inn.ptr(0), LEN).expect("regMr");
+    let mr = plugin.reg_mr(send, own, LEN).expect("regMr");
+    if ctx.rank == 1 {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: one valid rlimit.
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        limit.rlim_cur = 3;
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    }
+    ctx.barrier();
+    for round in 0..10 {
+        // SAFETY: LEN bytes that nothing else uses now.
+        unsafe { std::slice::from_raw_parts_mut(own, LEN) }.copy_from_slice(&support::pattern(round * 2 + ctx.rank as u64, LEN));
+        let r = comms::irecv(&plugin, recv, &inn, 0, LEN, 1, in_mr).expect("irecv");
+        let s = until("isend", || plugin.isend(send, own, LEN, 1, mr).transpose()).expect("isend");
+        let (mut sent, mut got) = (None, None);
+        until("both ways", || {
+            sent = sent.or_else(|| plugin.test(s).expect("test"));
+            got = got.or_else(|| plugin.test(r).expect("test"));
+            (sent.is_some() && got.is_some()).then_some(())
+        });
+        assert!(inn.read(0, LEN) == support::pattern(round * 2 + 1 - ctx.rank as u64, LEN), "round {round}");
+    }
+    plugin.dereg_mr(send, mr).expect("deregMr");
+    free(own.cast());
+    ctx.barrier();
+    plugin.close_send(send).expect("close_send");
+    plugin.close_recv(recv).expect("close_recv");
+    plugin.finalize().expect("finalize");
+}
+
+#[test]
+fn a_peer_without_descriptors_copies_out_of_it() {
+    for cma in ["1", "0"] {
+        World::new("lacks_descriptors_for_it", 2).env("RAILHEAD_CMA", cma).spawn().finish();
+    }
 }
 
 #[test]

@@ -58,7 +58,14 @@ impl Shm {
     }
 
     /// The same, of pages that come when they are first touched. If one cannot be had by then, the system is out of memory as it is with private memory.
-    /// Also the descriptor, by which a peer maps it: this side does without.
+    ///
+    /// Errors: no descriptor.
+    pub fn create_lazy(name: &str, len: usize) -> Result<Shm> {
+        let (map, file) = sealed(name, len, extend)?;
+        Ok(Shm { map, file: Some(file), name: None })
+    }
+
+    /// The same, of small pages. Also the descriptor, by which a peer maps it: this side does without.
     ///
     /// Errors: no descriptor.
     pub fn create_sparse(name: &str, len: usize) -> Result<(Shm, File)> {
@@ -166,7 +173,7 @@ impl Shm {
         self.name.as_ref().map(|n| n.path.clone())
     }
 
-    /// The descriptor, to be sent to peers, of what [`Shm::create`] or [`Shm::create_file`] has made.
+    /// The descriptor, to be sent to peers, of what [`Shm::create`], [`Shm::create_lazy`] or [`Shm::create_file`] has made.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|file| file.as_fd())
     }

@@ -49,7 +49,7 @@ fn add(shm: Arc<Shm>, flags: u32) -> Result<usize> {
     Ok(addr)
 }
 
-/// Zeroed pages of our own for what peers send. Those on this host may map them as soon as they know a key of a region over them, and then write to them
+/// Zeroed pages of our own, for what peers send and for what is sent to them. Those on this host may map them as soon as they know a key of a region over them, and then write to them
 /// by themselves, until their queue pair is destroyed, whatever is registered then, and before a receive request is there. Never memory of a user's, who may
 /// have other plans for it by then. On one device it has one key, or WRITEs with several may pass each other.
 pub struct SharedPages {
@@ -59,9 +59,9 @@ pub struct SharedPages {
 impl SharedPages {
     /// At least `len` bytes, rounded up to whole pages.
     ///
-    /// Errors: no memory or descriptor left.
+    /// Errors: no descriptor left.
     pub fn new(len: usize) -> Result<SharedPages> {
-        let shm = Arc::new(Shm::create("railhead-scratch", len)?);
+        let shm = Arc::new(Shm::create_lazy("railhead-scratch", len)?);
         add(shm.clone(), PEERS_WRITE)?;
         SHARED_PAGES.fetch_add(1, Ordering::Relaxed);
         Ok(SharedPages { pages: Pages::shared(shm) })

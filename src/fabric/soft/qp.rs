@@ -240,7 +240,7 @@ impl QueuePair {
 
     /// Whether the peer maps memory that it is passed.
     pub fn maps_memory(&self) -> bool {
-        matches!(&self.wire, Wire::Shm(wire) if wire.passes_memory())
+        matches!(&self.wire, Wire::Shm(wire) if wire.maps_memory())
     }
 
     /// Whether the peer may be writing a part of a message still.

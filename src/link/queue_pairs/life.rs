@@ -192,7 +192,7 @@ impl QueuePairs {
     }
 
     /// Whether the peer maps memory of [`Device::shared_scratch`](crate::link::device::Device::shared_scratch).
-    pub fn map_memory(&mut self) -> bool {
+    pub fn maps_memory(&mut self) -> bool {
         let QueuePairs { qps, queues, .. } = self;
         qps.iter().any(|qp| queues.get_mut(usize::from(qp.rail)).is_some_and(|cq| cq.qp(qp.id).maps_memory()))
     }

@@ -4,12 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::base::error::Result;
+use crate::base::fd;
 use crate::link::device::{Device, Registered};
 
 /// How much is kept of what is not used, and its bytes: the next buffer is often of the same size.
 const SPARE: (usize, usize) = (4, 64 << 20);
-/// How much there is, and its bytes, that the peer may map. Once it has, it does so until the channel ends, so all of it is kept for as long.
+/// How much there is, and its bytes, that the peer may map, each with a descriptor. Once it has, it does so until the channel ends, so all of it is kept
+/// for as long. A queue pair has room for twice as much.
 const SHARED: (usize, usize) = (32, 64 << 20);
+/// Descriptors that are left to the program, and to connections.
+const DESCRIPTORS_LEFT: usize = 256;
 /// Bytes of a buffer that the peer is to map: what is less gains little by it.
 const SHARED_LEAST: usize = 64 << 10;
 
@@ -48,10 +52,11 @@ impl BufferMemory {
             return Some(self.shared.swap_remove(index));
         }
         let ((made, made_bytes), (most, most_bytes)) = (self.made, SHARED);
-        if made == most || bytes > most_bytes - made_bytes {
+        // Few sizes, so that one that grows and grows does not use up all. Pages that are not touched cost nothing.
+        let bytes = bytes.checked_next_power_of_two().unwrap_or(bytes);
+        if made == most || bytes > most_bytes - made_bytes || fd::left().is_some_and(|left| left <= DESCRIPTORS_LEFT) {
             return None;
         }
-        // Where there is no descriptor left for it, its bytes are copied like others.
         let memory = self.device.shared_scratch(bytes).ok()?;
         self.made = (made + 1, made_bytes + bytes);
         Some(Arc::new(memory))
@@ -71,6 +76,14 @@ impl BufferMemory {
 }
 
 #[cfg(test)]
+impl BufferMemory {
+    /// How much there is that the peer may map.
+    pub fn made(&self) -> usize {
+        self.made.0
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::config::{Config, SoftWire};
@@ -80,8 +93,8 @@ mod tests {
         let device = Device::open(Config { socket_ifname: "=lo".into(), soft_wire: SoftWire::Shm, ..Config::default() }, "").unwrap();
         let mut memory = BufferMemory::new(device);
         let mut take = |bytes, shared| memory.take(bytes, shared).unwrap();
-        let large = take(60 << 20, true);
-        let is_shared = [(1 << 20, false), (SHARED_LEAST - 1, true), (5 << 20, true), (4 << 20, true), (SHARED_LEAST, true)]
+        let large = take(20 << 20, true);
+        let is_shared = [(1 << 20, false), (SHARED_LEAST - 1, true), (33 << 20, true), (17 << 20, true), (SHARED_LEAST, true)]
             .map(|(bytes, shared)| take(bytes, shared).is_shared());
         assert_eq!((large.is_shared(), is_shared), (true, [false, false, false, true, false]));
         memory.give(large.clone());

@@ -22,12 +22,20 @@ fn no_memory(index: usize) -> Error {
 impl Actions<Tensor> for ChannelIo {
     fn grow(&mut self, outgoing: bool, index: usize, bytes: u64) -> Result<RemoteMr> {
         let bytes = usize::try_from(bytes).map_err(|_| Error::usage(format!("a buffer of {bytes} bytes")))?;
-        let memory = self.memory.take(bytes, self.link.peer_maps_memory())?;
-        let remote = RemoteMr { addr: memory.view(0, bytes)?.addr() as u64, rkeys: memory.rkeys() };
+        let shared = self.link.maps_memory();
         let [coming, going] = &mut self.tensors;
-        let before = if outgoing { going } else { coming }.insert(index, memory);
-        before.into_iter().for_each(|memory| self.memory.give(memory));
-        Ok(remote)
+        let buffers = if outgoing { going } else { coming };
+        // It may have more than it was asked for before.
+        let memory = match buffers.get(&index).filter(|memory| memory.len() >= bytes) {
+            Some(memory) => memory.clone(),
+            None => {
+                let memory = self.memory.take(bytes, shared)?;
+                let before = buffers.insert(index, memory.clone());
+                before.into_iter().for_each(|memory| self.memory.give(memory));
+                memory
+            }
+        };
+        Ok(RemoteMr { addr: memory.view(0, bytes)?.addr() as u64, rkeys: memory.rkeys() })
     }
 
     fn give_up(&mut self, outgoing: bool, index: usize) {

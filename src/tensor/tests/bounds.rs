@@ -31,8 +31,29 @@ fn buffers_of_names_that_are_not_used_any_more_are_given_up() {
 }
 
 #[test]
+fn a_buffer_that_grows_and_grows_is_mapped_as_before() {
+    let done = Barrier::new(2);
+    workers(SoftWire::Shm, 2, |worker, manager| {
+        for id in 0..60 {
+            let (step, len) = (step(&manager, id), 70_000 + id as usize * 8192);
+            let edge = key(0, 1, "grows");
+            if worker == 0 {
+                step.send(&edge, tensor(len, id)).unwrap();
+            } else {
+                assert!(step.recv(&edge, TIMEOUT).unwrap() == tensor(len, id));
+            }
+        }
+        done.wait();
+        let shared = manager.with_adapter(&name(1 - worker), |adapter| adapter.shared_buffers());
+        done.wait();
+        // Each twice as large as the one before.
+        assert_eq!(shared, Some((if worker == 0 { [0, 1] } else { [1, 0] }, 4)));
+    });
+}
+
+#[test]
 fn workers_of_one_host_map_each_others_large_buffers() {
-    for (wire, expected) in [(SoftWire::Shm, 2), (SoftWire::Tcp, 0)] {
+    for (wire, shared, mapped) in [(SoftWire::Shm, 2, 800_000), (SoftWire::Tcp, 0, 0)] {
         let done = Barrier::new(2);
         workers(wire, 2, |worker, manager| {
             for (id, len) in [(1, 100_000), (2, 300_000)] {
@@ -47,9 +68,11 @@ fn workers_of_one_host_map_each_others_large_buffers() {
                 }
             }
             done.wait();
-            let shared = manager.with_adapter(&name(1 - worker), |adapter| adapter.shared_buffers());
+            let found = manager.with_adapter(&name(1 - worker), |adapter| (adapter.shared_buffers().0, adapter.mapped_bytes())).unwrap();
             done.wait();
-            assert_eq!(shared, Some(if worker == 0 { [0, expected] } else { [expected, 0] }), "{wire:?}");
+            let ([coming, going], [received, sent]) = found;
+            let (own, other) = if worker == 0 { ((going, sent), (coming, received)) } else { ((coming, received), (going, sent)) };
+            assert_eq!((own.0, own.1 / 100_000 * 100_000, other), (shared, mapped, (0, 0)), "{wire:?}");
         });
     }
 }

@@ -50,8 +50,8 @@ pub enum ControlEvent {
     Record(Record),
     /// The socket was closed or reset, or the peer made a protocol error. In words.
     End(String),
-    /// Memory that the peer has passed did not come: this process has no descriptor left.
-    Lacking,
+    /// Memory of this id that the peer has passed did not come: this process has no descriptor left.
+    Lacking(u32),
 }
 
 const DOORBELL: u32 = 1;
@@ -133,7 +133,7 @@ impl ControlSocket {
                 (TARGET, Some(fd)) => ControlEvent::Record(Record::Target(passed(fd))),
                 // It can be done without.
                 (TARGET, None) => continue,
-                (MEMORY, None) => ControlEvent::Lacking,
+                (MEMORY, None) => ControlEvent::Lacking(word(4)),
                 (kind, _) => ControlEvent::End(format!("the peer sent a record of unknown kind {kind}")),
             };
         }

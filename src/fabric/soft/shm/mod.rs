@@ -24,7 +24,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -34,6 +33,7 @@ use super::work_queues::{Fault, WorkQueues, is_lack};
 use crate::base;
 use crate::base::error::Error;
 use crate::base::fd::OwnedFd;
+use crate::base::log::{self, log_info};
 use crate::base::mem::Shm;
 use crate::base::process::Process;
 use crate::base::stats::{RailCounter, RailStats};
@@ -53,9 +53,10 @@ const IDLE_POLLS: u32 = 1024;
 /// The same while it is armed, as the socket then ends a sleep whatever is in it.
 const ARMED_POLLS: u32 = 16;
 
-/// Allocations of the peer that this side maps.
+/// Allocations that the peer has passed, by id.
 pub struct PeerMappings {
-    mapped: Vec<(u32, Shm)>,
+    /// None: one that could not be had.
+    mapped: Vec<(u32, Option<Shm>)>,
 }
 
 impl PeerMappings {
@@ -64,10 +65,16 @@ impl PeerMappings {
         PeerMappings { mapped: Vec::new() }
     }
 
+    /// The peer's allocation `id`, if it was passed; `None` inside: it cannot be had.
+    #[inline]
+    fn get(&self, id: u64) -> Option<&Option<Shm>> {
+        self.mapped.iter().find(|(have, _)| u64::from(*have) == id).map(|(_, shm)| shm)
+    }
+
     /// `len` bytes at `offset` of the peer's allocation `id`.
     #[inline]
     fn find(&self, id: u64, offset: u64, len: usize) -> Option<*const u8> {
-        let (_, shm) = self.mapped.iter().find(|(have, _)| u64::from(*have) == id)?;
+        let shm = self.get(id)?.as_ref()?;
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(len)?;
         (end <= shm.len()).then(|| shm.ptr(offset, len).cast_const())
@@ -88,8 +95,6 @@ pub struct ShmWire {
     watched: bool,
     /// Why the control socket ended, if it has.
     ended: Option<String>,
-    /// Memory that the peer has passed did not come for want of a descriptor.
-    lacks_descriptor: bool,
 }
 
 impl ShmWire {
@@ -106,7 +111,6 @@ impl ShmWire {
             armed: false,
             watched: false,
             ended: None,
-            lacks_descriptor: false,
         }
     }
 
@@ -167,9 +171,7 @@ impl ShmWire {
     #[inline(never)]
     fn receive_mapped(&mut self, wq: &mut WorkQueues) -> std::result::Result<bool, Fault> {
         let woken = self.control.passes_descriptors() && self.poll_control(wq)?;
-        let received = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps);
-        // The peer has passed what it names.
-        let moved = if self.lacks_descriptor { received.map_err(|_| lacking()) } else { received }?;
+        let moved = self.rx.receive(wq, &mut self.tx, &self.segment, &mut self.maps)?;
         self.rx.needs_mapping = false;
         Ok(moved || woken)
     }
@@ -192,15 +194,14 @@ impl ShmWire {
                 ControlEvent::Record(Record::Doorbell) => woken = true,
                 ControlEvent::Record(Record::Memory(passed)) => {
                     let id = passed.id;
-                    if self.maps.mapped.len() >= requester::MAPPED_MAX {
-                        return Err(too_much());
-                    }
-                    let shm = passed.map().map_err(|e| match e {
-                        Error::System { word, .. } if is_lack(&word) => Fault::lacking(&word, "to map memory that the peer passes"),
-                        e => Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}")),
-                    })?;
-                    self.maps.mapped.push((id, shm));
+                    let shm = match passed.map() {
+                        Ok(shm) => Some(shm),
+                        Err(Error::System { word, .. }) if is_lack(&word) => None,
+                        Err(e) => return Err(Fault::oldest(WcStatus::GeneralErr, format!("cannot map the peer's memory: {e}"))),
+                    };
+                    self.add_mapping(id, shm)?;
                 }
+                ControlEvent::Lacking(id) => self.add_mapping(id, None)?,
                 ControlEvent::Record(Record::Target(passed)) => {
                     let (key, addr) = (passed.id, passed.addr);
                     if self.tx.targets() >= requester::MAPPED_MAX {
@@ -211,14 +212,25 @@ impl ShmWire {
                         self.tx.add_target(key, addr, shm, wq);
                     }
                 }
-                ControlEvent::Lacking => {
-                    self.lacks_descriptor = true;
-                    self.ended = Some(LACKING.into());
-                }
                 ControlEvent::End(why) => self.ended = Some(why),
             }
         }
         Ok(woken)
+    }
+
+    /// The peer has passed an allocation; `None`: it cannot be had here.
+    fn add_mapping(&mut self, id: u32, shm: Option<Shm>) -> std::result::Result<(), Fault> {
+        if self.maps.mapped.len() >= requester::MAPPED_MAX {
+            return Err(too_much());
+        }
+        if shm.is_none() {
+            log_info!(
+                log::NET,
+                "memory that the peer passes cannot be mapped, for want of a descriptor or of memory; its bytes are copied like others"
+            );
+        }
+        self.maps.mapped.push((id, shm));
+        Ok(())
     }
 
     /// Lets the peer map memory of ours that it writes to. Where that cannot be, bytes go as before; if the peer has gone, others notice.
@@ -250,9 +262,6 @@ impl ShmWire {
         if moved {
             return Ok(true);
         }
-        if self.lacks_descriptor {
-            return Err(lacking());
-        }
         let why = match &self.ended {
             Some(why) if !self.segment.peer_closed() => format!("the peer process is gone: {why}"),
             _ => "the peer closed its queue pair".to_string(),
@@ -275,8 +284,8 @@ impl ShmWire {
         }
     }
 
-    /// Whether memory can be passed to the peer.
-    pub fn passes_memory(&self) -> bool {
+    /// Whether the peer maps memory that it is passed.
+    pub fn maps_memory(&self) -> bool {
         self.control.passes_descriptors()
     }
 
@@ -313,14 +322,6 @@ impl ShmWire {
         }
         self.rx.close()
     }
-}
-
-/// Why memory did not come that the peer has passed.
-const LACKING: &str = "for memory that the peer passes";
-
-#[cold]
-fn lacking() -> Fault {
-    Fault::lacking(&io::Error::from_raw_os_error(libc::EMFILE), LACKING)
 }
 
 fn too_much() -> Fault {

@@ -346,10 +346,11 @@ impl Requester {
             return Ok(false);
         }
         let Some(allocation) = memory::by_id(id) else { return Ok(false) };
-        let passed = control.pass_memory(id, &allocation.shm).map_err(|e| match e {
-            Error::System { word, .. } if is_lack(&word) => Fault::lacking(&word, "to pass memory to the peer"),
-            e => Fault::oldest(WcStatus::RetryExcErr, e.to_string()),
-        })?;
+        let passed = match control.pass_memory(id, &allocation.shm) {
+            // Too much is on its way to peers that have not received it yet.
+            Err(Error::System { word, .. }) if is_lack(&word) => false,
+            passed => passed.map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?,
+        };
         if passed {
             self.passed.push(id);
         }
@@ -364,7 +365,16 @@ impl Requester {
         match pin.allocation() {
             Some((id, offset)) if self.passed.contains(&id) => {
                 wq.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
-                self.publish(segment, wqe, request, source::MAPPED, 0, 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
+                self.publish(
+                    segment,
+                    wqe,
+                    request,
+                    source::MAPPED,
+                    0,
+                    0,
+                    wqe.len,
+                    [offset, u64::from(id), u64::from(wqe.len), wqe.addr, 0],
+                );
             }
             _ => {
                 wq.stats.add(RailCounter::TxCma, u64::from(wqe.len));

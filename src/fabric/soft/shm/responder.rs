@@ -109,6 +109,12 @@ impl DescCopy {
         completes(self.flags)
     }
 
+    /// Its bytes are in memory that cannot be mapped here: they are read where the peer has them.
+    fn unmap(&mut self) {
+        self.source = source::PRIVATE;
+        self.payload[0] = self.payload[3];
+    }
+
     /// Bytes from here to the request's end. They are checked at once, so that a request that is refused moves nothing.
     fn rest(&self) -> usize {
         let claimed =
@@ -184,12 +190,16 @@ impl Responder {
                 moved = true;
                 continue;
             }
-            let desc = DescCopy::of(trailer, shared);
+            let mut desc = DescCopy::of(trailer, shared);
             if desc.source == source::MAPPED {
+                let mapped = maps.get(desc.payload[1]);
                 // The peer passes memory before it publishes a descriptor that names it: so the caller polls the control socket, once.
-                self.needs_mapping = !self.needs_mapping && maps.find(desc.payload[1], 0, 0).is_none();
+                self.needs_mapping = !self.needs_mapping && mapped.is_none();
                 if self.needs_mapping {
                     break;
+                }
+                if mapped.is_some_and(Option::is_none) {
+                    desc.unmap();
                 }
             }
             let before = self.at;

@@ -39,34 +39,31 @@ impl Requester {
         if !matches!(wqe.opcode, Opcode::Write | Opcode::WriteWithImm) || wqe.inline || wqe.len as usize <= DESC_INLINE {
             return None;
         }
-        let is_theirs = self.is_copied_by_responder(wqe, wq, segment);
-        let target = self.targets.iter_mut().find(|target| target.key == wqe.rkey)?;
+        let Requester { direction, tail, at, targets, passed, .. } = self;
+        let target = targets.iter_mut().find(|target| target.key == wqe.rkey)?;
         // An earlier WRITE of which the responder moves the bytes would replace what comes after it, and an earlier READ would find it.
         let is_behind = (wq.sq.acked..wq.sq.sent).any(|request| {
             let earlier = wq.sq.get(request);
             earlier.rkey == wqe.rkey
                 && (request < target.from || earlier.opcode == Opcode::Read || earlier.inline || earlier.len as usize <= DESC_INLINE)
         });
-        let offset = wqe.remote_addr.checked_add(u64::from(self.at)).and_then(|at| at.checked_sub(target.addr));
-        let len = (wqe.len - self.at) as usize;
+        // If the responder maps the bytes, it copies them as long as it has handled all that was published: both copy at once when there is more to copy.
+        let is_theirs = || {
+            *at == 0
+                && wqe.len > BOUNCE_MAX
+                && segment.direction(*direction).desc_head.load(Ordering::Relaxed) == *tail
+                && wq
+                    .pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty())
+                    .is_ok_and(|pin| pin.allocation().is_some_and(|(id, _)| passed.contains(&id)))
+        };
+        let offset = wqe.remote_addr.checked_add(u64::from(*at)).and_then(|at| at.checked_sub(target.addr));
+        let len = (wqe.len - *at) as usize;
         let fits = |offset: &usize| offset.checked_add(len).is_some_and(|end| end <= target.shm.len());
-        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(fits).filter(|_| !is_behind && !is_theirs);
+        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(fits).filter(|_| !is_behind && !is_theirs());
         if offset.is_none() {
             target.from = wq.sq.sent + 1;
         }
         offset.map(|offset| target.shm.ptr(offset, len))
-    }
-
-    /// Whether the responder, which maps what is written, is to copy it, rather than this side: it has handled all that was published, so that both copy at
-    /// once when there is more to copy.
-    fn is_copied_by_responder(&self, wqe: &Wqe, wq: &WorkQueues, segment: &Segment) -> bool {
-        self.at == 0
-            && wqe.len > BOUNCE_MAX
-            // Pairs with the Release in `Responder::complete_desc`.
-            && segment.direction(self.direction).desc_head.load(Ordering::Acquire) == self.tail
-            && wq
-                .pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty())
-                .is_ok_and(|pin| pin.allocation().is_some_and(|(id, _)| self.passed.contains(&id)))
     }
 
     /// Copies the rest of a request, or a part of that, to where it goes in the responder's memory, and publishes that it is there.
