@@ -31,6 +31,19 @@ fn played(script: &[(&str, &str)], run: impl FnOnce(TcpStore)) {
     });
 }
 
+/// The same, again until the peer has answered each cancelled wait in the 80 ms that it has: on a busy machine it may be late itself. Of the last one
+/// what `run` says: how each wait ended.
+fn played_in_time<const N: usize>(script: &[(&str, &str)], run: impl Fn(&TcpStore) -> [Result<(), Error>; N]) -> [Result<(), String>; N] {
+    for _ in 0..10 {
+        let mut ends = [const { Ok(()) }; N];
+        played(script, |store| ends = run(&store).map(|end| end.map_err(|error| error.to_string())));
+        if !ends.iter().any(|end| end.as_ref().is_err_and(|text| text.ends_with("; the server does not answer"))) {
+            return ends;
+        }
+    }
+    panic!("a server that answers at once was never in time");
+}
+
 /// Accepts a client that opens its connection as torch's does.
 pub fn greeted(listener: &TcpListener) -> Raw {
     let mut raw = Raw::new(listener.accept().unwrap().0);
@@ -71,7 +84,7 @@ fn sends_what_torchs_sends_and_understands_what_torchs_server_answers() {
         ("0c", "01"),
         ("040500000000000000696e69742f0100000000000000", "0100000000000000"),
     ];
-    played(&script, |store| {
+    let ends = played_in_time(&script, |store| {
         store.set("k", b"v").unwrap();
         assert_eq!(store.get("k", LONG).unwrap(), b"v");
         assert_eq!(store.add("n", 3).unwrap(), 3);
@@ -79,8 +92,7 @@ fn sends_what_torchs_sends_and_understands_what_torchs_server_answers() {
         assert_eq!(store.compare_set("cm", b"old", b"new").unwrap(), b"old");
         assert!(!store.check(&["k", "zz"]).unwrap());
         store.wait(&["k"], FOREVER).unwrap();
-        let error = store.wait(&["nope"], Duration::from_millis(300)).unwrap_err();
-        assert_eq!(error.to_string(), "wait timeout after 300ms, keys: /nope");
+        let waited = store.wait(&["nope"], Duration::from_millis(300));
         assert_eq!(store.num_keys().unwrap(), 4);
         assert!(store.delete_key("k").unwrap());
         store.append("ap", b"z").unwrap();
@@ -92,10 +104,11 @@ fn sends_what_torchs_sends_and_understands_what_torchs_server_answers() {
         assert_eq!(store.queue_len("q").unwrap(), 0);
         assert_eq!(store.list_keys().unwrap(), ["zz"]);
         store.barrier("bar", 1, LONG).unwrap();
-        let error = store.barrier("bar2", 2, Duration::from_millis(300)).unwrap_err();
-        assert_eq!(error.to_string(), "barrier timeout after 300ms, key: bar2");
+        let met = store.barrier("bar2", 2, Duration::from_millis(300));
         store.wait_for_workers(5, LONG).unwrap();
+        [waited, met]
     });
+    assert_eq!(ends, ["wait timeout after 300ms, keys: /nope", "barrier timeout after 300ms, key: bar2"].map(|text| Err(text.into())));
 }
 
 #[test]
@@ -106,10 +119,12 @@ fn a_release_that_meets_the_cancel_counts() {
         ("0c", "0001"),
         ("07", "0700000000000000"),
     ];
-    played(&script, |store| {
-        store.wait(&["a"], Duration::from_millis(20)).unwrap();
+    let ends = played_in_time(&script, |store| {
+        let waited = store.wait(&["a"], Duration::from_millis(20));
         assert_eq!(store.num_keys().unwrap(), 7, "in step");
+        [waited]
     });
+    assert_eq!(ends, [Ok(())]);
 }
 
 #[test]
