@@ -83,13 +83,16 @@ fn lacks_descriptors_for_it(ctx: &Ctx) {
     assert!(!own.is_null());
     let in_mr = plugin.reg_mr(recv, inn.ptr(0), LEN).expect("regMr");
     let mr = plugin.reg_mr(send, own, LEN).expect("regMr");
-    if ctx.rank == 1 {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: one valid rlimit.
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-        limit.rlim_cur = 3;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: one valid rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let limit_to = |most| {
+        let limited = libc::rlimit { rlim_cur: most, ..limit };
         // SAFETY: as above.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limited) }, 0);
+    };
+    if ctx.rank == 1 {
+        limit_to(3);
     }
     ctx.barrier();
     for round in 0..10 {
@@ -105,6 +108,8 @@ fn lacks_descriptors_for_it(ctx: &Ctx) {
         });
         assert!(inn.read(0, LEN) == support::pattern(round * 2 + 1 - ctx.rank as u64, LEN), "round {round}");
     }
+    limit_to(limit.rlim_cur);
+    ctx.say(&paths(std::process::id() as i32).map(|n| n.to_string()).join(" "));
     plugin.dereg_mr(send, mr).expect("deregMr");
     free(own.cast());
     ctx.barrier();
@@ -114,9 +119,19 @@ fn lacks_descriptors_for_it(ctx: &Ctx) {
 }
 
 #[test]
-fn a_peer_without_descriptors_copies_out_of_it() {
-    for cma in ["1", "0"] {
-        World::new("lacks_descriptors_for_it", 2).env("RAILHEAD_CMA", cma).spawn().finish();
+fn a_peer_without_descriptors_gets_it_like_other_memory() {
+    for (cma, progress) in [("1", "poll"), ("0", "poll"), ("0", "thread")] {
+        let world = World::new("lacks_descriptors_for_it", 2).env("RAILHEAD_CMA", cma).env("RAILHEAD_PROGRESS", progress);
+        let mut ranks = world.spawn();
+        for rank in 0..2 {
+            let words: Vec<u64> = ranks.hear(rank).split(' ').map(|word| word.parse().expect("a number")).collect();
+            let (mapped, cma_bytes, bounce) = (words[1], words[2], words[3]);
+            // What rank 1 sends is mapped; of what it gets, the first message is sent to it at least.
+            assert_eq!(mapped, 10 * LEN as u64, "{words:?}");
+            assert!(bounce >= LEN as u64 && cma_bytes + bounce == 10 * LEN as u64, "{words:?}");
+            assert!(cma == "1" || cma_bytes == 0, "{words:?}");
+        }
+        ranks.finish();
     }
 }
 

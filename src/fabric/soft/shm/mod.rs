@@ -71,6 +71,11 @@ impl PeerMappings {
         self.mapped.iter().find(|(have, _)| u64::from(*have) == id).map(|(_, shm)| shm)
     }
 
+    /// Whether the peer's allocation `id` was passed, and cannot be had.
+    fn lacks(&self, id: u64) -> bool {
+        self.get(id).is_some_and(Option::is_none)
+    }
+
     /// `len` bytes at `offset` of the peer's allocation `id`.
     #[inline]
     fn find(&self, id: u64, offset: u64, len: usize) -> Option<*const u8> {
@@ -226,7 +231,7 @@ impl ShmWire {
         if shm.is_none() {
             log_info!(
                 log::NET,
-                "memory that the peer passes cannot be mapped, for want of a descriptor or of memory; its bytes are copied like others"
+                "memory that the peer passes cannot be mapped, for want of a descriptor or of memory; its bytes go like others"
             );
         }
         self.maps.mapped.push((id, shm));

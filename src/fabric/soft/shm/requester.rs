@@ -44,8 +44,8 @@ struct InFlight {
     request: u64,
     /// Offset of its first byte in the request.
     at: u32,
-    /// Whether its bytes are in private memory, so that the responder may grant parts of the copy.
-    private: bool,
+    /// Where its bytes are. If in private memory, the responder may grant parts of the copy.
+    source: u8,
 }
 
 /// The requester's half.
@@ -73,8 +73,8 @@ pub struct Requester {
     /// The last value of `fill_want` that was acted upon.
     fill_seen: u64,
     exposed: Arc<Exposed>,
-    /// Ids of the allocations that were passed to the peer.
-    passed: Vec<u32>,
+    /// Ids of the allocations that were passed to the peer, and whether it has mapped them, for all that is known.
+    passed: Vec<(u32, bool)>,
     /// Memory of the peer's that this side writes to.
     targets: Vec<Target>,
     /// The oldest descriptor of which a part may be claimed, and the one after the last.
@@ -337,10 +337,10 @@ impl Requester {
         Ok(can && (segment.cma_only || self.copy_path.choose(wq.sq.sent, wqe.len) == CopyPath::Cma))
     }
 
-    /// Passes our allocation `id` to the peer if it does not have it; whether it has it now.
+    /// Passes our allocation `id` to the peer if that was not done; whether it has it now.
     fn pass_allocation(&mut self, id: u32, control: &ControlSocket) -> Result<bool, Fault> {
-        if self.passed.contains(&id) {
-            return Ok(true);
+        if let Some((_, is_mapped)) = self.passed.iter().find(|(passed, _)| *passed == id) {
+            return Ok(*is_mapped);
         }
         if !control.passes_descriptors() || self.passed.len() == MAPPED_MAX {
             return Ok(false);
@@ -352,7 +352,7 @@ impl Requester {
             passed => passed.map_err(|e| Fault::oldest(WcStatus::RetryExcErr, e.to_string()))?,
         };
         if passed {
-            self.passed.push(id);
+            self.passed.push((id, true));
         }
         Ok(passed)
     }
@@ -363,18 +363,9 @@ impl Requester {
         // Checked after it was exposed: if a deregistration runs at the same time, either this check fails or it sees the exposure.
         let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).map_err(local_fault)?;
         match pin.allocation() {
-            Some((id, offset)) if self.passed.contains(&id) => {
+            Some((id, offset)) if self.passed.contains(&(id, true)) => {
                 wq.stats.add(RailCounter::TxMapped, u64::from(wqe.len));
-                self.publish(
-                    segment,
-                    wqe,
-                    request,
-                    source::MAPPED,
-                    0,
-                    0,
-                    wqe.len,
-                    [offset, u64::from(id), u64::from(wqe.len), wqe.addr, 0],
-                );
+                self.publish(segment, wqe, request, source::MAPPED, 0, 0, wqe.len, [offset, u64::from(id), u64::from(wqe.len), 0, 0]);
             }
             _ => {
                 wq.stats.add(RailCounter::TxCma, u64::from(wqe.len));
@@ -396,8 +387,10 @@ impl Requester {
     pub fn write_claimed_part(&mut self, wq: &mut WorkQueues, segment: &Segment) -> bool {
         while self.grant_at != self.grant_end {
             let desc = self.grant_at;
-            let InFlight { request, private, .. } = self.in_flight.get((desc % DESCS) as usize).copied().unwrap_or_default();
-            if !private || request < wq.sq.acked || !self.writes_peer || !segment.can_write_peer {
+            let InFlight { request, source, .. } = self.in_flight.get((desc % DESCS) as usize).copied().unwrap_or_default();
+            // A READ moves none of ours.
+            let is_ours = source == source::PRIVATE && request >= wq.sq.acked && wq.sq.get(request).opcode != Opcode::Read;
+            if !is_ours || !self.writes_peer || !segment.can_write_peer {
                 self.grant_at += 1;
                 continue;
             }
@@ -474,14 +467,13 @@ impl Requester {
         let bits = Trailer { op, source, flags: imm | last, acked, ..Trailer::default() }.bits() | more;
         // Pairs with the Acquire in `Responder::published`: the descriptor and its bounced bytes are visible before its number.
         word.store(Trailer::word(bits, self.tail), Ordering::Release);
-        let private = source == source::PRIVATE && op != op::READ;
         match self.in_flight.get_mut((self.tail % DESCS) as usize) {
             Some(in_flight) => {
                 in_flight.request = request;
                 in_flight.at = at;
-                in_flight.private = private;
+                in_flight.source = source;
             }
-            None => self.grow(request, at, private),
+            None => self.grow(request, at, source),
         }
         self.tail += 1;
     }
@@ -489,8 +481,8 @@ impl Requester {
     /// Appends an entry to `in_flight` during the first lap.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self, request: u64, at: u32, private: bool) {
-        self.in_flight.push(InFlight { request, at, private });
+    fn grow(&mut self, request: u64, at: u32, source: u8) {
+        self.in_flight.push(InFlight { request, at, source });
     }
 
     /// The position of `len` contiguous free bytes in the bounce ring; none if there are none now. The caller uses them by moving `bounce_tail`.

@@ -109,12 +109,6 @@ impl DescCopy {
         completes(self.flags)
     }
 
-    /// Its bytes are in memory that cannot be mapped here: they are read where the peer has them.
-    fn unmap(&mut self) {
-        self.source = source::PRIVATE;
-        self.payload[0] = self.payload[3];
-    }
-
     /// Bytes from here to the request's end. They are checked at once, so that a request that is refused moves nothing.
     fn rest(&self) -> usize {
         let claimed =
@@ -190,16 +184,12 @@ impl Responder {
                 moved = true;
                 continue;
             }
-            let mut desc = DescCopy::of(trailer, shared);
+            let desc = DescCopy::of(trailer, shared);
             if desc.source == source::MAPPED {
-                let mapped = maps.get(desc.payload[1]);
                 // The peer passes memory before it publishes a descriptor that names it: so the caller polls the control socket, once.
-                self.needs_mapping = !self.needs_mapping && mapped.is_none();
+                self.needs_mapping = !self.needs_mapping && maps.get(desc.payload[1]).is_none();
                 if self.needs_mapping {
                     break;
-                }
-                if mapped.is_some_and(Option::is_none) {
-                    desc.unmap();
                 }
             }
             let before = self.at;
@@ -453,8 +443,9 @@ impl Responder {
                 }
                 self.stats.add(RailCounter::RxBounce, left as u64);
             }
-            source::PRIVATE if self.filling => return self.read_fill(segment, to, left),
+            source::PRIVATE | source::MAPPED if self.filling => return self.read_fill(segment, to, left),
             source::PRIVATE => return self.read_private(desc, segment, to, left),
+            source::MAPPED if maps.lacks(desc.payload[1]) => return Ok(self.want_fill(segment)),
             source::MAPPED => {
                 let offset = desc.payload[0].wrapping_add(self.at as u64);
                 let n = left.min(COPY_BUDGET);
@@ -490,25 +481,29 @@ impl Responder {
                 self.advance(n, left, segment)
             }
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Fault::oldest(WcStatus::RetryExcErr, "the peer process is gone")),
-            refused => {
-                self.want_fill(segment, refused);
-                Ok(Outcome::Blocked)
-            }
+            refused => Ok(self.refused(segment, refused)),
         }
     }
 
-    /// The peer's memory cannot be read: asks for the missing bytes of the descriptor at the head through the fill stream.
+    /// The peer's private memory cannot be read.
     #[cold]
-    fn want_fill(&mut self, segment: &Segment, refused: io::Result<usize>) {
+    fn refused(&mut self, segment: &Segment, refused: io::Result<usize>) -> Outcome {
         let why = refused.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
         log_info!(log::NET, "reading the peer's memory was refused ({why}); it goes through the bounce ring from now on");
         self.stats.add(RailCounter::CmaRefused, 1);
+        self.grants_from = u64::MAX;
+        self.want_fill(segment)
+    }
+
+    /// Asks for the missing bytes of the descriptor at the head through the fill stream. That counts as a move: the peer, who may sleep, is woken.
+    #[cold]
+    fn want_fill(&mut self, segment: &Segment) -> Outcome {
         let direction = segment.direction(self.direction);
         direction.fill_from.store(self.at as u64, Ordering::Relaxed);
         // Pairs with the Acquire in `Requester::on_fill_wanted`.
         direction.fill_want.store(self.head + 1, Ordering::Release);
         self.filling = true;
-        self.grants_from = u64::MAX;
+        Outcome::Partial
     }
 
     /// Takes the missing bytes of the descriptor at the head from the fill stream.

@@ -74,7 +74,7 @@ fn scribble(rng: &mut Rng, segment: &Segment, theirs: usize, memory: &[u64; 3]) 
                 rng.position(memory[0]),
                 key | rng.next() << 32,
                 payload,
-                rng.position(len),
+                if from_where == u64::from(source::MAPPED) { rng.below(4) } else { rng.position(len) },
                 if from_where == 0 { rng.next() } else { len },
                 rng.next(),
                 rng.next(),
@@ -153,6 +153,8 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
         let mut wq = WorkQueues::new(&caps, RailStats::detached(), 1, 0);
         wq.ready(if rng.below(2) == 0 { 7 } else { 0 });
         let mut wire = ShmWire::new(victim, OwnedFd::new(a), true, 16, RailStats::detached());
+        // Of four allocations that the peer names, it has passed two, of which one cannot be had.
+        wire.maps.mapped = vec![(1, None), (2, Some(Shm::create_sparse("railhead-test", MEMORY).unwrap().0))];
         let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }; 8];
         for _ in 0..400 {
             steps += 1;
@@ -192,6 +194,159 @@ fn garbage_in_the_segment_never_panics_and_never_leaves_the_memory() {
         assert!(bytes[..MARGIN].iter().chain(&bytes[MARGIN + MEMORY..]).all(|b| *b == 0x5a), "seed {seed} wrote outside");
     }
     assert!(steps > 6000 && faults > 500, "{steps} steps, {faults} faults: this tested little");
+}
+
+/// Two wires that each sleep whenever they find nothing once they are armed.
+struct Sleepers([(ShmWire, WorkQueues); 2]);
+
+impl Sleepers {
+    /// Over the two sides of a segment.
+    fn new(sides: [Segment; 2]) -> Sleepers {
+        let (a, b) = UnixStream::pair().unwrap();
+        let caps = QpCaps { send_depth: 16, recv_depth: 16, ..QpCaps::default() };
+        let mut ends = [a, b].map(OwnedFd::new).into_iter().zip(sides);
+        Sleepers(std::array::from_fn(|_| {
+            let (socket, segment) = ends.next().unwrap();
+            let mut wq = WorkQueues::new(&caps, RailStats::detached(), 1, 0);
+            wq.ready(7);
+            (ShmWire::new(segment, socket, true, 16, wq.stats.clone()), wq)
+        }))
+    }
+
+    /// The first one writes all of one memory to the beginning of another.
+    fn write(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
+        let [(sender, sends), _] = &mut self.0;
+        let sge = Sge { addr: from.memory().addr() as u64, len: from.memory().len() as u32, lkey: from.lkey() };
+        let request = SendWr {
+            wr_id: 2,
+            opcode: Opcode::Write,
+            payload: Payload::Sge(sge),
+            remote_addr: to.memory().addr() as u64,
+            rkey: to.rkey(),
+            imm: 0,
+            signaled: true,
+            when_sent: false,
+        };
+        sends.post_send(&[request]).unwrap();
+        sender.kick(sends).unwrap();
+        let mut out = [Completion { wr_id: 0, status: WcStatus::Success, opcode: WcOpcode::Send, byte_len: 0, imm: None, qp_num: 0 }];
+        while self.0[0].1.poll_completions(&mut out) == 0 {
+            let mut awake = 0;
+            for (wire, wq) in &mut self.0 {
+                if wire.segment.side(wire.segment.me).sleeping.load(Ordering::Relaxed) != 0 {
+                    continue;
+                }
+                awake += 1;
+                wire.arm(|_| Ok(())).unwrap();
+                while wire.progress(wq).unwrap() {
+                    wire.arm(|_| Ok(())).unwrap();
+                }
+            }
+            assert!(awake > 0, "both sleep");
+        }
+        assert_eq!(out[0].status, WcStatus::Success);
+    }
+
+    fn get(&self, counters: [[RailCounter; 2]; 3]) -> [[u64; 2]; 3] {
+        counters.map(|[sends, receives]| [self.0[0].1.stats.get(sends), self.0[1].1.stats.get(receives)])
+    }
+
+    /// Bytes that the second one has asked for.
+    fn asked_for(&self) -> u64 {
+        let segment = &self.0[0].0.segment;
+        segment.direction(segment.me).fill_tail.load(Ordering::Relaxed)
+    }
+}
+
+const PATHS: [[RailCounter; 2]; 3] = [
+    [RailCounter::TxMapped, RailCounter::RxMapped],
+    [RailCounter::TxCma, RailCounter::RxCma],
+    [RailCounter::TxBounce, RailCounter::RxBounce],
+];
+
+/// What it is asked for wakes the sender. Later bytes of that memory go as if it were private, which the receiver may not be allowed to read.
+#[test]
+fn who_cannot_map_memory_is_sent_what_is_in_it() {
+    const LEN: usize = 200_000;
+    let me = Some(std::process::id() as i32);
+    for cma in [CrossMemory::Always, CrossMemory::Never] {
+        let (mut dialer, mut acceptor) = sides(64 * 1024);
+        dialer.introduce(true);
+        acceptor.introduce(true);
+        dialer.prove_peer(me, cma);
+        acceptor.prove_peer(me, cma);
+        let mut wires = Sleepers::new([dialer, acceptor]);
+        let from = memory::alloc(LEN).unwrap();
+        wires.0[1].0.maps.mapped.push((memory::find(from.addr(), LEN).unwrap().id, None));
+        // SAFETY: fresh bytes, which are freed at the end.
+        let source = MemoryRegion::register(unsafe { UserMemory::new(from, LEN) }, Access::all()).unwrap();
+        let mut bytes = vec![0u8; LEN];
+        // SAFETY: looked at only when nothing is in flight.
+        let target = MemoryRegion::register(unsafe { UserMemory::new(bytes.as_mut_ptr(), LEN) }, Access::all()).unwrap();
+        for round in 1..=3u8 {
+            // SAFETY: nothing reads them now.
+            unsafe { from.write_bytes(round, LEN) };
+            wires.write(&source, &target);
+            assert!(bytes.iter().all(|byte| *byte == round));
+            let [mapped, read, bounced] = wires.get(PATHS);
+            assert_eq!((mapped, read[0], bounced[0]), ([0; 2], read[1], bounced[1]));
+            assert_eq!(read[0] + bounced[0], u64::from(round) * LEN as u64);
+            assert!(cma == CrossMemory::Always || read[0] == 0, "it was read in spite of that");
+            assert_eq!(wires.asked_for(), LEN as u64, "once");
+        }
+        drop(source);
+        memory::free(from).unwrap();
+    }
+}
+
+/// What is refused may be the first part of a copy that both sides were to make.
+#[test]
+fn who_cannot_read_memory_is_sent_what_is_in_it() {
+    const LEN: usize = 20_000;
+    // SAFETY: a new mapping.
+    let from = unsafe {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        libc::mmap(std::ptr::null_mut(), LEN, access, kind, -1, 0)
+    };
+    assert_ne!(from, libc::MAP_FAILED);
+    // SAFETY: that mapping, which the child below does not get.
+    assert_eq!(unsafe { libc::madvise(from, LEN, libc::MADV_DONTFORK) }, 0);
+    let (mut dialer, mut acceptor) = sides(64 * 1024);
+    dialer.introduce(true);
+    acceptor.introduce(true);
+    // SAFETY: the child makes one system call, again and again.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        loop {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        }
+    }
+    dialer.prove_peer(Some(std::process::id() as i32), CrossMemory::Always);
+    // The child has the cookie, too.
+    acceptor.prove_peer(Some(pid), CrossMemory::Always);
+    let mut wires = Sleepers::new([dialer, acceptor]);
+    // SAFETY: mapped above, until this process ends.
+    let source = MemoryRegion::register(unsafe { UserMemory::new(from.cast(), LEN) }, Access::all()).unwrap();
+    let mut bytes = vec![0u8; LEN];
+    // SAFETY: looked at only when nothing is in flight.
+    let target = MemoryRegion::register(unsafe { UserMemory::new(bytes.as_mut_ptr(), LEN) }, Access::all()).unwrap();
+    let written = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        for round in 1..=3u8 {
+            // SAFETY: nothing reads them now.
+            unsafe { from.write_bytes(round, LEN) };
+            wires.write(&source, &target);
+            assert!(bytes.iter().all(|byte| *byte == round));
+        }
+    }));
+    // SAFETY: our own child; no status is asked for.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    // SAFETY: as above.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+    assert!(written.is_ok());
+    assert_eq!(wires.get(PATHS), [[0; 2], [0; 2], [3 * LEN as u64; 2]]);
+    assert_eq!(wires.asked_for(), LEN as u64, "once");
 }
 
 /// The peer rings for what this side has received by then, while it arms again: nothing rings for what comes next.

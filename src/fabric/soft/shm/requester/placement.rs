@@ -54,7 +54,7 @@ impl Requester {
                 && segment.direction(*direction).desc_head.load(Ordering::Relaxed) == *tail
                 && wq
                     .pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty())
-                    .is_ok_and(|pin| pin.allocation().is_some_and(|(id, _)| passed.contains(&id)))
+                    .is_ok_and(|pin| pin.allocation().is_some_and(|(id, _)| passed.contains(&(id, true))))
         };
         let offset = wqe.remote_addr.checked_add(u64::from(*at)).and_then(|at| at.checked_sub(target.addr));
         let len = (wqe.len - *at) as usize;

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::super::super::work_queues::{Fault, WorkQueues};
-use super::super::layout::{DESCS, DirectionState};
+use super::super::layout::{DESCS, DirectionState, source};
 use super::super::{Segment, stream};
 use super::{InFlight, Requester};
 use crate::base::stats::RailCounter;
@@ -43,7 +43,8 @@ impl Requester {
         Ok(moved)
     }
 
-    /// The responder cannot read a descriptor's bytes: begins to write them to the fill stream, and uses the bounce ring from now on.
+    /// The responder cannot get at a descriptor's bytes: begins to write them to the fill stream. From now on it uses the bounce ring where they would
+    /// be in private memory, and takes the memory for private where the responder has not mapped it.
     #[cold]
     pub(super) fn on_fill_wanted(&mut self, wq: &WorkQueues, direction: &DirectionState) -> Result<(), Fault> {
         let want = direction.fill_want.load(Ordering::Acquire);
@@ -51,15 +52,14 @@ impl Requester {
         if want == 0 {
             return Ok(());
         }
-        self.peer_reads = false;
-        wq.stats.add(RailCounter::CmaRefused, 1);
         let protocol_error =
             || Fault::oldest(WcStatus::GeneralErr, format!("the peer asked for the bytes of descriptor {want}, which is not in flight"));
         let desc = want - 1;
         if desc >= self.tail || self.tail - desc > DESCS {
             return Err(protocol_error());
         }
-        let InFlight { request, at, .. } = *self.in_flight.get((desc % DESCS) as usize).ok_or_else(protocol_error)?;
+        let Some(in_flight) = self.in_flight.get_mut((desc % DESCS) as usize) else { return Err(protocol_error()) };
+        let InFlight { request, at, source } = *in_flight;
         if request < wq.sq.acked || request >= wq.sq.sent {
             return Err(protocol_error());
         }
@@ -68,8 +68,26 @@ impl Requester {
         if wqe.inline || wqe.opcode == Opcode::Read || from > u64::from(wqe.len - at) {
             return Err(protocol_error());
         }
-        // All bytes were counted as CMA when the descriptor was published; `write_fill` counts those that were not read.
-        wq.stats.take(RailCounter::TxCma, u64::from(wqe.len - at) - from);
+        // All bytes were counted when the descriptor was published; `write_fill` counts those that were not read.
+        let missing = u64::from(wqe.len - at) - from;
+        // So that it cannot be asked for again.
+        in_flight.source = source::BOUNCE;
+        match source {
+            source::PRIVATE => {
+                self.peer_reads = false;
+                wq.stats.add(RailCounter::CmaRefused, 1);
+                wq.stats.take(RailCounter::TxCma, missing);
+            }
+            source::MAPPED => {
+                // Without it, `write_fill` says what is wrong.
+                let pin = wq.pin_local(wqe.lkey, wqe.addr, wqe.len as usize, Access::empty()).ok();
+                let id = pin.and_then(|pin| pin.allocation()).map(|(id, _)| id);
+                let passed = id.and_then(|id| self.passed.iter_mut().find(|(passed, _)| *passed == id));
+                passed.into_iter().for_each(|(_, is_mapped)| *is_mapped = false);
+                wq.stats.take(RailCounter::TxMapped, missing);
+            }
+            _ => return Err(protocol_error()),
+        }
         self.fill = Some((request, at + from as u32, wqe.len));
         Ok(())
     }

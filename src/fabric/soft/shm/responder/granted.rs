@@ -22,8 +22,7 @@ impl Responder {
         if let Some(refused) = self.read_error.take() {
             // All of it goes through the fill stream: which bytes are in place already is not worth knowing.
             self.withdraw_grants();
-            self.want_fill(segment, refused);
-            return Ok(Outcome::Blocked);
+            return Ok(self.refused(segment, refused));
         }
         if self.grants.next(self.head) - self.head < GRANTS as u64 {
             self.open_grants(wq, segment);
@@ -136,7 +135,8 @@ impl Responder {
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Fault::oldest(WcStatus::RetryExcErr, "the peer process is gone")),
             refused => {
                 self.read_error = Some(refused);
-                Ok(Outcome::Blocked)
+                // The next call asks for it, without waiting for the peer.
+                Ok(Outcome::Partial)
             }
         }
     }
