@@ -122,9 +122,9 @@ fn ranks_of(stage: Stage) -> &'static [usize] {
     }
 }
 
-/// Only one side of a wire dials, and chance decides which; nor has a side any part in a copy that the other was quick enough to make alone.
+/// Only one side of a wire dials, and chance decides which; nor has the sender any part in a copy that the receiver was quick enough to make alone.
 fn by_chance(stage: Stage) -> bool {
-    matches!(stage, Stage::WireDialed | Stage::WireHelloReady | Stage::WireHelloSent | Stage::SendShared | Stage::RecvHalf)
+    matches!(stage, Stage::WireDialed | Stage::WireHelloReady | Stage::WireHelloSent | Stage::SendShared)
 }
 
 /// Starts the ranks and waits until the victim has reached its stage.
