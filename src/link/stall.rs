@@ -61,7 +61,8 @@ pub struct StallWatch {
     waiting: Option<Waiting>,
     since: u64,
     moved_before: u64,
-    suspected: bool,
+    /// When half of the limit was found to be over.
+    suspected: Option<u64>,
     /// A report was put off, because this side itself had not polled.
     put_off: bool,
     reported: bool,
@@ -78,7 +79,7 @@ impl StallWatch {
             waiting: None,
             since: 0,
             moved_before: 0,
-            suspected: false,
+            suspected: None,
             put_off: false,
             reported: false,
             last_probe: 0,
@@ -105,18 +106,22 @@ impl StallWatch {
             self.waiting = waiting;
             self.since = now;
             self.moved_before = moved;
-            (self.suspected, self.put_off, self.reported, self.answered) = (false, false, false, false);
+            (self.suspected, self.put_off, self.reported, self.answered) = (None, false, false, false);
             return over.unwrap_or(Step::Nothing);
         }
         if waiting.is_none() || self.reported {
             return Step::Nothing;
         }
         let age_ns = now.saturating_sub(self.since);
-        if !self.suspected && age_ns >= self.limit_ns / 2 {
-            self.suspected = true;
+        let Some(suspected) = self.suspected else {
+            if age_ns < self.limit_ns / 2 {
+                return Step::Nothing;
+            }
+            self.suspected = Some(now);
             return Step::Suspect;
-        }
-        if age_ns < self.limit_ns {
+        };
+        // If this side was late to suspect, the peer has its time to answer nevertheless.
+        if age_ns < self.limit_ns || now.saturating_sub(suspected) < self.limit_ns / LOOKS * 3 {
             return Step::Nothing;
         }
         // What arrived while this side did not poll may be about to be found.
@@ -220,6 +225,16 @@ mod tests {
         let mut watch = StallWatch::new(LIMIT);
         let steps: Vec<Step> = (1..6).map(|i| watch.look(i * 50_000, request(1), 0)).collect();
         assert!(matches!(steps[..], [Step::Nothing, Step::Suspect, Step::Nothing, Step::Stalled { .. }, Step::Nothing]), "{steps:?}");
+    }
+
+    #[test]
+    fn who_suspects_late_leaves_the_peer_its_time() {
+        let mut watch = StallWatch::new(LIMIT);
+        watch.look(100_000, request(1), 0);
+        assert_eq!(watch.look(107_900, request(1), 0), Step::Suspect);
+        assert_eq!(watch.look(108_900, request(1), 0), Step::Nothing);
+        assert_eq!(watch.look(109_900, request(1), 0), Step::Nothing);
+        assert_eq!(watch.look(110_900, request(1), 0), Step::Stalled { age_ns: 10_900, moved: 0 });
     }
 
     #[test]
