@@ -7,6 +7,7 @@ callbacks of a work run, which may ask for collectives and wait for them, anothe
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -23,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from railhead import _library
-from railhead._library import CALLS, stays
-from railhead._works import Exchange, Work
+from railhead._library import CALLS
+from railhead._works import Exchange, GroupThread, Work
 from railhead.mesh import Mesh
 
 NAME = "railhead"
@@ -34,6 +35,10 @@ _GRACE_S = 5
 _THREADS = 2
 # So long is the first pause before messages are looked at again that nobody waits for, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.25
+
+
+# Those of groups that are not destroyed, and some that are.
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -60,6 +65,7 @@ class Engine:
         self._has_keeper = False
         self._monitored = 0
         self._pid = os.getpid()
+        _ENGINES.add(self)
         try:
             self._connect(store, timeout)
         except BaseException:
@@ -143,7 +149,7 @@ class Engine:
     def _have_a_thread(self) -> None:
         if self._free == 0:
             # It does not keep the group.
-            threading.Thread(target=_serve, args=(weakref.ref(self), self._changed), name="railhead-group", daemon=True).start()
+            GroupThread("group", _serve, weakref.ref(self), self._changed).start()
             self._free += 1
 
     def _do(self, what: Callable[[], None], work: Work) -> bool:
@@ -172,10 +178,7 @@ class Engine:
 
     def keep(self, exchange: Exchange) -> None:
         """Keeps the memory of a message that nobody waits for until it is over."""
-        if self._pid != os.getpid():
-            return
-        if sys.is_finalizing():
-            stays(exchange)
+        if self._pid != os.getpid() or sys.is_finalizing():
             return
         with self._lock:
             is_gone = self._is_gone
@@ -184,7 +187,7 @@ class Engine:
                 if not self._has_keeper:
                     # Without one it stays until there is one, or until the group ends.
                     with suppress(RuntimeError):
-                        threading.Thread(target=_finish_kept, args=(weakref.ref(self), self._changed), name="railhead-kept", daemon=True).start()
+                        GroupThread("kept", _finish_kept, weakref.ref(self), self._changed).start()
                         self._has_keeper = True
         if is_gone:
             exchange.finish()
@@ -273,9 +276,6 @@ class Engine:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.close()
-        elif self._pid == os.getpid():
-            # The threads are gone, so that nothing can be waited for; the others are told.
-            self.mesh.close()
 
 
 def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:
@@ -316,6 +316,16 @@ def _finish_kept(engine_of: weakref.ref[Engine], changed: threading.Condition) -
         # Nothing of the group is kept meanwhile.
         del engine, kept
         time.sleep(pause)
+
+
+@atexit.register
+def _end() -> None:
+    """The program ends: what its groups were asked for fails, and their threads end, those in callbacks once these have returned."""
+    for engine in list(_ENGINES):
+        engine.abort()
+    for thread in threading.enumerate():
+        if isinstance(thread, GroupThread):
+            thread.join()
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:

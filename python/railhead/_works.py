@@ -44,6 +44,13 @@ def _alike(error: BaseException) -> Exception:
     return alike
 
 
+class GroupThread(threading.Thread):
+    """A thread of a group's. It ends with the group, and a program that ends waits for it: the interpreter's end, met in torch's code, is abort()."""
+
+    def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        super().__init__(name=f"railhead-{name}", target=target, args=args, daemon=True)
+
+
 class Work(TorchWork):
     """Something that is asked for. It is over once `end` was called."""
 
@@ -225,7 +232,7 @@ class Message(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         with self._lock:
             if not self._over.is_set() and not self._has_thread:
-                threading.Thread(target=self._finish, name="railhead-message", daemon=True).start()
+                GroupThread("message", self._finish).start()
                 self._has_thread = True
         return super().get_future()
 

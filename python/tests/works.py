@@ -360,6 +360,30 @@ def programs_end_whatever_is_outstanding(rank, folder):
         assert other.wait() == 0 and done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
 
 
+CALLS_BACK = """
+import sys, threading, time, torch, torch.distributed as dist, railhead.torch
+dist.init_process_group("railhead", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+began = threading.Event()
+def call(_):
+    began.set()
+    threading.main_thread().join()
+    time.sleep(0.1)
+    print("called back", flush=True)
+# On the group's thread, which cannot begin before.
+with dist.group.WORLD._engine._lock:
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().then(call)
+began.wait()
+if sys.argv[2] == "destroys":
+    dist.destroy_process_group()
+"""
+
+
+def callbacks_run_to_their_end(rank, folder):
+    for how in ("destroys", "leaves"):
+        done = subprocess.run([sys.executable, "-c", CALLS_BACK, f"{folder}/{how}", how], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "called back\n"), (how, done)
+
+
 def groups_are_beside_others(rank, folder):
     group(rank, 2, folder, "gloo")
     groups = [dist.new_group([0, 1], backend=backend) for backend in ("gloo", "railhead", "cpu:railhead,cuda:gloo")]
@@ -475,6 +499,7 @@ SCENARIOS = {
     groups_leave_nothing: (2, {}),
     no_thread_can_be_had: (2, {}),
     programs_end_whatever_is_outstanding: (1, {}),
+    callbacks_run_to_their_end: (1, {}),
     groups_are_beside_others: (2, {}),
     torchs_checker_of_collectives: (2, {}),
     what_a_signals_handler_raises_is_its_callers: (2, {}),
