@@ -7,7 +7,6 @@ callbacks of a work run, which may ask for collectives and wait for them, anothe
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import sys
@@ -18,13 +17,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from railhead import _library
-from railhead._library import CALLS
+from railhead._library import CALLS, stays
 from railhead._works import Exchange, GroupThread, Work
 from railhead.mesh import Mesh
 
@@ -35,10 +35,6 @@ _GRACE_S = 5
 _THREADS = 2
 # So long is the first pause before messages are looked at again that nobody waits for, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.25
-
-
-# Those of groups that are not destroyed, and some that are.
-_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -65,7 +61,6 @@ class Engine:
         self._has_keeper = False
         self._monitored = 0
         self._pid = os.getpid()
-        _ENGINES.add(self)
         try:
             self._connect(store, timeout)
         except BaseException:
@@ -178,7 +173,10 @@ class Engine:
 
     def keep(self, exchange: Exchange) -> None:
         """Keeps the memory of a message that nobody waits for until it is over."""
-        if self._pid != os.getpid() or sys.is_finalizing():
+        if self._pid != os.getpid():
+            return
+        if sys.is_finalizing():
+            stays(exchange)
             return
         with self._lock:
             is_gone = self._is_gone
@@ -276,9 +274,12 @@ class Engine:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.close()
+        elif self._pid == os.getpid():
+            # The threads are gone, so that nothing can be waited for; the others are told.
+            self.mesh.close()
 
 
-def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:
+def _serve(thread: GroupThread, engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:
     """A thread of a group: runs what is queued, until the group is closed or gone."""
     while True:
         with changed:
@@ -290,16 +291,16 @@ def _serve(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None
                 del engine
                 # This may have been the last that had it, and has told so then.
                 if engine_of() is not None:
-                    changed.wait()
+                    thread.waits(changed.wait)
                 continue
             what, work = engine._queue.popleft()
             engine._running = work
-        if engine._do(what, work) and not engine._call_back(work):
+        if engine._do(partial(thread.waits, what), work) and not engine._call_back(work):
             return
         del engine, what, work
 
 
-def _finish_kept(engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:
+def _finish_kept(thread: GroupThread, engine_of: weakref.ref[Engine], changed: threading.Condition) -> None:
     """A thread of a group: looks at the messages that nobody waits for, until all are over."""
     pause = _PAUSE_S
     while True:
@@ -315,17 +316,7 @@ def _finish_kept(engine_of: weakref.ref[Engine], changed: threading.Condition) -
             engine._kept = [exchange for exchange in engine._kept if not exchange.is_over]
         # Nothing of the group is kept meanwhile.
         del engine, kept
-        time.sleep(pause)
-
-
-@atexit.register
-def _end() -> None:
-    """The program ends: what its groups were asked for fails, and their threads end, those in callbacks once these have returned."""
-    for engine in list(_ENGINES):
-        engine.abort()
-    for thread in threading.enumerate():
-        if isinstance(thread, GroupThread):
-            thread.join()
+        thread.waits(partial(time.sleep, pause))
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:

@@ -4,6 +4,7 @@ looked. Used by railhead.torch, on any thread.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import threading
 import time
@@ -29,6 +30,40 @@ UNSET = timedelta(milliseconds=-1)
 NO_LIMIT = timedelta(0)
 # So long is the first pause of who looks at a message again and again, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+# So long does the program's end wait for callbacks.
+_END_S = 5
+
+
+class GroupThread(threading.Thread):
+    """A thread of a group's, which its target is given first. The interpreter's end is fatal to a thread that is in torch's code and asks for the
+    interpreter's lock, as it does at the end of callbacks and of works: so the program's end waits for those that are busy.
+    """
+
+    def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
+        super().__init__(name=f"railhead-{name}", target=target, args=(self, *args), daemon=True)
+        self._is_busy = True
+
+    def waits(self, call: Callable[[], object]) -> None:
+        """Calls what may take for ever."""
+        self._is_busy = False
+        try:
+            call()
+        finally:
+            self._is_busy = True
+
+    def ends(self, until: float) -> None:
+        """Waits while it is busy."""
+        while self._is_busy and self.is_alive() and time.monotonic() < until:
+            time.sleep(_LONGEST_PAUSE_S)
+
+
+@atexit.register
+def _end() -> None:
+    until = time.monotonic() + _END_S
+    for thread in threading.enumerate():
+        # A forked child's only one may have been a group's.
+        if isinstance(thread, GroupThread) and thread is not threading.current_thread():
+            thread.ends(until)
 
 
 def _late(timeout: timedelta) -> BaseException:
@@ -42,13 +77,6 @@ def _alike(error: BaseException) -> Exception:
     alike = type(error).__new__(type(error), *error.args)
     alike.__dict__.update(error.__dict__)
     return alike
-
-
-class GroupThread(threading.Thread):
-    """A thread of a group's. It ends with the group, and a program that ends waits for it: the interpreter's end, met in torch's code, is abort()."""
-
-    def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        super().__init__(name=f"railhead-{name}", target=target, args=args, daemon=True)
 
 
 class Work(TorchWork):
@@ -199,6 +227,10 @@ class Message(Work):
         self._exchange.finish()
         self._ended()
 
+    def _serve(self, thread: GroupThread) -> None:
+        thread.waits(self._exchange.finish)
+        self._ended()
+
     def _look(self) -> bool:
         is_over = self._exchange.test()
         if is_over:
@@ -232,7 +264,7 @@ class Message(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         with self._lock:
             if not self._over.is_set() and not self._has_thread:
-                GroupThread("message", self._finish).start()
+                GroupThread("message", self._serve).start()
                 self._has_thread = True
         return super().get_future()
 
