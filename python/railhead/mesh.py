@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from railhead._library import CALLS, Collective, Error, MeshConfig, milliseconds, stays, text, within
+from railhead._library import CALLS, USAGE, Collective, Error, MeshConfig, UsageError, milliseconds, stays, text, within
 from railhead.store import Store
 
 # railhead_dtype_t, and the bytes of an element.
@@ -121,7 +121,7 @@ class Mesh:
     def handle(self) -> ctypes.c_void_p:
         """For the C interface."""
         if self._handle is None:
-            raise ValueError("the mesh is closed")
+            raise UsageError("the mesh is closed", USAGE)
         if not self.is_here:
             raise ValueError("the mesh is another process's, from which this one was forked")
         return self._handle
