@@ -44,7 +44,7 @@ class GroupThread(threading.Thread):
         self._is_busy = True
 
     def waits(self, call: Callable[[], object]) -> None:
-        """Calls what may take for ever."""
+        """Calls what may take for ever, for which the program's end does not wait."""
         self._is_busy = False
         try:
             call()

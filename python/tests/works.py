@@ -251,7 +251,7 @@ def groups_end_with_what_is_outstanding(rank, folder):
         for work in [*works, message]:
             raised(work.wait, RuntimeError, "")
             assert work.is_completed() and not work.is_success() and work.exception()
-        # As one of them has found it that was about to begin.
+        # A collective that is about to begin when its group is aborted finds this.
         raised(lambda: aborted._engine.mesh.handle, RuntimeError, "closed")
         message = dist.irecv(torch.ones(3), 1, group=left)
         assert not message.is_completed()
